@@ -1,0 +1,111 @@
+"""One error family: what went wrong, where, and how to mend it.
+
+Every error that a user can cause is an :class:`OrtBoostError`. Its text is always three lines; the
+command line prints them and leaves with the ``exit_status`` of the class. Anything else that
+escapes is a bug of ortboost and leaves with status 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+__all__ = [
+    "ConfigError",
+    "DependencyError",
+    "DivergedError",
+    "FileError",
+    "ModelError",
+    "OrtBoostError",
+    "ParityError",
+    "UsageError",
+    "nearest",
+]
+
+
+class OrtBoostError(Exception):
+    """Base of all errors that ortboost raises on purpose.
+
+    Args:
+        what: One sentence, what went wrong.
+        where: The file, node, tensor, key or argument it is about.
+        fix: What the user can do about it.
+
+    Example:
+        >>> print(OrtBoostError("It broke.", where="net.onnx: node 'c1'", fix="Mend it."))
+        It broke.
+          where: net.onnx: node 'c1'
+          fix:   Mend it.
+    """
+
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
+        return "\n".join(lines)
+
+
+class UsageError(OrtBoostError):
+    """An argument or a combination of arguments makes no sense."""
+
+    exit_status = 2
+
+
+class ConfigError(OrtBoostError):
+    """A configuration value or file is invalid."""
+
+    exit_status = 3
+
+
+class ModelError(OrtBoostError):
+    """The model cannot be trained or converted as it is."""
+
+    exit_status = 4
+
+
+class ParityError(OrtBoostError):
+    """Two graphs that should answer alike do not, or an accuracy is below what was asked for."""
+
+    exit_status = 5
+
+
+class DivergedError(OrtBoostError):
+    """Training stopped because values stayed non-finite."""
+
+    exit_status = 6
+
+
+class DependencyError(OrtBoostError):
+    """A package, library or device that is needed is missing or broken."""
+
+    exit_status = 7
+
+
+class FileError(OrtBoostError):
+    """A file is missing, damaged, foreign or not writable."""
+
+    exit_status = 8
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Phrase the valid choices for an unknown name, the nearest one first.
+
+    Example:
+        >>> nearest("momentun", ["sgd", "momentum"])
+        "did you mean 'momentum'? (choices: sgd, momentum)"
+    """
+    known = list(choices)
+    listed = f"choices: {', '.join(known)}"
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{close[0]}'? ({listed})" if close else listed

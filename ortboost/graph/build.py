@@ -1,0 +1,192 @@
+"""A small builder: appends nodes with unique names, and keeps one copy of each constant.
+
+All rewrites of ortboost make nodes through :class:`Builder`, so that names never clash, every
+node has a name, and the element types of scalars follow the tensors they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+
+__all__ = ["Builder", "all_names", "replace_node"]
+
+
+def all_names(graph: ir.Graph) -> set[str]:
+    """Names of every value and node in ``graph`` and its subgraphs."""
+    names: set[str] = {value.name for value in graph.inputs if value.name}
+    names.update(graph.initializers)
+    for node in graph.all_nodes():
+        if node.name:
+            names.add(node.name)
+        names.update(output.name for output in node.outputs if output.name)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                subgraph = attribute.as_graph()
+                names.update(value.name for value in subgraph.inputs if value.name)
+                names.update(subgraph.initializers)
+    return names
+
+
+class Builder:
+    """Makes nodes and constants for one graph.
+
+    New nodes wait in :attr:`nodes` until :meth:`flush` appends them to the graph, or
+    :func:`replace_node` puts them where an old node was.
+
+    Args:
+        graph: Graph whose names must not be taken again, and that gets the constants.
+        prefix: First part of the names of what is made, for example ``"ortboost/clip"``.
+
+    Example:
+        >>> graph = ir.Graph([], [], nodes=[], opset_imports={"": 18})
+        >>> b = Builder(graph, "demo")
+        >>> two = b.const(2.0)
+        >>> b.op("Mul", two, two).name
+        'demo/Mul'
+    """
+
+    def __init__(self, graph: ir.Graph, prefix: str) -> None:
+        self.graph = graph
+        self.prefix = prefix
+        self.nodes: list[ir.Node] = []
+        self._names = all_names(graph)
+        self._counters: dict[str, int] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+
+    def unique(self, wanted: str) -> str:
+        """Reserve ``wanted``, or ``wanted_1``, ``wanted_2``... if it is taken."""
+        name = wanted
+        count = self._counters.get(wanted, 0)
+        while name in self._names:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._counters[wanted] = count
+        self._names.add(name)
+        return name
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        name: str | None = None,
+        dtype: ir.DataType | None = None,
+        shape: Sequence[int | str | None] | ir.Shape | None = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """Make a node with one output and return that output.
+
+        Args:
+            op_type: Operator name.
+            *inputs: Input values; ``None`` leaves an optional input out.
+            name: Name of the output; made from prefix and operator if not given.
+            dtype: Element type of the output; that of the first input if not given.
+            shape: Shape of the output where it is known.
+            domain: Operator domain, ``""`` for standard ONNX.
+            **attributes: Attributes as Python values.
+        """
+        return self.ops(
+            op_type, *inputs, names=[name], dtype=dtype, shape=shape, domain=domain, **attributes
+        )[0]
+
+    def ops(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        names: Sequence[str | None],
+        dtype: ir.DataType | None = None,
+        shape: Sequence[int | str | None] | ir.Shape | None = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> tuple[ir.Value, ...]:
+        """Make a node with ``len(names)`` outputs and return them; see :meth:`op`."""
+        if dtype is None and inputs and inputs[0] is not None:
+            dtype = inputs[0].dtype
+        outputs = [
+            ir.Value(
+                name=self.unique(name or f"{self.prefix}/{op_type}"),
+                type=None if dtype is None else ir.TensorType(dtype),
+                shape=None if shape is None else ir.Shape(shape),
+            )
+            for name in names
+        ]
+        node = ir.Node(
+            domain,
+            op_type,
+            inputs,
+            ir.convenience.convert_attributes(attributes),
+            outputs=outputs,
+            name=self.unique(f"{outputs[0].name}/node"),
+        )
+        self.nodes.append(node)
+        return tuple(outputs)
+
+    def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+        """An initializer with this value; the same value twice is one initializer.
+
+        Args:
+            value: Number or array. Zero-dimensional values stay zero-dimensional.
+            dtype: Element type.
+        """
+        array = np.asarray(value).astype(dtype.numpy())
+        key = (str(dtype), array.shape, array.tobytes())
+        if key not in self._constants:
+            constant = ir.Value(
+                name=self.unique(f"{self.prefix}/const"),
+                type=ir.TensorType(dtype),
+                shape=ir.Shape(array.shape),
+                const_value=ir.tensor(array, dtype=dtype),
+            )
+            self.graph.register_initializer(constant)
+            self._constants[key] = constant
+        return self._constants[key]
+
+    def ints(self, *values: int) -> ir.Value:
+        """A one-dimensional int64 constant, as axes and shapes are given."""
+        return self.const(np.array(values, dtype=np.int64), ir.DataType.INT64)
+
+    def take(self) -> list[ir.Node]:
+        """Hand over the waiting nodes."""
+        taken, self.nodes = self.nodes, []
+        return taken
+
+    def flush(self) -> None:
+        """Append the waiting nodes to the end of the graph."""
+        self.graph.extend(self.take())
+
+
+def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Builder) -> None:
+    """Put the waiting nodes of ``builder`` in the place of ``node``.
+
+    The new values take over names, types, uses and graph outputs of the old ones, so that nothing
+    downstream sees a difference. All checks are the caller's.
+
+    Args:
+        node: The node to remove.
+        outputs: One new value for each output of ``node``; ``None`` where the output is unused.
+        builder: Builder that holds the new nodes.
+    """
+    graph = node.graph
+    if not isinstance(graph, ir.Graph):
+        raise TypeError("The node to replace does not belong to a graph.")
+    for new_node in builder.take():
+        graph.insert_before(node, new_node)
+    for old, new in zip(node.outputs, outputs, strict=True):
+        if new is None:
+            continue
+        name = old.name
+        fresh = new.producer() is not None and new.name is not None
+        if new.type is None:
+            new.type = old.type
+        if new.shape is None:
+            new.shape = old.shape
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        if fresh and not new.is_graph_input() and name:
+            old.name = f"{name}/replaced"
+            new.name = name
+    graph.remove(node, safe=True)

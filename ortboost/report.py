@@ -1,0 +1,60 @@
+"""What a rewrite did, what it left alone, and why: data first, text second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Report"]
+
+
+@dataclass
+class Report:
+    """The account that a rewrite gives of itself.
+
+    Args:
+        rewrite: Name of the rewrite, as its file is called (``attach_loss``).
+        changed: What was changed, node or tensor name to what was done.
+        kept: What was looked at and left alone, name to the reason.
+        notes: Remarks that are not about one node.
+
+    Example:
+        >>> report = Report("fold_bn")
+        >>> report.changed["bn1"] = "folded into conv1"
+        >>> report.kept["bn2"] = "conv2.weight is shared"
+        >>> print(report)
+        fold_bn: 1 changed, 1 kept
+          bn1: folded into conv1
+          bn2: kept, conv2.weight is shared
+    """
+
+    rewrite: str
+    changed: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def modified(self) -> bool:
+        """Whether the rewrite changed the model."""
+        return bool(self.changed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return {
+            "rewrite": self.rewrite,
+            "changed": dict(self.changed),
+            "kept": dict(self.kept),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """Rebuild a report from :meth:`to_dict`."""
+        return cls(data["rewrite"], dict(data["changed"]), dict(data["kept"]), list(data["notes"]))
+
+    def __str__(self) -> str:
+        lines = [f"{self.rewrite}: {len(self.changed)} changed, {len(self.kept)} kept"]
+        lines += [f"  {name}: {what}" for name, what in self.changed.items()]
+        lines += [f"  {name}: kept, {why}" for name, why in self.kept.items()]
+        lines += [f"  {note}" for note in self.notes]
+        return "\n".join(lines)
