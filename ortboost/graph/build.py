@@ -6,7 +6,7 @@ node has a name, and the element types of scalars follow the tensors they meet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ class Builder:
         self._names = all_names(graph)
         self._counters: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._shared: dict[Hashable, ir.Value] = {}
 
     def unique(self, wanted: str) -> str:
         """Reserve ``wanted``, or ``wanted_1``, ``wanted_2``... if it is taken."""
@@ -150,9 +151,16 @@ class Builder:
         """A one-dimensional int64 constant, as axes and shapes are given."""
         return self.const(np.array(values, dtype=np.int64), ir.DataType.INT64)
 
+    def shared(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
+        """The value made for ``key``; made once, until the waiting nodes are taken."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]
+
     def take(self) -> list[ir.Node]:
         """Hand over the waiting nodes."""
         taken, self.nodes = self.nodes, []
+        self._shared.clear()
         return taken
 
     def flush(self) -> None:

@@ -1,0 +1,222 @@
+"""The seam between ortboost and what makes gradients.
+
+An engine takes a forward graph and gives back the same graph with one more output ``<name>_grad``
+for each requested tensor. Nothing after the seam asks which engine that was. An engine is found by
+name in a small table; adding one is one line in ``_ENGINES`` and one class.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Protocol, cast, runtime_checkable
+
+import onnx_ir as ir
+
+from ortboost.autodiff.reach import find_value, reach
+from ortboost.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.report import Report
+
+__all__ = [
+    "Engine",
+    "check_request",
+    "differentiate",
+    "engine_names",
+    "get_engine",
+    "gradient_name",
+]
+
+# In the order in which "auto" tries them.
+_ENGINES = {"native": "ortboost.autodiff.native:NativeEngine"}
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What makes gradients.
+
+    Attributes:
+        name: Name in the table, ``"native"``.
+        opsets: Opset versions of the standard domain that it takes.
+        ir_version: Newest IR version that it takes.
+    """
+
+    name: str
+    opsets: range
+    ir_version: int
+
+    def unavailable(self) -> str | None:
+        """Why the engine cannot run here and the cure, in a sentence; ``None`` if it can."""
+
+    def require(self) -> None:
+        """Raise :class:`~ortboost.errors.DependencyError` with the cure if it cannot run here."""
+
+    def gradient_support(self, node: ir.Node) -> str | None:
+        """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""
+
+    def prepare(self, model: ir.Model) -> list[Report]:
+        """Rewrite a forward graph in place into a form whose gradients are right.
+
+        The function computed stays the same. Running it twice changes nothing the second time.
+        """
+
+    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
+        """See :func:`differentiate`."""
+
+
+def engine_names() -> list[str]:
+    """Names that :func:`get_engine` knows, ``"auto"`` not included."""
+    return list(_ENGINES)
+
+
+def get_engine(name: str = "auto") -> Engine:
+    """Find an engine that can run here.
+
+    Args:
+        name: ``"auto"`` for the first available one, or a name from :func:`engine_names`.
+
+    Raises:
+        UsageError: There is no engine of this name.
+        DependencyError: The engine (or, for ``auto``, every engine) lacks something here.
+
+    Example:
+        >>> get_engine("nativ")
+        Traceback (most recent call last):
+        ...
+        ortboost.errors.UsageError: There is no autodiff engine 'nativ'.
+          where: engine='nativ'
+          fix:   did you mean 'native'? (choices: auto, native)
+    """
+    if name == "auto":
+        reasons = []
+        for known in _ENGINES:
+            engine = _load(known)
+            reason = engine.unavailable()
+            if reason is None:
+                return engine
+            reasons.append(f"{known}: {reason}")
+        if len(reasons) == 1:
+            _load(next(iter(_ENGINES))).require()
+        raise DependencyError(
+            "No autodiff engine can run here.",
+            where="; ".join(reasons),
+            fix="Install the extra of one of them, for example pip install 'ortboost[cpu]'.",
+        )
+    if name not in _ENGINES:
+        raise UsageError(
+            f"There is no autodiff engine '{name}'.",
+            where=f"engine='{name}'",
+            fix=nearest(name, ["auto", *_ENGINES]),
+        )
+    engine = _load(name)
+    engine.require()
+    return engine
+
+
+def _load(name: str) -> Engine:
+    module, _, attribute = _ENGINES[name].partition(":")
+    return cast("Engine", getattr(importlib.import_module(module), attribute)())
+
+
+def differentiate(
+    model: ir.Model, loss: str, wrt: Sequence[str], engine: str | Engine = "auto"
+) -> ir.Model:
+    """Make the gradient graph of a model.
+
+    Args:
+        model: Forward model with every operator differentiable by the engine (see
+            :mod:`ortboost.autodiff.check` and :mod:`ortboost.transforms.decompose`). The engine's
+            own preparation is done on a copy; the model itself is not touched.
+        loss: Name of a float value of shape ``[]`` in the main graph.
+        wrt: Names of float graph inputs (the parameters) or inner values.
+        engine: Name of an engine, or an engine.
+
+    Returns:
+        A new model with the same inputs, then the same outputs in the same order, then one output
+        ``<name>_grad`` for each of ``wrt``, with the shape and element type of ``<name>``.
+
+    Raises:
+        ModelError: A name is unknown, not a float, or cannot be reached from the loss; an operator
+            on the way has no gradient.
+        DependencyError: The engine cannot run here.
+
+    Example:
+        A gradient is an output like any other::
+
+            step = differentiate(model, "loss", ["fc.weight", "fc.bias"])
+            session.run(["loss", "fc.weight_grad"], feeds)
+    """
+    chosen = get_engine(engine) if isinstance(engine, str) else engine
+    return chosen.differentiate(model, loss, wrt)
+
+
+def gradient_name(name: str) -> str:
+    """Name of the gradient of the tensor ``name``."""
+    return f"{name}_grad"
+
+
+def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
+    """Refuse what no engine can answer: the checks that all engines share.
+
+    Raises:
+        ModelError: See :func:`differentiate`.
+    """
+    graph = model.graph
+    loss_value = find_value(graph, loss)
+    if loss_value is None:
+        raise ModelError(
+            "The loss is not a value of the graph.",
+            where=f"loss '{loss}'",
+            fix=nearest(loss, [output.name or "" for output in graph.outputs]),
+        )
+    shape = known_shape(loss_value)
+    if shape not in (None, ()) or loss_value.dtype not in (None, *FLOAT_TYPES):
+        raise ModelError(
+            "The loss must be one float number of shape [].",
+            where=f"loss '{loss}' has type {loss_value.dtype} and shape {list(shape or ())}",
+            fix="Reduce it with ReduceMean or ReduceSum (keepdims=0), or let ortboost attach a loss.",
+        )
+    if not wrt:
+        raise ModelError(
+            "No tensor was named to differentiate for.",
+            where=f"loss '{loss}'",
+            fix="Name at least one parameter: everything is frozen, or no parameter was found.",
+        )
+    repeated = sorted({name for name in wrt if list(wrt).count(name) > 1})
+    if repeated:
+        raise ModelError(
+            "A tensor is named twice.", where=", ".join(repeated), fix="Name each tensor once."
+        )
+    sources = _sources(graph)
+    unknown = [name for name in wrt if name not in sources]
+    if unknown:
+        hint = (
+            "It is a constant: make it a graph input." if unknown[0] in graph.initializers else ""
+        )
+        raise ModelError(
+            "Gradients are wanted for names that are neither graph inputs nor inner values.",
+            where=", ".join(unknown),
+            fix=hint or nearest(unknown[0], sources),
+        )
+    wrong = [n for n in wrt if sources[n].dtype is not None and sources[n].dtype not in FLOAT_TYPES]
+    if wrong:
+        raise ModelError(
+            "Only float tensors have gradients.",
+            where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
+            fix="Leave them out of what is trained.",
+        )
+    unreachable = reach(model, wrt, loss).unreachable
+    if unreachable:
+        raise ModelError(
+            "The loss does not depend differentiably on some of the tensors.",
+            where=", ".join(unreachable),
+            fix="Freeze them, or use an output that needs them "
+            "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
+        )
+
+
+def _sources(graph: ir.Graph) -> dict[str, ir.Value]:
+    found = {value.name: value for value in graph.inputs if value.name}
+    for node in graph:
+        found.update({output.name: output for output in node.outputs if output.name})
+    return found

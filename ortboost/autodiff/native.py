@@ -1,0 +1,429 @@
+"""Gradients by ``GradientGraphBuilder`` of onnxruntime-training 1.19.2, without torch.
+
+The only file that imports ``onnxruntime.capi._pybind_state``. The builder is exact and fast, and it
+has traps: operators whose gradient is silently wrong in some forms. ``prepare`` (see
+:mod:`ortboost.autodiff.native_rewrites`) brings every graph into a form where it is right;
+``differentiate`` runs it again on its copy, so that no caller can forget it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.autodiff import native_rewrites, native_support
+from ortboost.autodiff.engine import check_request, gradient_name
+from ortboost.autodiff.reach import find_value
+from ortboost.errors import DependencyError, ModelError
+from ortboost.graph.build import Builder, all_names
+from ortboost.report import Report
+
+__all__ = ["Diagnosis", "NativeEngine", "diagnose"]
+
+VERSION = "1.19.2"
+_WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")
+# Distributions that all install the same `onnxruntime` folder.
+_OWNERS = (
+    *_WHEELS,
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-rocm",
+    "onnxruntime-migraphx",
+    "onnxruntime-qnn",
+    "onnxruntime-azure",
+    "ort-nightly",
+    "ort-nightly-gpu",
+)
+_LIFT_ELEMENTS = 4096
+_MAX_BYTES = 2**31 - 2**20
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why the native engine cannot run.
+
+    Args:
+        what: What is wrong, one sentence.
+        where: The packages that were found.
+        fix: The commands that mend it.
+    """
+
+    what: str
+    where: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class _Bindings:
+    """The two things that are taken from the C bindings, and the session options they need."""
+
+    builder: Callable[..., Any]
+    optimize: Callable[..., bytes]
+    options: Callable[[], Any]
+
+
+def diagnose() -> Diagnosis | None:
+    """Look for the right wheel, alone in its folder; ``None`` if all is well."""
+    found = {}
+    for owner in _OWNERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[owner] = importlib.metadata.version(owner)
+    where = ", ".join(f"{name} {version}" for name, version in found.items()) or "no onnxruntime"
+    install = (
+        f"pip install {_WHEELS[0]}=={VERSION}  (or 'ortboost[cpu]'; with a GPU 'ortboost[cuda]')"
+    )
+    if len(found) > 1:
+        keep = next((wheel for wheel in reversed(_WHEELS) if wheel in found), _WHEELS[0])
+        return Diagnosis(
+            "Several onnxruntime wheels share one folder and overwrite each other.",
+            where,
+            f"pip uninstall -y {' '.join(found)} && "
+            f"pip install --force-reinstall --no-deps {keep}=={VERSION}",
+        )
+    try:
+        _bindings()
+    except ImportError as error:
+        if not found:
+            return Diagnosis("onnxruntime-training is not installed.", where, install)
+        owner = next(iter(found))
+        if owner not in _WHEELS:
+            return Diagnosis(
+                "The installed onnxruntime cannot make gradients.",
+                where,
+                f"pip uninstall -y {owner} && {install}",
+            )
+        return Diagnosis(
+            f"onnxruntime-training is damaged ({str(error).splitlines()[0]}).",
+            where,
+            f"pip install --force-reinstall --no-deps {owner}=={VERSION}",
+        )
+    version = getattr(importlib.import_module("onnxruntime"), "__version__", None)
+    if version != VERSION:
+        return Diagnosis(
+            f"The native engine is made for onnxruntime-training {VERSION}, this is {version}.",
+            where,
+            f"pip install --force-reinstall --no-deps {next(iter(found), _WHEELS[0])}=={VERSION}",
+        )
+    return None
+
+
+def _bindings() -> _Bindings:
+    # Deferred, so that `import ortboost` works without any runtime.
+    from onnxruntime.capi import _pybind_state as state
+
+    return _Bindings(state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions)
+
+
+class NativeEngine:
+    """The engine ``"native"``; see :class:`ortboost.autodiff.engine.Engine`."""
+
+    name = "native"
+    opsets = range(18, 22)
+    ir_version = 10
+
+    def unavailable(self) -> str | None:
+        """Why onnxruntime-training cannot be used here, and the cure."""
+        found = diagnose()
+        return None if found is None else f"{found.what} ({found.where}) Cure: {found.fix}"
+
+    def require(self) -> None:
+        """Raise with the cure if onnxruntime-training cannot be used here.
+
+        Raises:
+            DependencyError: It is missing, damaged, of the wrong version, or shares its folder.
+        """
+        found = diagnose()
+        if found is not None:
+            raise DependencyError(found.what, where=found.where, fix=found.fix)
+
+    def gradient_support(self, node: ir.Node) -> str | None:
+        """``None`` if the builder has a right gradient for the node once it is prepared."""
+        return native_support.gradient_support(node)
+
+    def prepare(self, model: ir.Model) -> list[Report]:
+        """Mend in place what the builder would get wrong or stumble over."""
+        return native_rewrites.prepare(model)
+
+    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
+        """Make the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
+        self.require()
+        version = model.opset_imports.get("")
+        if version not in self.opsets:
+            raise ModelError(
+                f"The native engine takes opset {self.opsets[0]} to {self.opsets[-1]}.",
+                where=f"the model has opset {version}",
+                fix="Normalize the model first (ortboost.graph.normalize).",
+            )
+        check_request(model, loss, wrt)
+        work = model.clone()
+        work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
+        self.prepare(work)
+        _free_gradient_names(work, [*wrt, loss])
+        _one_use_per_node(work, wrt)
+        _unique_node_names(work)
+        lifted = _lift_large_constants(work)
+        result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
+        _restore(result, model, wrt, lifted)
+        _protect_running_statistics(result)
+        return result
+
+
+def _protect_running_statistics(model: ir.Model) -> None:
+    """Let BatchNormInternal work on copies of the running statistics.
+
+    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, graph inputs not excepted:
+    a caller's state would change under its hands, on skipped steps too, and every other reader of the
+    old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
+    """
+    builder = Builder(model.graph, "ortboost/batch_norm/copy")
+    for node in model.graph:
+        if node.op_type != "BatchNormInternal":
+            continue
+        for index in (3, 4):
+            value = node.inputs[index]
+            if value is not None and value.producer() is None:
+                copy = builder.op("Sum", value, shape=value.shape)
+                model.graph.insert_before(node, builder.take())
+                node.replace_input_with(index, copy)
+
+
+def _build(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
+    """Call the two C++ functions, translating their complaints."""
+    proto = ir.to_proto(model)
+    if proto.ByteSize() > _MAX_BYTES:
+        raise ModelError(
+            "The graph is larger than 2 GB.",
+            where=f"{proto.ByteSize()} bytes",
+            fix="Keep large tensors as graph inputs, not as constants.",
+        )
+    bindings = _bindings()
+    options = bindings.options()
+    options.log_severity_level = 3  # the builder's own warnings name nodes the user never saw
+    names = set(wrt)
+    with _translated(model, wrt):
+        optimized = bindings.optimize(proto.SerializeToString(), names, options)
+        builder = bindings.builder(optimized, {loss}, names, loss, options)
+        builder.build()
+        built: bytes = builder.get_model()
+    return built
+
+
+_MESSAGES: tuple[tuple[str, str, str], ...] = (
+    (
+        r"gradient builder has not been registered: (\S+)",
+        "The operator {0} has no gradient in the native engine.",
+        "Decompose it first (ortboost.transforms.decompose), or freeze the parameters before it.",
+    ),
+    (
+        r"Cannot compute the partial derivative for '([^']*)'",
+        "The loss does not depend differentiably on '{0}'.",
+        "Freeze it: it is unused, or behind an ArgMax, a comparison or an integer cast.",
+    ),
+    (
+        r"Duplicate definition of name \(([^)]*)\)",
+        "Two values of the gradient graph would be called '{0}'.",
+        "Rename the tensor in the model; names that end in '_grad' are taken.",
+    ),
+    (
+        r"GradientBuilder is not implemented for CUDA Pow's input exponent",
+        "The exponent of a Pow would need a gradient.",
+        "Use a constant exponent, or freeze the parameter that it is made of.",
+    ),
+    (
+        r"Pad gradient currently supports constant mode only",
+        "A Pad with mode 'reflect', 'edge' or 'wrap' has no gradient in the native engine.",
+        "Decompose it first (ortboost.transforms.decompose), or pad with zeros.",
+    ),
+    (
+        r"GetIndexFromName|does not exist in the graph",
+        "There is control flow (If, Loop, Scan) between the parameters and the loss.",
+        "Export the model without control flow, or freeze the parameters before it.",
+    ),
+    (
+        r"failed to find NodeArg by name: (\S+)_grad",
+        "'{0}' got no gradient.",
+        "Freeze it: only float tensors on a differentiable path can be trained.",
+    ),
+    (
+        r"till opset (\d+)",
+        "The model's opset is newer than the native engine knows (up to {0}).",
+        "Normalize the model first (ortboost.graph.normalize).",
+    ),
+    (
+        r"Unsupported model IR version: (\d+), max",
+        "The model's IR version {0} is newer than the native engine knows.",
+        "Normalize the model first (ortboost.graph.normalize).",
+    ),
+    (
+        r"i < node_->(?:Out|In)putDefs\(\)\.size\(\)",
+        "A node lacks an optional input or output that its gradient needs.",
+        "Give LayerNormalization its bias and three outputs, Dropout its mask; please report this.",
+    ),
+)
+
+
+@contextlib.contextmanager
+def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).strip()
+        where = f"model '{model.graph.name}', {len(wrt)} tensors to differentiate for"
+        for pattern, what, fix in _MESSAGES:
+            match = re.search(pattern, text)
+            if match:
+                culprit = _nodes_of(model, match.group(1)) if match.groups() else ""
+                raise ModelError(
+                    what.format(*match.groups()), where=culprit or where, fix=fix
+                ) from error
+        raise ModelError(
+            "onnxruntime-training cannot make the gradient graph.",
+            where=f"{where}: {text[-400:]}",
+            fix="Run `ortboost check` on the model; if it finds nothing, please report this.",
+        ) from error
+
+
+def _nodes_of(model: ir.Model, op_type: str) -> str:
+    names = [node.name or "?" for node in model.graph if node.op_type == op_type]
+    return f"{op_type}: {', '.join(names[:5])}{'...' if len(names) > 5 else ''}" if names else ""
+
+
+_GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
+
+
+def _free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
+    """Rename inner values whose names the builder would want for its own."""
+    builder = Builder(model.graph, "ortboost/forward")
+    fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    clashes = sorted(
+        name for name in fixed if name and any(name == gradient_name(other) for other in reserved)
+    )
+    if clashes:
+        raise ModelError(
+            "Inputs or outputs of the model have the names of gradients.",
+            where=", ".join(clashes),
+            fix="Rename them in the model, or take the gradients out of it first.",
+        )
+    values = [output for node in model.graph for output in node.outputs]
+    values += list(model.graph.initializers.values())
+    for value in values:
+        if (
+            value.name
+            and value.name not in fixed
+            and value.name not in reserved
+            and _GRADIENT_LIKE.search(value.name)
+        ):
+            value.name = builder.unique(f"{value.name}/forward")
+
+
+def _one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
+    """Give a requested tensor that one node reads twice an Identity for the further reads.
+
+    ``Mul(w, w)`` would make the builder define ``w_grad`` twice.
+    """
+    builder = Builder(model.graph, "ortboost/native/use")
+    for name in wrt:
+        value = find_value(model.graph, name)
+        if value is None:
+            continue
+        for node in {usage.node for usage in value.uses()}:
+            places = [index for index, given in enumerate(node.inputs) if given is value]
+            for index in places[1:]:
+                copy = builder.op("Identity", value, shape=value.shape)
+                node.replace_input_with(index, copy)
+                model.graph.insert_before(node, builder.take())
+
+
+def _unique_node_names(model: ir.Model) -> None:
+    """Gradient nodes are named after their forward nodes, so those must be told apart."""
+    taken = all_names(model.graph)
+    seen: set[str] = set()
+    for node in model.graph.all_nodes():
+        name = node.name
+        if not name or name in seen:
+            base, count = name or node.op_type, 0
+            while not name or name in taken or name in seen:
+                count += 1
+                name = f"{base}_{count}"
+            node.name = name
+        seen.add(name)
+
+
+def _lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Turn large constants into inputs for a while: the builder takes the model as bytes."""
+    lifted: dict[str, ir.TensorProtocol] = {}
+    for name, value in list(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        if isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS:
+            lifted[name] = tensor
+            value.const_value = None
+            model.graph.initializers.pop(name)
+            value.shape = ir.Shape(tensor.shape)
+            value.type = ir.TensorType(tensor.dtype)
+            model.graph.inputs.append(value)
+    return lifted
+
+
+def _restore(
+    result: ir.Model,
+    source: ir.Model,
+    wrt: Sequence[str],
+    lifted: dict[str, ir.TensorProtocol],
+) -> None:
+    """Bring inputs, outputs and metadata back into the order and form of the source model."""
+    graph = result.graph
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name: value for value in graph.outputs}
+    for name, tensor in lifted.items():
+        value = inputs.pop(name, None)
+        if value is not None:
+            graph.inputs.remove(value)
+            value.const_value = tensor
+            graph.register_initializer(value)
+    ordered = []
+    for given in source.graph.inputs:
+        value = inputs.get(given.name)
+        if value is None:  # dropped because nothing reads it any more
+            value = ir.Value(name=given.name, type=given.type, shape=given.shape)
+        value.type, value.shape = given.type, given.shape
+        ordered.append(value)
+    graph.inputs[:] = ordered
+    declared = [given.name or "" for given in source.graph.outputs]
+    missing = [name for name in declared if name not in outputs]
+    missing += [name for name in wrt if gradient_name(name) not in outputs]
+    if missing:
+        raise ModelError(
+            "onnxruntime-training lost tensors of the graph.",
+            where=", ".join(missing),
+            fix="This is a bug of ortboost; please report it with the model.",
+        )
+    given_outputs = []
+    for given in source.graph.outputs:
+        value = outputs[given.name]
+        if given.shape is not None:
+            value.shape = given.shape
+        given_outputs.append(value)
+    for name in wrt:
+        value, about = outputs[gradient_name(name)], find_value(source.graph, name)
+        if about is not None:
+            value.type = about.type or value.type
+            value.shape = about.shape if about.shape is not None else value.shape
+        given_outputs.append(value)
+    graph.outputs[:] = given_outputs
+    graph.name = source.graph.name
+    result.metadata_props.update(source.metadata_props)
+    common.RemoveUnusedOpsetsPass()(result)
+    result.opset_imports.setdefault("", source.opset_imports[""])

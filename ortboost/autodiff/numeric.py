@@ -1,0 +1,105 @@
+"""Gradients by central differences in float64: slow, simple, and independent of every engine.
+
+The graph is evaluated by the reference evaluator of the ``onnx`` package, with all float32 tensors
+turned into float64. Tests and ``tools/probe_gradients.py`` hold the engines against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+__all__ = ["as_double", "evaluate", "numeric_gradients"]
+
+_FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+
+
+def as_double(model: ir.Model) -> onnx.ModelProto:
+    """A copy of the model in which every float32 is a float64."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(ir.to_proto(model))
+    _graph_as_double(proto.graph)
+    return proto
+
+
+def _graph_as_double(graph: onnx.GraphProto) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type == _FLOAT:
+            value.type.tensor_type.elem_type = _DOUBLE
+    for tensor in graph.initializer:
+        _tensor_as_double(tensor)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                _tensor_as_double(attribute.t)
+            if attribute.HasField("g"):
+                _graph_as_double(attribute.g)
+            if node.op_type in ("Cast", "EyeLike") and attribute.i == _FLOAT:
+                attribute.i = _DOUBLE
+
+
+def _tensor_as_double(tensor: onnx.TensorProto) -> None:
+    if tensor.data_type == _FLOAT:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+
+def evaluate(
+    model: ir.Model, feeds: Mapping[str, NDArray[np.generic]], names: Sequence[str] | None = None
+) -> list[NDArray[np.generic]]:
+    """Run a model with the reference evaluator in float64.
+
+    Args:
+        model: Model of standard operators.
+        feeds: Input arrays; float32 ones are made float64.
+        names: Outputs wanted; all if not given.
+    """
+    runner = ReferenceEvaluator(as_double(model))
+    return list(runner.run(None if names is None else list(names), _doubled(feeds)))
+
+
+def _doubled(feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+    return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
+
+
+def numeric_gradients(
+    model: ir.Model,
+    loss: str,
+    wrt: Sequence[str],
+    feeds: Mapping[str, NDArray[np.generic]],
+    *,
+    step: float = 1e-5,
+) -> dict[str, NDArray[np.float64]]:
+    """Gradients of a scalar output: ``(f(x + h) - f(x - h)) / 2h``, one element at a time.
+
+    Args:
+        model: Model with ``loss`` among its outputs.
+        loss: Name of the output, one number.
+        wrt: Names of float inputs.
+        feeds: Arrays of all inputs.
+        step: ``h``. The error is of the order ``h**2`` plus ``1e-16 / h``.
+
+    Returns:
+        Name to gradient, the shape of the input.
+    """
+    runner = ReferenceEvaluator(as_double(model))
+    point = _doubled(feeds)
+    gradients: dict[str, NDArray[np.float64]] = {}
+    for name in wrt:
+        base = point[name].astype(np.float64)
+        gradient = np.zeros_like(base)
+        for index in np.ndindex(*base.shape):
+            value = []
+            for sign in (1.0, -1.0):
+                moved = base.copy()
+                moved[index] += sign * step
+                (result,) = runner.run([loss], {**point, name: moved})
+                value.append(float(np.asarray(result).reshape(())))
+            gradient[index] = (value[0] - value[1]) / (2 * step)
+        gradients[name] = gradient
+    return gradients

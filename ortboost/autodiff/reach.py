@@ -1,0 +1,162 @@
+"""Which nodes lie between the parameters and the loss: the only ones that need a gradient.
+
+A gradient flows along float values only. It stops at operators whose output does not depend
+smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.graph.query import FLOAT_TYPES
+
+__all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside"]
+
+STOPS = frozenset(
+    [
+        "And",
+        "ArgMax",
+        "ArgMin",
+        "Bernoulli",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "BitwiseXor",
+        "ConstantOfShape",
+        "Equal",
+        "EyeLike",
+        "Greater",
+        "GreaterOrEqual",
+        "IsInf",
+        "IsNaN",
+        "Less",
+        "LessOrEqual",
+        "Multinomial",
+        "NonZero",
+        "Not",
+        "OneHot",
+        "Or",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Range",
+        "SequenceLength",
+        "Shape",
+        "Size",
+        "Unique",
+        "Xor",
+    ]
+)
+"""Operators through which no gradient flows, whatever their inputs."""
+
+# Float inputs that only steer an operator: no gradient goes to them.
+_STEERING = {
+    "BatchNormalization": (3, 4),
+    "Clip": (1, 2),  # taken as constants, as every training framework does
+    "Dropout": (1, 2),
+    "Resize": (1, 2),
+    "Upsample": (1,),
+}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The part of a graph that a gradient has to pass.
+
+    Args:
+        nodes: Nodes on a differentiable path from a source to the loss, in graph order.
+        active: Names of the values on such a path, sources and loss included.
+        unreachable: Sources from which no differentiable path leads to the loss.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    active: frozenset[str]
+    unreachable: tuple[str, ...]
+
+
+def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
+    """The value of the main graph with this name, if there is one."""
+    for value in graph.inputs:
+        if value.name == name:
+            return value
+    if name in graph.initializers:
+        return graph.initializers[name]
+    for node in graph:
+        for output in node.outputs:
+            if output.name == name:
+                return output
+    return None
+
+
+def uses_inside(node: ir.Node) -> Iterable[ir.Value]:
+    """Outer values that the subgraphs of a node (If, Loop, Scan) capture."""
+    for attribute in node.attributes.values():
+        graphs: Sequence[ir.Graph] = ()
+        if attribute.type == ir.AttributeType.GRAPH:
+            graphs = (attribute.as_graph(),)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            graphs = attribute.as_graphs()
+        for graph in graphs:
+            for inner in graph.all_nodes():
+                for value in inner.inputs:
+                    if value is not None and value.graph is not graph:
+                        yield value
+            yield from graph.outputs
+
+
+def reach(model: ir.Model, sources: Iterable[str], loss: str) -> Reach:
+    """Find the nodes between ``sources`` and ``loss``.
+
+    Args:
+        model: Model whose main graph is looked at.
+        sources: Names of the values that gradients are wanted for.
+        loss: Name of the value to differentiate.
+
+    Returns:
+        The nodes and values on differentiable paths. Unknown names count as unreachable.
+    """
+    wanted = list(sources)
+    forward: set[str] = set(wanted)
+    touched: list[ir.Node] = []
+    for node in model.graph:
+        if node.op_type in STOPS and node.domain in ("", "ai.onnx"):
+            continue
+        if any(value.name in forward for value in _differentiable_inputs(node)):
+            carried = [o.name for o in node.outputs if o.name and _carries(o)]
+            if carried:
+                forward.update(carried)
+                touched.append(node)
+    backward: set[str] = {loss}
+    between: list[ir.Node] = []
+    for node in reversed(touched):
+        if any(output.name in backward for output in node.outputs if output.name):
+            between.append(node)
+            backward.update(v.name for v in _differentiable_inputs(node) if v.name in forward)
+    known = forward & backward
+    if loss not in forward:
+        known = set()
+        between = []
+    return Reach(
+        nodes=tuple(reversed(between)),
+        active=frozenset(known),
+        unreachable=tuple(name for name in wanted if name not in known),
+    )
+
+
+def _carries(value: ir.Value) -> bool:
+    """Whether a gradient can flow through this value; unknown types count as float."""
+    return value.dtype is None or value.dtype in FLOAT_TYPES
+
+
+def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
+    steering = _STEERING.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+    for index, value in enumerate(node.inputs):
+        if value is not None and index not in steering and _carries(value):
+            yield value
+    for value in uses_inside(node):
+        if _carries(value):
+            yield value

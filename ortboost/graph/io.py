@@ -1,0 +1,179 @@
+"""Load and save ONNX models; big weights stay in external files and are read when needed.
+
+Reading and writing is `onnx_ir`'s work. What is added here: errors that name the file and the
+cure, a check of external data at load time (present, long enough, inside the model's folder), and
+atomic saving.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TypeAlias
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from ortboost.errors import FileError
+from ortboost.graph.query import all_tensors
+
+__all__ = ["EXTERNAL_DATA_THRESHOLD", "ModelSource", "load_model", "save_model", "source_name"]
+
+ModelSource: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+
+EXTERNAL_DATA_THRESHOLD = 1 << 30
+"""Models with at least this many bytes of weights are saved with external data (protobuf ends at 2 GiB)."""
+
+_SOURCE = "ortboost.source"
+
+
+def load_model(source: ModelSource) -> ir.Model:
+    """Load an ONNX model.
+
+    Args:
+        source: Path of a ``.onnx`` file, an :class:`onnx.ModelProto`, or an :class:`onnx_ir.Model`
+            (which is copied, never changed).
+
+    Returns:
+        The model; :func:`source_name` tells where it came from.
+
+    Raises:
+        FileError: The file is missing, is not ONNX, or its external data is missing, too short, or
+            outside the folder of the model.
+
+    Example:
+        >>> load_model("no-such-file.onnx")
+        Traceback (most recent call last):
+        ...
+        ortboost.errors.FileError: The model file does not exist.
+          where: no-such-file.onnx
+          fix:   Check the path.
+    """
+    if isinstance(source, ir.Model):
+        model = source.clone()
+        model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
+        return model
+    if isinstance(source, onnx.ModelProto):
+        model = ir.from_proto(source)
+        model.meta[_SOURCE] = source.graph.name or "model"
+        return model
+    path = Path(source)
+    if not path.exists():
+        raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
+    if path.is_dir():
+        raise FileError(
+            "A folder was given where an ONNX file is needed.",
+            where=str(path),
+            fix="Give the .onnx file itself.",
+        )
+    try:
+        model = ir.load(path)
+    except (DecodeError, ValueError, TypeError, RuntimeError) as error:
+        raise FileError(
+            "The file is not a readable ONNX model.",
+            where=f"{path}: {_first_line(error)}",
+            fix="Export the model again, or check that the download or copy is complete.",
+        ) from error
+    except OSError as error:
+        raise FileError(
+            "The model file cannot be read.", where=f"{path}: {error}", fix="Check permissions."
+        ) from error
+    if not model.opset_imports and not len(model.graph):
+        raise FileError(
+            "The file holds no ONNX graph.",
+            where=str(path),
+            fix="Export the model again, or check that the download or copy is complete.",
+        )
+    _check_external_data(model, path)
+    model.meta[_SOURCE] = str(path)
+    return model
+
+
+def source_name(model: ir.Model) -> str:
+    """Where the model was loaded from, for error messages."""
+    return str(model.meta.get(_SOURCE, model.graph.name or "model"))
+
+
+def save_model(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
+) -> None:
+    """Save a model atomically: a crash leaves the old file or the new one.
+
+    Args:
+        model: The model.
+        path: Target, usually ``something.onnx``.
+        external_data_threshold: With at least this many bytes of weights, they go to
+            ``<path>.data`` beside the model.
+
+    Raises:
+        FileError: The folder does not exist or cannot be written.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileError(
+            "The folder to save the model in does not exist.",
+            where=str(target.parent),
+            fix="Create it, or give another path.",
+        )
+    external = sum(tensor.nbytes for _, tensor in all_tensors(model)) >= external_data_threshold
+    workshop = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        workshop.mkdir()
+        data = f"{target.name}.data"
+        # `ir.save` points external tensors at the new file; the caller's model must not follow.
+        kept = {value.name: value.const_value for value, _ in all_tensors(model)}
+        try:
+            ir.save(model, workshop / target.name, external_data=data if external else None)
+        finally:
+            for value, _ in all_tensors(model):
+                value.const_value = kept[value.name]
+        for name in (data, target.name):  # the model last: it is valid only with its data
+            if (workshop / name).exists():
+                with open(workshop / name, "rb+") as written:
+                    os.fsync(written.fileno())
+                os.replace(workshop / name, target.with_name(name))
+    except OSError as error:
+        raise FileError(
+            "The model cannot be saved.", where=f"{target}: {error}", fix="Check space and rights."
+        ) from error
+    finally:
+        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _check_external_data(model: ir.Model, path: Path) -> None:
+    folder = path.parent.resolve()
+    for value, tensor in all_tensors(model):
+        if not isinstance(tensor, ir.ExternalTensor):
+            continue
+        location = Path(tensor.location)
+        where = f"{path}: tensor '{value.name}', external data '{location}'"
+        resolved = (folder / location).resolve()
+        if location.is_absolute() or not resolved.is_relative_to(folder):
+            raise FileError(
+                "External data lies outside the model's folder.",
+                where=where,
+                fix="Only load models you trust; move the data file beside the model and save again.",
+            )
+        if not resolved.is_file():
+            raise FileError(
+                "A file with external weights is missing.",
+                where=where,
+                fix=f"Put '{location}' beside '{path.name}'.",
+            )
+        needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
+        if resolved.stat().st_size < needed:
+            raise FileError(
+                f"A file with external weights is too short: {resolved.stat().st_size} bytes, "
+                f"{needed} needed.",
+                where=where,
+                fix="The copy or download is incomplete; fetch it again.",
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

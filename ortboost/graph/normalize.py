@@ -1,0 +1,138 @@
+"""Bring any ONNX file into the one form that the rest of ortboost works on.
+
+Functions inlined, weights no longer graph inputs, constants as initializers, opset within what the
+engine can do (18 to 21 for the native one), unique names everywhere, shapes inferred with symbolic
+dimensions kept.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import version_converter
+
+from ortboost.errors import ModelError
+from ortboost.graph.io import source_name
+from ortboost.report import Report
+
+__all__ = ["convert_opset", "infer_shapes", "normalize"]
+
+_log = logging.getLogger(__name__)
+
+
+def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
+    """Normalize a model in place.
+
+    Args:
+        model: The model as loaded.
+        opsets: Opset versions of the standard domain that may come out.
+        ir_version: Newest IR version that may come out.
+
+    Returns:
+        One report for each step that changed something.
+
+    Raises:
+        ModelError: The model has no standard opset, or cannot be converted to an allowed one.
+    """
+    reports: list[Report] = []
+    if model.functions:
+        report = Report("inline_functions")
+        for identifier in list(model.functions):
+            report.changed["::".join(part for part in identifier if part)] = "inlined"
+        common.InlinePass()(model)
+        reports.append(report)
+    report = Report("weights_are_not_inputs")
+    report.changed = {
+        value.name or "": "removed from the graph's inputs"
+        for value in model.graph.inputs
+        if value.is_initializer()
+    }
+    if report.modified:
+        common.RemoveInitializersFromInputsPass()(model)
+        reports.append(report)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _drop_stale_shapes(model)
+    report = convert_opset(model, opsets)
+    if report.modified:
+        reports.append(report)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _name_nodes(model)
+    common.NameFixPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    if model.ir_version > ir_version:
+        reports.append(
+            Report("ir_version", changed={"model": f"{model.ir_version} -> {ir_version}"})
+        )
+    model.ir_version = ir_version
+    infer_shapes(model)
+    return reports
+
+
+def convert_opset(model: ir.Model, opsets: range) -> Report:
+    """Convert the standard opset to the nearest one in ``opsets``, in place.
+
+    Raises:
+        ModelError: No standard opset, or the converter cannot do it.
+    """
+    report = Report("convert_opset")
+    version = model.opset_imports.get("")
+    if version is None:
+        raise ModelError(
+            "The model imports no standard ONNX opset.",
+            where=source_name(model),
+            fix="Export it with the standard operators (domain 'ai.onnx').",
+        )
+    if version in opsets:
+        return report
+    target = opsets[0] if version < opsets[0] else opsets[-1]
+    fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."
+    try:
+        version_converter.convert_version(model, target, fallback=True)
+    except Exception as error:
+        raise ModelError(
+            f"The model cannot be converted from opset {version} to {target}.",
+            where=f"{source_name(model)}: {str(error).strip().splitlines()[0] if str(error) else ''}",
+            fix=fix,
+        ) from error
+    reached = model.opset_imports.get("")
+    if reached != target:
+        raise ModelError(
+            f"The model cannot be converted from opset {version} to {target}: it stayed at {reached}.",
+            where=source_name(model),
+            fix=fix,
+        )
+    report.changed["model"] = f"opset {version} -> {target}"
+    return report
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer shapes and types in place; what cannot be inferred stays unknown."""
+    try:
+        common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
+    except Exception as error:  # inference is a help, a failure of it must not stop a conversion
+        _log.info("shape inference gave up: %s", error)
+
+
+def _drop_stale_shapes(model: ir.Model) -> None:
+    """Old exporters wrote intermediate shapes for the batch they saw; inference makes true ones."""
+    kept = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    for node in model.graph.all_nodes():
+        for output in node.outputs:
+            if id(output) not in kept and node.domain in ("", "ai.onnx"):
+                output.shape = None
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Name nodes after their first output: a name a user can find in a viewer."""
+    taken: set[str] = set()
+    for node in model.graph.all_nodes():
+        if not node.name or node.name in taken:
+            base = next((out.name for out in node.outputs if out.name), None) or node.op_type
+            name, count = f"{base}/{node.op_type}", 0
+            while name in taken:
+                count += 1
+                name = f"{base}/{node.op_type}_{count}"
+            node.name = name
+        taken.add(node.name)

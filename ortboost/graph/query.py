@@ -1,0 +1,232 @@
+"""Questions about a graph: its tensors, its trainable parameters, its buffers.
+
+Whether an initializer is a parameter is nowhere written in an ONNX file. :func:`find_parameters`
+decides by where the tensor is used, not by its name, and says why, so that
+``ortboost inspect --params`` can show it and ``--trainable`` / ``--freeze`` can overrule it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+__all__ = [
+    "FLOAT_TYPES",
+    "Parameter",
+    "all_tensors",
+    "find_parameters",
+    "known_shape",
+    "match_names",
+    "static_shape",
+]
+
+FLOAT_TYPES = (
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+    ir.DataType.BFLOAT16,
+    ir.DataType.DOUBLE,
+)
+
+_NORM_OPS = {
+    "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "SimplifiedLayerNormalization": (1,),
+    "RMSNormalization": (1,),
+}
+# Positions where a float tensor is a weight whatever its size.
+_WEIGHTS = {
+    "Conv": ((1, "weight"), (2, "bias")),
+    "ConvTranspose": ((1, "weight"), (2, "bias")),
+    "Gemm": ((0, "weight"), (1, "weight"), (2, "bias")),
+    "MatMul": ((0, "weight"), (1, "weight")),
+    "Einsum": ((0, "weight"), (1, "weight")),
+    "Gather": ((0, "weight"),),
+    "PRelu": ((1, "weight"),),
+    "LSTM": ((1, "weight"), (2, "weight"), (3, "bias")),
+    "GRU": ((1, "weight"), (2, "weight"), (3, "bias")),
+    "RNN": ((1, "weight"), (2, "weight"), (3, "bias")),
+}
+# Positions that set how an operator works; never learned.
+_SETTINGS = {
+    "BatchNormalization": (3, 4),
+    "Clip": (1, 2),
+    "Dropout": (1, 2),
+    "Pad": (1, 2),
+    "Pow": (1,),
+    "Resize": (1, 2, 3),
+    "Upsample": (1,),
+    "OneHot": (2,),
+    "Range": (0, 1, 2),
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+}
+# Through these a weight is still the same weight.
+_TRANSPARENT = {"Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a float initializer of a model is.
+
+    Args:
+        name: Its name in the file.
+        shape: Static shape.
+        dtype: Element type.
+        role: ``weight``, ``bias``, ``norm_scale``, ``norm_shift`` (these four are trainable by
+            default), ``running_mean``, ``running_var`` (buffers) or ``constant``.
+        reason: Why, in a few words: the node and input that decided.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    role: str
+    reason: str
+
+    @property
+    def trainable(self) -> bool:
+        """Whether this is trained unless the user says otherwise."""
+        return self.role in ("weight", "bias", "norm_scale", "norm_shift")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """Every initializer of the model and its subgraphs, with its tensor."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value, value.const_value
+
+
+def known_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    """The shape as ints, names and ``None``; ``None`` if even the rank is unknown."""
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
+
+
+def static_shape(value: ir.Value) -> tuple[int, ...] | None:
+    """The shape if every dimension is a number."""
+    shape = known_shape(value)
+    if shape is None:
+        return None
+    numbers = tuple(dim for dim in shape if isinstance(dim, int))
+    return numbers if len(numbers) == len(shape) else None
+
+
+def find_parameters(model: ir.Model) -> dict[str, Parameter]:
+    """Classify every float initializer of the main graph.
+
+    A tensor that feeds a weight position of an operator (also through Transpose, Reshape, Cast...)
+    is a weight, bias, or the scale or shift of a normalization. Inputs 3 and 4 of a
+    BatchNormalization are running statistics. Any other float tensor with more than one element
+    that meets an activation in an Add, Mul, Sub, Div or Concat (position embeddings, layer scales)
+    is a weight; scalars and tensors with non-finite values (masks) are constants.
+
+    Returns:
+        Name to :class:`Parameter`, in the order in which the graph first uses them.
+    """
+    found: dict[str, Parameter] = {}
+    for value in _initializers_by_first_use(model.graph):
+        name = value.name or ""
+        if value.dtype not in FLOAT_TYPES or value.const_value is None:
+            continue
+        role, reason = _classify(value)
+        found[name] = Parameter(
+            name, tuple(int(d) for d in value.const_value.shape), value.dtype, role, reason
+        )
+    return found
+
+
+def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:
+    """Exporters order initializers in their own ways; the order of use is that of the layers."""
+    ordered: dict[str, ir.Value] = {}
+    for node in graph.all_nodes():
+        for value in node.inputs:
+            if value is not None and value.name in graph.initializers:
+                ordered.setdefault(value.name, value)
+    for name, value in graph.initializers.items():
+        ordered.setdefault(name, value)
+    return list(ordered.values())
+
+
+def _classify(value: ir.Value) -> tuple[str, str]:
+    uses = list(_effective_uses(value))
+    if not uses:
+        return "constant", "not used"
+    found: tuple[str, str] | None = None
+    for node, index in uses:
+        where = f"input {index} of {node.op_type} '{node.name}'"
+        if node.op_type == "BatchNormalization" and index in (3, 4):
+            return ("running_mean" if index == 3 else "running_var"), where
+        if index in _SETTINGS.get(node.op_type, ()):
+            continue
+        norm = _NORM_OPS.get(node.op_type, ())
+        if index in norm:
+            return ("norm_scale" if index == 1 else "norm_shift"), where
+        for position, role in _WEIGHTS.get(node.op_type, ()):
+            if index == position and found is None:
+                found = (role, where)
+    if found is not None:
+        return found
+    node, index = uses[0]
+    where = f"input {index} of {node.op_type} '{node.name}'"
+    tensor = value.const_value
+    elements = int(np.prod(tuple(tensor.shape), dtype=np.int64)) if tensor is not None else 0
+    if elements <= 1:
+        return "constant", f"a single number, {where}"
+    if all(i in _SETTINGS.get(n.op_type, ()) for n, i in uses):
+        return "constant", f"a setting, {where}"
+    if tensor is not None and not bool(np.isfinite(tensor.numpy().astype(np.float32)).all()):
+        return "constant", f"holds non-finite values, as masks do, {where}"
+    if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
+        is_bias = len(tensor.shape) == 1 and node.op_type == "Add" if tensor is not None else False
+        return ("bias" if is_bias else "weight"), where
+    return "constant", f"not a weight position, {where}"
+
+
+def _effective_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """Uses of a value, looking through nodes that only reshape or cast it."""
+    pending = [value]
+    seen: set[int] = set()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for usage in current.uses():
+            if usage.node.op_type in _TRANSPARENT and usage.idx == 0:
+                pending.extend(usage.node.outputs)
+            else:
+                yield usage.node, usage.idx
+
+
+def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str], list[str]]:
+    """Match names against shell-style patterns.
+
+    Returns:
+        The matched names, and the patterns that matched nothing (usually a typing mistake).
+
+    Example:
+        >>> sorted(match_names(["fc1.weight", "fc1.bias", "fc2.weight"], ["fc1.*", "x*"])[0])
+        ['fc1.bias', 'fc1.weight']
+    """
+    known = list(names)
+    matched: set[str] = set()
+    idle: list[str] = []
+    for pattern in patterns:
+        hits = fnmatch.filter(known, pattern)
+        matched.update(hits)
+        if not hits:
+            idle.append(pattern)
+    return matched, idle

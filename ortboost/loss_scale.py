@@ -1,0 +1,246 @@
+"""Loss-scale state machines: pure functions on frozen states, the host twins of the in-graph ones.
+
+Why a scale: float16 gradients below about 6e-8 become zero, so the loss is multiplied by S before
+the backward pass and the gradients by 1/S after it. When a gradient overflows, the update is
+skipped and S shrinks; after a window of good steps S grows.
+
+Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
+
+    S1    = max(S * reciprocal(factor), min_scale) if overflow else S      float32, in this order
+    grow  = window <= cur_iter - last_overflow_iter                        with the old ``last``
+    last  = cur_iter if (overflow or grow) else last
+    S     = min(S1 * factor, max_scale) if (grow and not overflow) else S1
+    cur  += 1
+
+So the first growth comes on the ``window``-th good step, and a step that overflows just when it
+would have grown only shrinks. ``max_scale`` is ours: MindSpore's scale can reach infinity
+(compare pytorch/pytorch#98828); ``max_scale=None`` is MindSpore's law to the bit.
+
+References:
+    Micikevicius et al., Mixed Precision Training, ICLR 2018 (arXiv:1710.03740), section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from ortboost.errors import ConfigError, DivergedError
+
+__all__ = [
+    "MAX_BAD_STEPS",
+    "NO_SCALE",
+    "DynamicScaleConfig",
+    "FixedScaleConfig",
+    "HostScaleState",
+    "NoScaleConfig",
+    "ScaleConfig",
+    "ScaleState",
+    "host_update",
+    "initial_state",
+    "update",
+]
+
+MAX_BAD_STEPS: Final = 1000
+"""Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(
+            f"'{name}' is {value}.", where="loss scale", fix="Use a finite number above 0."
+        )
+
+
+@dataclass(frozen=True)
+class DynamicScaleConfig:
+    """A scale that follows the gradients.
+
+    Args:
+        init: First scale. One below ``min_scale`` stays until the first overflow lifts it, as in
+            MindSpore.
+        factor: Shrink and growth factor, above 1. Powers of two keep the mantissa exact.
+        window: Good steps before the scale grows.
+        min_scale: Shrinking stops here.
+        max_scale: Growing stops here; None for no limit.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    init: float = 2.0**24
+    factor: float = 2.0
+    window: int = 2000
+    min_scale: float = 1.0
+    max_scale: float | None = 2.0**24
+
+    def __post_init__(self) -> None:
+        _positive("init", self.init)
+        _positive("min_scale", self.min_scale)
+        if not (math.isfinite(self.factor) and self.factor > 1):
+            raise ConfigError(
+                f"'factor' is {self.factor}.",
+                where="loss scale",
+                fix="Use a number above 1; the scale shrinks by it and grows by it.",
+            )
+        if self.window < 1:
+            raise ConfigError(
+                f"'window' is {self.window}.", where="loss scale", fix="Use 1 step or more."
+            )
+        if self.max_scale is not None:
+            _positive("max_scale", self.max_scale)
+            if max(self.init, self.min_scale) > self.max_scale:
+                raise ConfigError(
+                    f"'max_scale' is {self.max_scale}, below 'init' or 'min_scale'.",
+                    where="loss scale",
+                    fix="Use min_scale <= max_scale and init <= max_scale.",
+                )
+
+
+@dataclass(frozen=True)
+class FixedScaleConfig:
+    """A scale that never changes; an overflow still skips the update.
+
+    Raises:
+        ConfigError: The scale is not a finite number above 0.
+    """
+
+    scale: float = 128.0
+
+    def __post_init__(self) -> None:
+        _positive("scale", self.scale)
+
+
+@dataclass(frozen=True)
+class NoScaleConfig:
+    """No scaling: the scale is 1."""
+
+
+NO_SCALE: Final = NoScaleConfig()
+"""Scaling is off."""
+
+ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig
+"""How the loss is scaled."""
+
+
+@dataclass(frozen=True)
+class ScaleState:
+    """The state of the scale between two steps, with the dtypes that the graph uses.
+
+    Args:
+        scale: float32, the scale of the next step.
+        cur_iter: int32, 1 + steps done.
+        last_overflow_iter: int32, the step of the last overflow *or growth*; 0 for none.
+        skipped_last: Whether the last step was skipped.
+        consecutive_skips: int64, skipped steps in a row up to now.
+        total_skips: int64, all skipped steps.
+    """
+
+    scale: np.float32
+    cur_iter: int = 1
+    last_overflow_iter: int = 0
+    skipped_last: bool = False
+    consecutive_skips: int = 0
+    total_skips: int = 0
+
+
+def initial_state(config: ScaleConfig) -> ScaleState:
+    """The state before the first step.
+
+    Example:
+        >>> float(initial_state(FixedScaleConfig(128)).scale)
+        128.0
+    """
+    if isinstance(config, DynamicScaleConfig):
+        return ScaleState(np.float32(config.init))
+    return ScaleState(np.float32(config.scale if isinstance(config, FixedScaleConfig) else 1.0))
+
+
+def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState:
+    """The state after one step.
+
+    Args:
+        state: The state before it.
+        overflow: Whether an (un-scaled) gradient was not finite, so that the update was skipped.
+        config: The law.
+
+    Example:
+        >>> config = DynamicScaleConfig(init=4, window=2)
+        >>> state = initial_state(config)
+        >>> for overflow in (False, False, True):
+        ...     state = update(state, overflow, config)
+        ...     print(float(state.scale))
+        4.0
+        8.0
+        4.0
+    """
+    scale, last = state.scale, state.last_overflow_iter
+    if isinstance(config, DynamicScaleConfig):
+        factor = np.float32(config.factor)
+        if overflow:
+            # A multiplication with the rounded reciprocal, not a division: they differ for factor 3.
+            scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
+        grow = config.window <= state.cur_iter - last
+        if overflow or grow:
+            last = state.cur_iter
+        if grow and not overflow:
+            with np.errstate(over="ignore"):  # without max_scale it may reach infinity
+                scale = scale * factor
+            if config.max_scale is not None:
+                scale = min(scale, np.float32(config.max_scale))
+    return ScaleState(
+        scale=np.float32(scale),
+        cur_iter=state.cur_iter + 1,
+        last_overflow_iter=last,
+        skipped_last=overflow,
+        consecutive_skips=state.consecutive_skips + 1 if overflow else 0,
+        total_skips=state.total_skips + int(overflow),
+    )
+
+
+@dataclass(frozen=True)
+class HostScaleState:
+    """The state of MindSpore's ``DynamicLossScaleManager``: Python floats, not float32."""
+
+    scale: float
+    cur_iter: int = 1
+    last_overflow_iter: int = 0
+    bad_step: int = 0
+
+
+def host_update(
+    state: HostScaleState, overflow: bool, *, factor: float = 2.0, window: int = 2000
+) -> HostScaleState:
+    """One call of ``DynamicLossScaleManager.update_loss_scale``.
+
+    It agrees with :func:`update` for factors that are powers of two. Growth does not move
+    ``last_overflow_iter`` here; that happens every ``window`` steps all the same.
+
+    Args:
+        state: The state before.
+        overflow: Whether the step overflowed.
+        factor: Above 0; MindSpore accepts factors below 1, which grow on overflow.
+        window: Good steps between growths.
+
+    Raises:
+        DivergedError: This is the 1001st overflow in a row.
+    """
+    scale, last, bad = state.scale, state.last_overflow_iter, state.bad_step
+    if overflow:
+        scale = max(scale * (1.0 / factor), 1.0)
+        last = state.cur_iter
+        bad += 1
+    else:
+        if (state.cur_iter - last) % window == 0:
+            scale *= factor
+        bad = 0
+    if bad > MAX_BAD_STEPS:
+        raise DivergedError(
+            f"The gradients overflowed {bad} times in a row.",
+            where=f"loss scale {scale}",
+            fix="Lower the learning rate, clip the gradients, or look for NaN in the data.",
+        )
+    return HostScaleState(scale, state.cur_iter + 1, last, bad)

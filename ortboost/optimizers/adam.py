@@ -1,0 +1,138 @@
+r"""Adam and AdamW.
+
+With `t` the number of the update, starting at 1:
+
+    g  <- g + wd w                                    (Adam: decay enters the gradient)
+    w  <- w - lr wd w                                 (AdamW: decoupled decay)
+    m  <- b1 m + (1 - b1) g
+    v  <- b2 v + (1 - b2) g^2
+    w  <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+With ``eps_hat`` the last line is the second form of the paper, which MindSpore's `nn.Adam` uses:
+
+    w  <- w - lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
+
+`1 - b^t` is computed in double precision: in single precision `1 - 0.999` has an error of 1e-5.
+
+Sources: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, Algorithm 1 and the end of
+its section 2; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019; Reddi et al.,
+"On the Convergence of Adam and Beyond", 2018, for ``amsgrad``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.optimizers.base import Update, UpdateInputs, check_range
+
+__all__ = ["Adam", "AdamW"]
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam; a weight decay is added to the gradient.
+
+    Args:
+        beta1: Decay of the mean of gradients, 0 to below 1.
+        beta2: Decay of the mean of squares, 0 to below 1.
+        eps: Added to the denominator, above 0.
+        amsgrad: Divide by the largest `v` so far.
+        nesterov: Use `b1 m + (1 - b1) g` for `m` in the last line.
+        eps_hat: Use MindSpore's place of `eps`, see the module.
+        bias_correction: Divide by `1 - b^t`; MindSpore's `AdamWeightDecay` does not.
+
+    Raises:
+        ConfigError: A value out of range.
+
+    Example:
+        >>> Adam(amsgrad=True).slots
+        ('exp_avg', 'exp_avg_sq', 'max_exp_avg_sq')
+    """
+
+    name: ClassVar[str] = "adam"
+    decoupled: ClassVar[bool] = False
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    amsgrad: bool = False
+    nesterov: bool = False
+    eps_hat: bool = False
+    bias_correction: bool = True
+
+    def __post_init__(self) -> None:
+        check_range(self.name, "beta1", self.beta1, 0.0, 1.0, open_high=True)
+        check_range(self.name, "beta2", self.beta2, 0.0, 1.0, open_high=True)
+        check_range(self.name, "eps", self.eps, 1e-38, float("inf"), open_high=True)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Means of the gradient and of its square."""
+        return ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if self.amsgrad else ())
+
+    def update(self, b: Builder, p: UpdateInputs) -> Update:
+        """Append the nodes of one update; see the module's formulas."""
+        grad, weight = p.grad, p.weight
+        if p.weight_decay:
+            decay = b.const(p.weight_decay)
+            if self.decoupled:
+                shrink = b.op("Sub", b.const(1.0), b.op("Mul", p.learning_rate, decay))
+                weight = b.op("Mul", weight, shrink)
+            else:
+                grad = b.op("Add", grad, b.op("Mul", weight, decay))
+        mean = _average(b, p.slots["exp_avg"], grad, self.beta1)
+        square = _average(b, p.slots["exp_avg_sq"], b.op("Mul", grad, grad), self.beta2)
+        slots = {"exp_avg": mean, "exp_avg_sq": square}
+        largest = square
+        if self.amsgrad:
+            largest = b.op("Max", p.slots["max_exp_avg_sq"], square)
+            slots["max_exp_avg_sq"] = largest
+        if self.nesterov:
+            mean = _average(b, mean, grad, self.beta1)
+        rate, denominator = p.learning_rate, b.op("Sqrt", largest)
+        if self.bias_correction:
+            correction1 = _bias_correction(b, p.step, self.beta1)
+            correction2 = b.op("Sqrt", _bias_correction(b, p.step, self.beta2))
+            rate64 = b.op("Div", _cast(b, rate, ir.DataType.DOUBLE), correction1)
+            if self.eps_hat:
+                rate64 = b.op("Mul", rate64, correction2)
+            else:
+                denominator = b.op(
+                    "Div", denominator, _cast(b, correction2, ir.DataType.FLOAT)
+                )
+            rate = _cast(b, rate64, ir.DataType.FLOAT)
+        denominator = b.op("Add", denominator, b.const(self.eps))
+        step = b.op("Mul", b.op("Div", mean, denominator), rate)
+        return Update(b.op("Sub", weight, step), slots)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, past the moments."""
+
+    name: ClassVar[str] = "adamw"
+    decoupled: ClassVar[bool] = True
+
+
+def _average(b: Builder, old: ir.Value, new: ir.Value, beta: float) -> ir.Value:
+    return b.op(
+        "Add", b.op("Mul", old, b.const(beta)), b.op("Mul", new, b.const(1.0 - beta))
+    )
+
+
+def _bias_correction(b: Builder, step: ir.Value, beta: float) -> ir.Value:
+    """`1 - beta^step` in double precision, made once per graph part."""
+    double = ir.DataType.DOUBLE
+    return b.shared(
+        ("bias_correction", beta),
+        lambda: b.op("Sub", b.const(1.0, double), b.op("Pow", b.const(beta, double), step)),
+    )
+
+
+def _cast(b: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return b.shared(
+        ("cast", id(value), dtype), lambda: b.op("Cast", value, dtype=dtype, to=dtype)
+    )

@@ -1,0 +1,86 @@
+"""What an update rule is: slots it keeps for each parameter, and the nodes of one update.
+
+To add an optimizer: one file beside this one with a frozen dataclass that has ``name``,
+``slots`` and ``update``; enter it in :data:`ortboost.optimizers.OPTIMIZERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import onnx_ir as ir
+
+from ortboost.errors import ConfigError
+from ortboost.graph.build import Builder
+
+__all__ = ["Optimizer", "Update", "UpdateInputs", "check_range"]
+
+
+@dataclass(frozen=True)
+class UpdateInputs:
+    """What an update rule may read; all tensors live in the graph.
+
+    Args:
+        weight: The parameter, any shape.
+        grad: Its gradient, same shape; un-scaled, clipped, finite.
+        slots: Slot name to the slot's current value, same shape as the parameter.
+        learning_rate: float32 scalar.
+        step: float64 scalar, number of this update, 1 for the first.
+        weight_decay: Coefficient for this parameter, 0 for none.
+        adapt: Whether layer-wise adaptation (LARS) is wanted for this parameter.
+    """
+
+    weight: ir.Value
+    grad: ir.Value
+    slots: Mapping[str, ir.Value]
+    learning_rate: ir.Value
+    step: ir.Value
+    weight_decay: float = 0.0
+    adapt: bool = True
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update rule made.
+
+    Args:
+        weight: The new parameter.
+        slots: Slot name to its new value.
+    """
+
+    weight: ir.Value
+    slots: Mapping[str, ir.Value]
+
+
+@runtime_checkable
+class Optimizer(Protocol):
+    """An update rule as a graph fragment."""
+
+    name: ClassVar[str]
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the tensors kept for each parameter; all start as zeros."""
+
+    def update(self, b: Builder, p: UpdateInputs) -> Update:
+        """Append the nodes of one update of one parameter to ``b``."""
+
+
+def check_range(
+    optimizer: str, name: str, value: float, low: float, high: float, *, open_high: bool = False
+) -> None:
+    """Refuse a hyper-parameter outside ``[low, high]``, or ``[low, high)`` with ``open_high``.
+
+    Raises:
+        ConfigError: It is outside, or is not a number.
+    """
+    good = low <= value < high if open_high else low <= value <= high
+    if not good:
+        raise ConfigError(
+            f"{name} = {value} is out of range.",
+            where=f"optimizer '{optimizer}', {name}",
+            fix=f"Give a number of at least {low:g}"
+            + (f" and {'below' if open_high else 'at most'} {high:g}." if high < 1e30 else "."),
+        )

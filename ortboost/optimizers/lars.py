@@ -1,0 +1,86 @@
+r"""LARS: layer-wise adaptive rates around another optimizer.
+
+    r  = c |w| / (|g| + wd |w| + eps)     if |w| > 0 and |g| > 0, else 1
+    r  = min(r / lr, 1)                   with clipping
+    g <- r (g + wd w)
+
+and the inner optimizer updates with `g` and no decay of its own. Parameters that are not adapted
+(biases and normalization) pass their gradient on unchanged, without decay, as in MindSpore's
+`nn.LARS`.
+
+Source: You et al., "Large Batch Training of Convolutional Networks", 2017, equation 6; the form with
+``eps`` and clipping is that of MindSpore's `nn.LARS` documentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.optimizers.base import Optimizer, Update, UpdateInputs, check_range
+from ortboost.optimizers.sgd import Momentum
+
+__all__ = ["Lars"]
+
+
+@dataclass(frozen=True)
+class Lars:
+    """LARS.
+
+    Args:
+        inner: The optimizer that takes the adapted gradient.
+        coefficient: The trust coefficient `c`, above 0.
+        epsilon: Added to the denominator.
+        use_clip: Bound the adapted rate by the learning rate.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    name: ClassVar[str] = "lars"
+    inner: Optimizer = field(default_factory=Momentum)
+    coefficient: float = 0.001
+    epsilon: float = 1e-5
+    use_clip: bool = False
+
+    def __post_init__(self) -> None:
+        check_range(self.name, "coefficient", self.coefficient, 1e-30, float("inf"), open_high=True)
+        check_range(self.name, "epsilon", self.epsilon, 0.0, float("inf"), open_high=True)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Those of the inner optimizer."""
+        return self.inner.slots
+
+    def update(self, b: Builder, p: UpdateInputs) -> Update:
+        """Append the nodes of one update; see the module's formulas."""
+        grad = self._adapted(b, p) if p.adapt else p.grad
+        return self.inner.update(b, replace(p, grad=grad, weight_decay=0.0))
+
+    def _adapted(self, b: Builder, p: UpdateInputs) -> ir.Value:
+        weight_norm = _norm(b, p.weight)
+        grad_norm = _norm(b, p.grad)
+        denominator = b.op("Add", grad_norm, b.const(self.epsilon))
+        grad = p.grad
+        if p.weight_decay:
+            decay = b.const(p.weight_decay)
+            denominator = b.op("Add", denominator, b.op("Mul", weight_norm, decay))
+            grad = b.op("Add", grad, b.op("Mul", p.weight, decay))
+        ratio = b.op("Div", b.op("Mul", weight_norm, b.const(self.coefficient)), denominator)
+        zero = b.const(0.0)
+        both = b.op(
+            "And",
+            b.op("Greater", weight_norm, zero, dtype=ir.DataType.BOOL),
+            b.op("Greater", grad_norm, zero, dtype=ir.DataType.BOOL),
+        )
+        ratio = b.op("Where", both, ratio, b.const(1.0), dtype=ir.DataType.FLOAT)
+        if self.use_clip:
+            ratio = b.op("Min", b.op("Div", ratio, p.learning_rate), b.const(1.0))
+        return b.op("Mul", grad, ratio)
+
+
+def _norm(b: Builder, value: ir.Value) -> ir.Value:
+    return b.op("ReduceL2", value, keepdims=0, shape=())

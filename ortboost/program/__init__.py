@@ -1,0 +1,1 @@
+"""The boosted training program: step graph, evaluation graph, state and manifest."""

@@ -1,0 +1,106 @@
+"""Which states may be updated in place: a proof on the graph.
+
+Binding the input `S` and the output `next(S)` to one buffer saves the second copy of the state. The
+runtime's planner knows nothing of it: a node that still has to read `S` may run after the one that
+writes `next(S)`, and training is silently wrong. It is right if
+
+1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside `G`
+   that reads `S` is an ancestor of `G`, so that it has run before `G` starts; and
+2. within each branch of `G`, every reader of `S` is the node that makes the branch's output for `S`,
+   or an ancestor of it, and that node works elementwise, so that it never reads what it has
+   already written.
+
+Where the proof fails, the runtime keeps two buffers and alternates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from ortboost.program.catalogue import Catalogue
+
+__all__ = ["in_place_states"]
+
+# Operators that write element i of the output from element i of their inputs, or from scalars.
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Identity", "Neg"})
+
+
+def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
+    """Names of the states whose input and next output may share one buffer.
+
+    Args:
+        model: A step graph.
+        catalogue: Its catalogue.
+    """
+    inputs = {value.name: value for value in model.graph.inputs}
+    outputs = {value.name: value for value in model.graph.outputs}
+    ancestors: dict[int, set[int]] = {}
+    proven = set()
+    for entry in catalogue.state:
+        if entry.next is None:
+            continue
+        source, target = inputs[entry.name], outputs[entry.next]
+        writer = target.producer()
+        if writer is None or writer.op_type != "If":
+            continue
+        if id(writer) not in ancestors:
+            ancestors[id(writer)] = _ancestors([writer], model.graph)
+        if _readers_precede(source, writer, ancestors[id(writer)]) and all(
+            _branch_is_safe(attribute.as_graph(), target.index() or 0, source)
+            for attribute in writer.attributes.values()
+            if attribute.type == ir.AttributeType.GRAPH
+        ):
+            proven.add(entry.name)
+    return frozenset(proven)
+
+
+def _readers_precede(source: ir.Value, writer: ir.Node, before: set[int]) -> bool:
+    for usage in source.uses():
+        node = usage.node
+        if node.graph is writer.graph:
+            if id(node) not in before:
+                return False
+        elif _owner(node, writer) is None:  # in a subgraph of some other node
+            return False
+    return True
+
+
+def _owner(node: ir.Node, writer: ir.Node) -> ir.Graph | None:
+    """The branch of ``writer`` that directly holds ``node``."""
+    for attribute in writer.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH and attribute.as_graph() is node.graph:
+            return attribute.as_graph()
+    return None
+
+
+def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
+    output = branch.outputs[index]
+    producer = output.producer()
+    if producer is None or producer.graph is not branch or len(producer.outputs) != 1:
+        return False
+    readers = [usage.node for usage in source.uses() if usage.node.graph is branch]
+    if producer in readers and producer.op_type not in _ELEMENTWISE:
+        return False
+    before = _ancestors([producer], branch)
+    return all(reader is producer or id(reader) in before for reader in readers)
+
+
+def _ancestors(nodes: Iterable[ir.Node], graph: ir.Graph) -> set[int]:
+    """Nodes of ``graph`` that must have run before ``nodes`` start; what subgraphs read counts."""
+    found: set[int] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        values = list(node.inputs)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                for inner in attribute.as_graph().all_nodes():
+                    values.extend(inner.inputs)
+        for value in values:
+            producer = None if value is None else value.producer()
+            if producer is not None and producer.graph is graph and id(producer) not in found:
+                found.add(id(producer))
+                pending.append(producer)
+    return found

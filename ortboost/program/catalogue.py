@@ -1,0 +1,237 @@
+"""The catalogue of a step graph: every input, every state tensor, every output, by name.
+
+It is written into the ``metadata_props`` of the step graph, so that a step file describes itself,
+and into the manifest of the program. Names:
+
+- parameters and buffers are called as in the user's model;
+- what ortboost adds starts with ``ortboost/``;
+- the next value of the state ``S`` is the output ``ortboost/next/S``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.errors import FileError
+
+__all__ = [
+    "CONSECUTIVE_SKIPS",
+    "GOOD_STEPS",
+    "LAST_SKIPPED",
+    "LEARNING_RATE",
+    "LOSS",
+    "LOSS_SCALE",
+    "METADATA_KEY",
+    "OVERFLOW",
+    "SCALE",
+    "STEP",
+    "TOTAL_SKIPS",
+    "Catalogue",
+    "StateEntry",
+    "TensorSpec",
+    "learning_rate_name",
+    "next_name",
+    "read_catalogue",
+    "slot_name",
+]
+
+LOSS = "loss"
+OVERFLOW = "overflow"
+LOSS_SCALE = "loss_scale"
+LEARNING_RATE = "learning_rate"
+SCALE = "ortboost/loss_scale"
+GOOD_STEPS = "ortboost/good_steps"
+STEP = "ortboost/step"
+LAST_SKIPPED = "ortboost/last_skipped"
+CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
+TOTAL_SKIPS = "ortboost/total_skips"
+METADATA_KEY = "ortboost.catalogue"
+_VERSION = 1
+
+
+def next_name(state: str) -> str:
+    """The output that holds the next value of a state.
+
+    Example:
+        >>> next_name("fc1.weight")
+        'ortboost/next/fc1.weight'
+    """
+    return f"ortboost/next/{state}"
+
+
+def slot_name(slot: str, parameter: str) -> str:
+    """The state that an optimizer keeps for a parameter.
+
+    Example:
+        >>> slot_name("momentum", "fc1.weight")
+        'ortboost/slot/momentum/fc1.weight'
+    """
+    return f"ortboost/slot/{slot}/{parameter}"
+
+
+def learning_rate_name(group: str | None) -> str:
+    """The learning-rate input of a parameter group; ``None`` is the group of all others."""
+    return LEARNING_RATE if group is None else f"{LEARNING_RATE}/{group}"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of a graph.
+
+    Args:
+        name: Its name.
+        dtype: numpy dtype.
+        shape: Lengths, names of symbolic dimensions, or ``None`` where nothing is known.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+    @classmethod
+    def of(cls, value: ir.Value) -> TensorSpec:
+        """The spec of a graph input or output whose type is known."""
+        dims: tuple[int | str | None, ...] = ()
+        if value.shape is not None:
+            dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+        if value.dtype is None:
+            raise ValueError(f"The type of '{value.name}' is not known.")
+        return cls(value.name or "", np.dtype(value.dtype.numpy()), dims)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {"name": self.name, "dtype": self.dtype.name, "shape": list(self.shape)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
+        """Rebuild from :meth:`to_dict`."""
+        return cls(data["name"], np.dtype(data["dtype"]), tuple(data["shape"]))
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One state tensor of a step graph.
+
+    Args:
+        name: Graph input with its current value.
+        kind: ``parameter``, ``buffer``, ``slot``, ``scale`` or ``counter``.
+        dtype: numpy dtype.
+        shape: Static shape.
+        next: Graph output with its next value; ``None`` if a step never changes it.
+        role: For parameters and buffers, see :class:`ortboost.graph.query.Parameter`; for slots
+            the name of the slot.
+    """
+
+    name: str
+    kind: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    next: str | None
+    role: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+            "next": self.next,
+            "role": self.role,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> StateEntry:
+        """Rebuild from :meth:`to_dict`."""
+        return cls(
+            data["name"],
+            data["kind"],
+            np.dtype(data["dtype"]),
+            tuple(data["shape"]),
+            data["next"],
+            data["role"],
+        )
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """All inputs, states and outputs of a step graph.
+
+    Args:
+        batch: Inputs fed with data at each step, labels included.
+        hyper: Inputs fed with numbers at each step, the learning rates.
+        state: The state tensors.
+        outputs: Outputs for people: loss, overflow, loss_scale and metrics.
+        randomness: Whether the graph draws random numbers (Dropout), so that each step needs a seed.
+    """
+
+    batch: tuple[TensorSpec, ...]
+    hyper: tuple[TensorSpec, ...]
+    state: tuple[StateEntry, ...]
+    outputs: tuple[TensorSpec, ...]
+    randomness: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "version": _VERSION,
+            "batch": [spec.to_dict() for spec in self.batch],
+            "hyper": [spec.to_dict() for spec in self.hyper],
+            "state": [entry.to_dict() for entry in self.state],
+            "outputs": [spec.to_dict() for spec in self.outputs],
+            "randomness": self.randomness,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Catalogue:
+        """Rebuild from :meth:`to_dict`.
+
+        Raises:
+            FileError: Another version, or not a catalogue.
+        """
+        try:
+            if data["version"] != _VERSION:
+                raise FileError(
+                    f"The step catalogue has version {data['version']}; {_VERSION} is known.",
+                    where=f"metadata '{METADATA_KEY}'",
+                    fix="Convert the model again with this version of ortboost.",
+                )
+            return cls(
+                tuple(TensorSpec.from_dict(spec) for spec in data["batch"]),
+                tuple(TensorSpec.from_dict(spec) for spec in data["hyper"]),
+                tuple(StateEntry.from_dict(entry) for entry in data["state"]),
+                tuple(TensorSpec.from_dict(spec) for spec in data["outputs"]),
+                bool(data["randomness"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise FileError(
+                "The step catalogue is damaged.",
+                where=f"metadata '{METADATA_KEY}': {error!r}",
+                fix="Convert the model again.",
+            ) from error
+
+    def entries(self, *kinds: str) -> tuple[StateEntry, ...]:
+        """The state entries of these kinds."""
+        return tuple(entry for entry in self.state if entry.kind in kinds)
+
+
+def read_catalogue(model: ir.Model) -> Catalogue:
+    """Read the catalogue that a step graph carries.
+
+    Raises:
+        FileError: The model carries none.
+    """
+    text = model.metadata_props.get(METADATA_KEY)
+    if text is None:
+        raise FileError(
+            "This ONNX file is no step graph of ortboost.",
+            where=f"metadata '{METADATA_KEY}' is missing",
+            fix="Make one with 'ortboost convert'.",
+        )
+    return Catalogue.from_dict(json.loads(text))

@@ -1,0 +1,221 @@
+"""A program: the graphs, the state and the manifest of one training job, in memory or as a folder.
+
+::
+
+    run/
+      program.json        manifest: versions, configuration, reports, catalogue
+      step.onnx           one training step
+      eval.onnx           outputs and loss in inference mode, on the same state
+      state.safetensors   initial state
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+import ortboost
+from ortboost.errors import FileError
+from ortboost.files import atomic_path, read_json, write_json
+from ortboost.graph.io import load_model, save_model
+from ortboost.program.catalogue import Catalogue, TensorSpec
+from ortboost.program.config import ProgramConfig
+from ortboost.report import Report
+
+__all__ = ["EVAL", "MANIFEST", "STATE", "STEP", "Program", "check_state", "read_tensors"]
+
+MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """A boosted training program.
+
+    Args:
+        step: The step graph; its state tensors are inputs.
+        evaluation: Inference graph with outputs and ``loss``, on the same parameters and buffers.
+        catalogue: Inputs, states and outputs of the step.
+        initial: State name to initial value.
+        config: The configuration it was made with.
+        engine: Name of the engine that made the gradients.
+        source: Where the model came from.
+        prediction: Name of the output that the loss is taken of.
+        reports: What the rewrites did.
+    """
+
+    step: ir.Model
+    evaluation: ir.Model
+    catalogue: Catalogue
+    initial: Mapping[str, NDArray[Any]]
+    config: ProgramConfig
+    engine: str
+    source: str
+    prediction: str
+    reports: tuple[Report, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the step graph and its state; a checkpoint of another program does not fit.
+
+        It covers the catalogue and the nodes, not the initial values.
+        """
+        digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
+        digest.update(ir.to_proto(self.step).graph.SerializeToString(deterministic=True))
+        return digest.hexdigest()[:32]
+
+    @property
+    def labels(self) -> str | None:
+        """Name of the label input; ``None`` if the model computes its own loss."""
+        known = {spec.name for spec in self.catalogue.batch}
+        return self.config.loss.labels if self.config.loss.labels in known else None
+
+    @property
+    def evaluation_inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs of the evaluation graph that are data."""
+        state = {entry.name for entry in self.catalogue.state}
+        return tuple(
+            TensorSpec.of(value)
+            for value in self.evaluation.graph.inputs
+            if value.name not in state
+        )
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the program as a folder; the manifest last, so that it is there or not at all.
+
+        Raises:
+            FileError: The folder cannot be made or written.
+        """
+        target = Path(folder)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(
+                "The program folder cannot be made.", where=f"{target}: {error}", fix="Choose another."
+            ) from error
+        save_model(self.step, target / STEP)
+        save_model(self.evaluation, target / EVAL)
+        with atomic_path(target / STATE) as temporary:
+            save_file({name: np.asarray(a) for name, a in self.initial.items()}, temporary)
+        write_json(target / MANIFEST, self.manifest())
+        return target
+
+    def manifest(self) -> dict[str, Any]:
+        """What ``program.json`` holds."""
+        return {
+            "format": _FORMAT,
+            "ortboost": ortboost.__version__,
+            "onnx": onnx.__version__,
+            "source": self.source,
+            "engine": self.engine,
+            "fingerprint": self.fingerprint,
+            "prediction": self.prediction,
+            "graphs": {"step": STEP, "eval": EVAL},
+            "state": STATE,
+            "config": self.config.to_dict(),
+            "catalogue": self.catalogue.to_dict(),
+            "reports": [report.to_dict() for report in self.reports],
+        }
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Program:
+        """Read a program folder.
+
+        Raises:
+            FileError: A file is missing, damaged, of another format, or they do not fit together.
+        """
+        source = Path(folder)
+        if not (source / MANIFEST).is_file():
+            raise FileError(
+                "This is no program folder.",
+                where=f"{source}: {MANIFEST} is missing",
+                fix="Make one with 'ortboost convert MODEL.onnx -o FOLDER'.",
+            )
+        manifest = read_json(source / MANIFEST)
+        again = "Convert the model again."
+        if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+            raise FileError(
+                "The program has another format than this ortboost knows.",
+                where=f"{source / MANIFEST}: format",
+                fix=again,
+            )
+        try:
+            program = cls(
+                step=load_model(source / STEP),
+                evaluation=load_model(source / EVAL),
+                catalogue=Catalogue.from_dict(manifest["catalogue"]),
+                initial=read_tensors(source / STATE),
+                config=ProgramConfig.from_dict(manifest["config"]),
+                engine=str(manifest["engine"]),
+                source=str(manifest["source"]),
+                prediction=str(manifest["prediction"]),
+                reports=tuple(Report.from_dict(report) for report in manifest["reports"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise FileError(
+                "The manifest of the program is damaged.",
+                where=f"{source / MANIFEST}: {error!r}",
+                fix=again,
+            ) from error
+        check_state(program.catalogue, program.initial, where=str(source / STATE))
+        if program.fingerprint != manifest["fingerprint"]:
+            raise FileError(
+                "The step graph is not the one that the manifest describes.",
+                where=f"{source / STEP}",
+                fix=again,
+            )
+        return program
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """Read a safetensors file.
+
+    Raises:
+        FileError: It is missing or damaged.
+    """
+    try:
+        tensors: dict[str, NDArray[Any]] = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise FileError(
+            "A tensor file cannot be read.",
+            where=f"{path}: {error}",
+            fix="Restore it, or convert the model again.",
+        ) from error
+    return tensors
+
+
+def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, where: str) -> None:
+    """Refuse a state that does not have just the tensors of the catalogue.
+
+    Raises:
+        FileError: Tensors are missing, left over, or of another shape or dtype.
+    """
+    wanted = {entry.name: entry for entry in catalogue.state}
+    for name in [*wanted, *state]:
+        if name not in state or name not in wanted:
+            problem = "is missing" if name not in state else "does not belong to this program"
+            raise FileError(
+                f"The state does not fit the program: '{name}' {problem}.",
+                where=where,
+                fix="Use the state of this very program.",
+            )
+        entry, array = wanted[name], state[name]
+        if tuple(array.shape) != entry.shape or array.dtype != entry.dtype:
+            raise FileError(
+                f"The state does not fit the program: '{name}' is {array.dtype}{list(array.shape)}, "
+                f"{entry.dtype}{list(entry.shape)} is needed.",
+                where=where,
+                fix="Use the state of this very program.",
+            )

@@ -1,0 +1,1 @@
+"""Running programs: sessions on the device that was asked for, state that stays there."""

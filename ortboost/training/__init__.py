@@ -1,0 +1,69 @@
+"""Training on the host: data, schedules, checkpoints, logs, and the loop that joins them.
+
+The trainer drives anything that keeps the protocols in :mod:`ortboost.training.protocols`; it
+knows nothing of graphs or runtimes.
+"""
+
+from __future__ import annotations
+
+from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, Goal, RunView
+from ortboost.training.checkpoints import Checkpoint, CheckpointStore
+from ortboost.training.config import TrainConfig
+from ortboost.training.data import (
+    ArraySource,
+    IterableSource,
+    Source,
+    bind_arrays,
+    load_arrays,
+    pad_batch,
+    prefetch,
+)
+from ortboost.training.evaluation import evaluate
+from ortboost.training.logs import EventLog, read_log
+from ortboost.training.metrics import Metric, get_metric
+from ortboost.training.plot import plot_log
+from ortboost.training.progress import Reporter, make_progress
+from ortboost.training.protocols import Evaluator, InputSpec, Stepper, StepResult
+from ortboost.training.schedule_text import parse_schedule
+from ortboost.training.schedules import Schedule, schedule_from_dict, schedule_to_dict
+from ortboost.training.signals import Interrupted, Terminated
+from ortboost.training.summary import TrainSummary
+from ortboost.training.trainer import Trainer
+
+__all__ = [
+    "ArraySource",
+    "BestModel",
+    "Callback",
+    "Checkpoint",
+    "CheckpointStore",
+    "EarlyStopping",
+    "Evaluator",
+    "EventLog",
+    "Goal",
+    "InputSpec",
+    "Interrupted",
+    "IterableSource",
+    "Metric",
+    "Reporter",
+    "RunView",
+    "Schedule",
+    "Source",
+    "StepResult",
+    "Stepper",
+    "Terminated",
+    "TrainConfig",
+    "TrainSummary",
+    "Trainer",
+    "bind_arrays",
+    "evaluate",
+    "get_metric",
+    "load_arrays",
+    "make_progress",
+    "pad_batch",
+    "parse_schedule",
+    "plot_log",
+    "prefetch",
+    "read_log",
+    "schedule_from_dict",
+    "schedule_to_dict",
+]

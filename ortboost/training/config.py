@@ -1,0 +1,121 @@
+"""What a training run is: one frozen configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ortboost.errors import ConfigError, nearest
+from ortboost.loss_scale import DynamicScaleConfig, ScaleConfig
+from ortboost.training.schedules import Constant, Schedule, schedule_to_dict
+
+__all__ = ["LEARNING_RATE", "TrainConfig"]
+
+LEARNING_RATE: Final = "learning_rate"
+"""Name of the learning-rate input; further groups are ``learning_rate/<group>``."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a :class:`~ortboost.training.trainer.Trainer`.
+
+    Args:
+        epochs: Passes over the data.
+        max_steps: Stop after so many steps (batches, skipped ones included); None for no limit.
+        learning_rate: One schedule for all groups, or a schedule by learning-rate input
+            (``learning_rate``, ``learning_rate/head``); a group that is not named follows
+            ``learning_rate``. Schedules count applied updates.
+        seed: Seed of the run; the step seeds (dropout) derive from it.
+        prefetch: Batches to read ahead in a thread; 0 is off.
+        metrics: Validation metrics besides the loss (``accuracy``, ``top5``).
+        labels: The input that the metrics compare with.
+        output: The output that holds the class scores; None for the model's first.
+        validate_every: Validate every N steps too; 0 only at the end of epochs.
+        checkpoint_every: Save every N steps too; 0 only at the end of epochs.
+        log_every: Write every N-th step to the log; skipped steps are always written.
+        loss_scale: How the step scales its loss, for the stop rule and the warnings.
+        max_skips_at_min: Stop after so many steps in a row that overflow while the scale cannot
+            shrink any further (or whose loss is not finite, when the scale is off).
+        warn_halvings: Warn when the scale shrinks so often ...
+        warn_window: ... within so many steps.
+        overwrite: Start anew in a folder that holds checkpoints, and remove them.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    epochs: int = 1
+    max_steps: int | None = None
+    learning_rate: Schedule | Mapping[str, Schedule] = field(default_factory=lambda: Constant(0.01))
+    seed: int = 0
+    prefetch: int = 2
+    metrics: Sequence[str] = ("accuracy",)
+    labels: str = "labels"
+    output: str | None = None
+    validate_every: int = 0
+    checkpoint_every: int = 0
+    log_every: int = 1
+    loss_scale: ScaleConfig = field(default_factory=DynamicScaleConfig)
+    max_skips_at_min: int = 50
+    warn_halvings: int = 8
+    warn_window: int = 100
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        least = {
+            "epochs": 1,
+            "seed": 0,
+            "prefetch": 0,
+            "validate_every": 0,
+            "checkpoint_every": 0,
+            "log_every": 1,
+            "max_skips_at_min": 1,
+            "warn_halvings": 1,
+            "warn_window": 1,
+        }
+        for name, limit in least.items():
+            if getattr(self, name) < limit:
+                raise ConfigError(
+                    f"'{name}' is {getattr(self, name)}.", where=name, fix=f"Use {limit} or more."
+                )
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ConfigError("'max_steps' is below 1.", where="max_steps", fix="Use 1 or more.")
+
+    def schedules(self, groups: Sequence[str]) -> dict[str, Schedule]:
+        """The schedule of each learning-rate input.
+
+        Args:
+            groups: Names of the inputs, as the stepper gives them.
+
+        Raises:
+            ConfigError: A schedule is for no group, or a group has no schedule.
+        """
+        if not isinstance(self.learning_rate, Mapping):
+            return dict.fromkeys(groups, self.learning_rate)
+        for name in self.learning_rate:
+            if name not in groups:
+                raise ConfigError(
+                    f"There is no learning-rate group '{name}'.",
+                    where="learning_rate",
+                    fix=nearest(name, groups),
+                )
+        chosen = {
+            g: self.learning_rate.get(g, self.learning_rate.get(LEARNING_RATE)) for g in groups
+        }
+        for name, schedule in chosen.items():
+            if schedule is None:
+                raise ConfigError(
+                    f"The learning-rate group '{name}' has no schedule.",
+                    where="learning_rate",
+                    fix=f"Add one for '{name}' or one for '{LEARNING_RATE}', which all follow.",
+                )
+        return {name: schedule for name, schedule in chosen.items() if schedule is not None}
+
+    def describe(self, groups: Sequence[str]) -> dict[str, Any]:
+        """What a checkpoint remembers of the configuration, as JSON data."""
+        schedules = self.schedules(groups)
+        return {
+            "seed": self.seed,
+            "schedules": {name: schedule_to_dict(schedules[name]) for name in groups},
+        }

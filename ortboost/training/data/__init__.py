@@ -1,0 +1,37 @@
+"""Data: files to arrays, arrays to inputs, inputs to batches.
+
+arrays = load_arrays("train.npz")
+bound = bind_arrays(arrays, stepper.inputs, split="train", path="train.npz")
+source = ArraySource(bound, 64, shuffle=True, seed=1, drop_last=True, inputs=stepper.inputs)
+for batch in prefetch(source.epoch(0)): ...
+"""
+
+from __future__ import annotations
+
+from ortboost.training.data.batches import batch_length, check_batch_size, pad_batch, static_batch
+from ortboost.training.data.bind import bind_arrays, convert
+from ortboost.training.data.cifar import load_cifar
+from ortboost.training.data.idx import load_idx, load_idx_pair
+from ortboost.training.data.load import load_arrays
+from ortboost.training.data.npz import load_npz
+from ortboost.training.data.prefetch import prefetch
+from ortboost.training.data.sources import ArraySource, IterableSource, Source, epoch_order
+
+__all__ = [
+    "ArraySource",
+    "IterableSource",
+    "Source",
+    "batch_length",
+    "bind_arrays",
+    "check_batch_size",
+    "convert",
+    "epoch_order",
+    "load_arrays",
+    "load_cifar",
+    "load_idx",
+    "load_idx_pair",
+    "load_npz",
+    "pad_batch",
+    "prefetch",
+    "static_batch",
+]

@@ -1,0 +1,247 @@
+"""Which array feeds which input of the model, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortboost.errors import FileError, OrtBoostError, UsageError, nearest
+from ortboost.training.data.load import SPLITS
+from ortboost.training.protocols import Array, InputLike
+
+__all__ = ["DATA_KEYS", "LABEL_KEYS", "PIXEL_MAX", "bind_arrays", "convert"]
+
+DATA_KEYS = ("x", "images", "image", "data", "features", "inputs", "input")
+LABEL_KEYS = ("y", "labels", "label", "targets", "target")
+PIXEL_MAX = 255.0
+_SUFFIXES = {"train": ("_train",), "test": ("_test", "_val"), "val": ("_val", "_test")}
+_SCAN_BYTES = 1 << 26  # arrays up to 64 MiB are searched for NaN; larger ones are not read for it
+
+
+def convert(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Convert one batch to the dtype that the graph wants.
+
+    uint8 going to a float input is taken for pixels and divided by 255 (as torchvision's
+    ``ToTensor`` does), so images stay bytes on disk and in memory. Everything else is a plain cast.
+    To keep raw byte values, store the array as another dtype.
+
+    Example:
+        >>> convert(np.array([0, 51, 255], np.uint8), np.dtype("float32"))
+        array([0. , 0.2, 1. ], dtype=float32)
+    """
+    if array.dtype == np.uint8 and np.issubdtype(dtype, np.floating):
+        pixels = np.divide(array, np.float32(PIXEL_MAX), dtype=np.float32)
+        return pixels.astype(dtype, copy=False)
+    return np.asarray(array.astype(dtype, copy=False), order="C")  # a scalar stays a scalar
+
+
+def bind_arrays(
+    arrays: Mapping[str, Array],
+    inputs: Sequence[InputLike],
+    *,
+    split: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    path: str | None = None,
+) -> dict[str, Array]:
+    """Choose an array for each input and check that it fits.
+
+    An input takes, in this order: what ``mapping`` says; the array of its own name; and, if it is
+    the only labels (or the only other) input, the array with a usual name (``y``, ``labels``,
+    ``target``... or ``x``, ``images``, ``data``...). With a ``split``, names with its suffix
+    (``x_train``; ``x_test`` or ``x_val``) come before the bare ones.
+
+    Axes of length one are added or dropped and samples are flattened where the model wants vectors
+    (MNIST's ``[N, 28, 28]`` fits ``[N, 1, 28, 28]`` and ``[N, 784]``); axes are never re-ordered.
+
+    Args:
+        arrays: Key to array, ``[N, ...]``, as :func:`load_arrays` gives it.
+        inputs: The model's batch inputs.
+        split: "train", "test", "val" or None for bare names only.
+        mapping: Input name to array key (``--map x=images``: input ``x`` takes ``images``).
+        path: Where the arrays came from, for error texts.
+
+    Returns:
+        Input name to array, in the order of ``inputs``. Arrays are views (mapped ones stay
+        mapped); their dtype is still that of the data, :func:`convert` changes it batch by batch.
+
+    Raises:
+        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN).
+        UsageError: The same without a ``path``; or ``mapping`` or ``split`` name what is not there.
+    """
+    binder = _Binder(arrays, inputs, split, dict(mapping or {}), path)
+    bound = {spec.name: binder.fit(spec, binder.choose(spec)) for spec in inputs}
+    binder.check_lengths(bound)
+    return bound
+
+
+class _Binder:
+    """The arguments of :func:`bind_arrays`, so that its parts need not pass them around."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        inputs: Sequence[InputLike],
+        split: str | None,
+        mapping: dict[str, str],
+        path: str | None,
+    ) -> None:
+        self.arrays, self.inputs, self.mapping, self.path = arrays, inputs, mapping, path
+        if split is not None and split not in SPLITS:
+            raise UsageError(
+                f"There is no split '{split}'.", where="split", fix=nearest(split, SPLITS)
+            )
+        self.suffixes = (*_SUFFIXES.get(split or "", ()), "")
+        self.labels = [spec.name for spec in inputs if spec.name.lower() in LABEL_KEYS]
+        self.data = [spec.name for spec in inputs if spec.name not in self.labels]
+        names = [spec.name for spec in inputs]
+        for name, key in mapping.items():
+            if name not in names:
+                raise UsageError(
+                    f"The model has no input '{name}'.", where="map", fix=nearest(name, names)
+                )
+            if key not in arrays:
+                raise UsageError(
+                    f"The data has no array '{key}'.", where="map", fix=nearest(key, arrays)
+                )
+
+    def error(self, what: str, key: str, fix: str) -> OrtBoostError:
+        """The error for the array ``key``: of the file if there is one."""
+        kind = FileError if self.path else UsageError
+        return kind(what, where=f"{self.path or 'data'}: {key}", fix=fix)
+
+    def choose(self, spec: InputLike) -> str:
+        """The key of the array for one input."""
+        if spec.name in self.mapping:
+            return self.mapping[spec.name]
+        for suffix in self.suffixes:
+            if spec.name + suffix in self.arrays:
+                return spec.name + suffix
+        peers, aliases = (
+            (self.labels, LABEL_KEYS) if spec.name in self.labels else (self.data, DATA_KEYS)
+        )
+        # A key that another input takes by its own name or by the mapping is not free.
+        taken = {i.name + s for i in self.inputs for s in self.suffixes} | set(
+            self.mapping.values()
+        )
+        for suffix in self.suffixes if len(peers) == 1 else ():
+            found = [
+                key
+                for key in self.arrays
+                if key not in taken
+                and key.endswith(suffix)
+                and key[: len(key) - len(suffix)].lower() in aliases
+            ]
+            if len(found) > 1:
+                raise self.error(
+                    f"Several arrays could feed the input '{spec.name}'.",
+                    f"keys {', '.join(found)}",
+                    f"Say which: --map {spec.name}={found[0]}",
+                )
+            if found:
+                return found[0]
+        example = next(iter(self.arrays), "KEY")
+        raise self.error(
+            f"No array feeds the input '{spec.name}'.",
+            f"keys {', '.join(self.arrays)}; inputs {', '.join(i.name for i in self.inputs)}",
+            f"Name an array '{spec.name}', or say which one it is: --map {spec.name}={example}",
+        )
+
+    def fit(self, spec: InputLike, key: str) -> Array:
+        """The array, viewed in the shape of the input, after all checks."""
+        array = self.arrays[key]
+        if array.ndim == 0 or len(array) == 0:
+            raise self.error(
+                "An array has no samples.",
+                f"'{key}' has the shape {list(array.shape)}",
+                "Axis 0 counts the samples, and there must be at least one.",
+            )
+        self._check_dtype(spec, key, array)
+        shape = _fit_shape(array.shape[1:], spec.shape[1:])
+        if shape is None:
+            raise self.error(
+                f"The array '{key}' does not have the shape of the input '{spec.name}'.",
+                f"array {list(array.shape)}, input [{', '.join(str(d) for d in spec.shape)}]",
+                _shape_fix(array.shape[1:], spec.shape[1:]),
+            )
+        return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
+
+    def _check_dtype(self, spec: InputLike, key: str, array: Array) -> None:
+        have, want = array.dtype, spec.dtype
+        whole = np.issubdtype(want, np.integer)
+        numeric = have.kind in "biuf" or have.name in ("bfloat16",)
+        if not numeric or (want == np.bool_ and have != np.bool_):
+            raise self.error(
+                f"The array '{key}' cannot feed the input '{spec.name}'.",
+                f"'{key}' is {have}, the input wants {want}",
+                f"Save it as {want}.",
+            )
+        if have.kind == "f" and (array.nbytes <= _SCAN_BYTES or array.ndim == 1):
+            bad = ~np.isfinite(array)
+            if bad.any():
+                row = int(np.argwhere(bad)[0][0])
+                raise self.error(
+                    f"The array '{key}' holds NaN or infinite values.",
+                    f"'{key}', first in row {row}",
+                    "Clean the data: drop or fill these rows.",
+                )
+        if whole and have.kind == "f" and not np.array_equal(array, np.floor(array)):
+            raise self.error(
+                f"The array '{key}' holds fractions, the input '{spec.name}' wants {want}.",
+                f"'{key}' is {have}",
+                "Labels are class numbers; for dense labels use the loss with sparse=False.",
+            )
+        if whole and have.kind in "iuf":
+            limits = np.iinfo(want)
+            if (
+                have.kind != "f"
+                and np.iinfo(have).min >= limits.min
+                and np.iinfo(have).max <= limits.max
+            ):
+                return
+            low, high = array.min(), array.max()
+            if low < limits.min or high > limits.max:
+                raise self.error(
+                    f"The array '{key}' has values that do not fit into {want}.",
+                    f"'{key}' goes from {low} to {high}",
+                    f"Values must lie in {limits.min}..{limits.max}.",
+                )
+
+    def check_lengths(self, bound: Mapping[str, Array]) -> None:
+        """All arrays must count the same samples."""
+        if len({len(array) for array in bound.values()}) > 1:
+            raise self.error(
+                "The arrays have different numbers of samples.",
+                ", ".join(f"'{name}' {len(array)}" for name, array in bound.items()),
+                "Axis 0 counts the samples and must be the same in all.",
+            )
+
+
+def _matches(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> bool:
+    return len(have) == len(want) and all(
+        not isinstance(w, int) or w == h for h, w in zip(have, want, strict=True)
+    )
+
+
+def _fit_shape(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> tuple[int, ...] | None:
+    """The sample shape in which ``have`` fits ``want``, or None."""
+    if _matches(have, want):
+        return have
+    squeezed = tuple(axis for axis in have if axis != 1)
+    core = tuple(axis for axis in want if axis != 1)
+    if _matches(squeezed, core):
+        rest = iter(squeezed)
+        return tuple(1 if axis == 1 else next(rest) for axis in want)
+    if len(want) == 1 and _matches((math.prod(have),), want):
+        return (math.prod(have),)
+    return None
+
+
+def _shape_fix(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> str:
+    if len(have) == 3 and _matches((have[2], have[0], have[1]), want):
+        return "The array is channels-last; save array.transpose(0, 3, 1, 2) (N, C, H, W)."
+    if len(have) == 3 and _matches((have[1], have[2], have[0]), want):
+        return "The array is channels-first; save array.transpose(0, 2, 3, 1) (N, H, W, C)."
+    return "Reshape the array, or map another one to this input (--map INPUT=KEY)."

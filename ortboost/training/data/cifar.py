@@ -1,0 +1,72 @@
+"""CIFAR-10 binary files: records of 3,073 bytes, a label and 3 x 32 x 32 pixels.
+
+Layout (A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html, "binary version"): one byte
+label 0..9, then 1,024 bytes each of red, green and blue, row-major: an image is ``[C, H, W]``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ortboost.errors import FileError
+from ortboost.training.protocols import Array
+
+__all__ = ["RECORD_BYTES", "find_cifar", "load_cifar"]
+
+_RECORD = np.dtype([("y", "u1"), ("x", "u1", (3, 32, 32))])
+RECORD_BYTES = _RECORD.itemsize
+_CLASSES = 10
+_PATTERNS = {"train": "data_batch_*.bin", "test": "test_batch.bin", "val": "test_batch.bin"}
+
+
+def load_cifar(paths: list[Path] | str | os.PathLike[str]) -> dict[str, Array]:
+    """Read one or several CIFAR-10 binary files.
+
+    Args:
+        paths: One file, which is memory-mapped, or several, which are read and joined in order
+            (the training set is 150 MB of uint8).
+
+    Returns:
+        ``x``: uint8 ``[N, 3, 32, 32]``, values 0..255; ``y``: uint8 ``[N]``. Pixels become
+        float32 / 255 batch by batch, see :func:`ortboost.training.data.bind.convert`.
+
+    Raises:
+        FileError: A file is missing, empty, no whole number of records, or has a label over 9.
+    """
+    files = paths if isinstance(paths, list) else [Path(paths)]
+    parts = [_load_one(path) for path in files]
+    if len(parts) == 1:
+        return {"x": parts[0]["x"], "y": parts[0]["y"]}
+    return {key: np.concatenate([part[key] for part in parts]) for key in ("x", "y")}
+
+
+def _load_one(path: Path) -> Array:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise FileError(
+            "A data file is missing.", where=str(path), fix="Check the path."
+        ) from error
+    if size == 0 or size % RECORD_BYTES:
+        raise FileError(
+            f"'{path.name}' is not a complete CIFAR-10 binary file.",
+            where=f"{path}: {size} bytes, not a multiple of {RECORD_BYTES}",
+            fix="Unpack cifar-10-binary.tar.gz again (the 'binary version', not the Python one).",
+        )
+    records: Array = np.memmap(path, _RECORD, mode="r")
+    if int(records["y"].max()) >= _CLASSES:
+        row = int(np.argmax(records["y"] >= _CLASSES))
+        raise FileError(
+            "A CIFAR-10 label is out of range, so the file is damaged or of another kind.",
+            where=f"{path}: record {row}, label {int(records['y'][row])}",
+            fix="Unpack cifar-10-binary.tar.gz again.",
+        )
+    return records
+
+
+def find_cifar(folder: Path, split: str) -> list[Path]:
+    """The binary files of a split in a folder, in order; empty when there are none."""
+    return sorted(folder.glob(_PATTERNS.get(split, "\0")))

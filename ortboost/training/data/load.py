@@ -1,0 +1,64 @@
+"""One door for data files: recognise the format, read it, or say clearly why not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ortboost.errors import FileError, UsageError, nearest
+from ortboost.training.data.cifar import find_cifar, load_cifar
+from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
+from ortboost.training.data.npz import load_npz
+from ortboost.training.protocols import Array
+
+__all__ = ["SPLITS", "load_arrays"]
+
+SPLITS = ("train", "test", "val")
+_KINDS = "Supported: .npz, IDX (MNIST, also .gz), CIFAR-10 binary, or a folder of the last two."
+
+
+def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> dict[str, Array]:
+    """Load the arrays of a data set.
+
+    Args:
+        path: An ``.npz`` file (stored members are memory-mapped), an IDX file of images or labels
+            (its partner is found beside it), a CIFAR-10 ``.bin`` file, or a folder of IDX or
+            CIFAR-10 files.
+        split: "train", "test" or "val"; chooses the files of a folder ("train" when None). It does
+            not touch the keys of an ``.npz`` file: ``bind_arrays(..., split=)`` chooses there.
+
+    Returns:
+        Key to array; ``x`` and ``y`` for IDX and CIFAR-10. Pickled data is never loaded.
+
+    Raises:
+        FileError: The file is missing, damaged, truncated, empty or of an unknown kind.
+        UsageError: The split is unknown.
+    """
+    if split is not None and split not in SPLITS:
+        raise UsageError(f"There is no split '{split}'.", where="split", fix=nearest(split, SPLITS))
+    source = Path(path)
+    if source.is_dir():
+        return _load_folder(source, split or "train")
+    if not source.is_file():
+        raise FileError("A data file is missing.", where=str(source), fix="Check the path.")
+    if source.stat().st_size == 0:
+        raise FileError("A data file is empty.", where=str(source), fix="Write or fetch it again.")
+    if source.suffix == ".npz":
+        return load_npz(source)
+    if source.suffix == ".bin":
+        return load_cifar(source)
+    if "idx" in source.name or is_idx(source):
+        return load_idx_pair(source)
+    raise FileError(f"'{source.name}' is no known kind of data.", where=str(source), fix=_KINDS)
+
+
+def _load_folder(folder: Path, split: str) -> dict[str, Array]:
+    images = find_idx(folder, split)
+    if images is not None:
+        return load_idx_pair(images)
+    batches = find_cifar(folder, split)
+    if batches:
+        return load_cifar(batches)
+    raise FileError(
+        f"The folder holds no data files for the split '{split}'.", where=str(folder), fix=_KINDS
+    )

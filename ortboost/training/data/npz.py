@@ -1,0 +1,138 @@
+"""Memory-mapping the members of an ``.npz`` file.
+
+``np.load(..., mmap_mode="r")`` ignores the mapping for ``.npz``. But a member that is *stored* (as
+``np.savez`` writes it; ``np.savez_compressed`` deflates) is a plain ``.npy`` file at some offset of
+the archive, so it can be mapped in place:
+
+    archive:  ... | local header: 30 bytes, name (n), extra (m) | .npy header | data | ...
+
+The central directory gives the offset of the local header; the lengths n and m stand at its bytes
+26-27 and 28-29 (APPNOTE.TXT 4.3.7, little-endian). They may differ from the lengths in the
+central directory, so the local header is what is read.
+
+A mapped member's CRC is not checked: that would read all of it. Its size is checked.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ortboost.errors import FileError
+from ortboost.training.protocols import Array
+
+__all__ = ["load_npz"]
+
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_ENCRYPTED = 0x1
+
+
+def load_npz(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Read an ``.npz`` file; stored members are mapped, compressed ones are read.
+
+    Args:
+        path: The archive.
+
+    Returns:
+        Key to array, in the archive's order. Mapped arrays are read-only.
+
+    Raises:
+        FileError: The file or one key of it is missing, damaged, encrypted or holds objects
+            (which would need pickle, and are never loaded).
+    """
+    source = Path(path)
+    try:
+        with zipfile.ZipFile(source) as archive, open(source, "rb") as raw:
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            arrays = {
+                info.filename.removesuffix(".npy"): _member(source, archive, raw, info)
+                for info in members
+            }
+    except zipfile.BadZipFile as error:
+        raise FileError(
+            f"'{source.name}' is not a complete .npz file.",
+            where=f"{source}: {error}",
+            fix="The file is truncated, damaged or of another kind; write it again with np.savez.",
+        ) from error
+    except OSError as error:
+        raise FileError(
+            f"'{source.name}' cannot be read.", where=f"{source}: {error}", fix="Check the path."
+        ) from error
+    if not arrays:
+        raise FileError(
+            f"'{source.name}' holds no arrays.",
+            where=str(source),
+            fix="Write it with np.savez(path, x=..., y=...).",
+        )
+    return arrays
+
+
+def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfile.ZipInfo) -> Array:
+    """One member, mapped where that is possible."""
+    where = f"{source}: key '{info.filename.removesuffix('.npy')}'"
+    try:
+        if info.flag_bits & _ENCRYPTED:
+            raise ValueError("the member is encrypted")  # noqa: TRY301 - one place words all of them
+        if info.compress_type == zipfile.ZIP_STORED:
+            mapped = _map(source, raw, info)
+            if mapped is not None:
+                return mapped
+        with archive.open(info) as stream:
+            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+            # Reading to the end makes zipfile compare the CRC.
+            if stream.read(1):
+                raise ValueError("there are bytes after the array")  # noqa: TRY301
+            return array
+    except (
+        ValueError,
+        EOFError,
+        zlib.error,
+        zipfile.BadZipFile,
+        NotImplementedError,
+        struct.error,
+    ) as error:
+        objects = "pickle" in str(error) or "Object arrays" in str(error)
+        raise FileError(
+            "An array holds Python objects, which are never loaded."
+            if objects
+            else "An array in an .npz file is damaged or foreign.",
+            where=f"{where}: {error}",
+            fix="Save it with a numeric dtype (array.astype(np.float32))."
+            if objects
+            else "Write the file again with np.savez.",
+        ) from error
+
+
+def _map(source: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> Array | None:
+    """Map a stored member; None when it has to be read instead (empty, or a rare header)."""
+    raw.seek(info.header_offset)
+    magic, name_length, extra_length = _LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size))
+    if magic != b"PK\x03\x04":
+        raise ValueError("its local zip header is damaged")
+    start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    raw.seek(start)
+    version = np.lib.format.read_magic(raw)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(raw)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(raw)
+    else:
+        return None
+    if dtype.hasobject:
+        raise ValueError("it needs pickle")
+    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    header = raw.tell() - start
+    if header + size != info.file_size:
+        raise ValueError(f"its header promises {header + size} bytes, it has {info.file_size}")
+    if start + info.file_size > source.stat().st_size:
+        raise ValueError("the file ends inside of it")
+    if size == 0:
+        return None
+    order = "F" if fortran else "C"
+    return np.memmap(source, dtype, mode="r", offset=start + header, shape=shape, order=order)  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,103 @@
+"""Reading ahead in a background thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from ortboost.errors import UsageError
+
+__all__ = ["prefetch"]
+
+T = TypeVar("T")
+_JOIN_SECONDS = 5.0
+
+
+class _Worker(Generic[T]):
+    """A thread that fills a bounded buffer from an iterable."""
+
+    def __init__(self, iterable: Iterable[T], depth: int) -> None:
+        self._iterable, self._depth = iterable, depth
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._stopped = self._ended = False
+        self._error: BaseException | None = None
+        # A daemon, so that an iterable which blocks forever cannot keep the process alive.
+        self._thread = threading.Thread(target=self._fill, name="ortboost-prefetch", daemon=True)
+        self._thread.start()
+
+    def _fill(self) -> None:
+        iterator: Iterator[T] = iter(())
+        try:
+            iterator = iter(self._iterable)
+            for item in iterator:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopped or len(self._items) < self._depth)
+                    if self._stopped:
+                        return
+                    self._items.append(item)
+                    self._changed.notify_all()
+        except BaseException as error:  # raised again in the reader's thread
+            self._error = error
+        finally:
+            if self._stopped and hasattr(iterator, "close"):
+                iterator.close()
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def items(self) -> Generator[T, None, None]:
+        """The items in order; the iterable's exception, with its traceback, where it happened."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._items or self._ended)
+                if not self._items:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                item = self._items.popleft()
+                self._changed.notify_all()
+            yield item
+
+    def stop(self) -> None:
+        """Stop the thread; it ends after the item that it is reading."""
+        with self._changed:
+            self._stopped = True
+            self._items.clear()
+            self._changed.notify_all()
+        self._thread.join(_JOIN_SECONDS)
+
+
+def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+    """Iterate in the same order while a thread reads up to ``depth`` items ahead.
+
+    The thread starts with the first item that is asked for, and is gone when the generator is
+    exhausted, closed or fails. An exception of the iterable is raised here with its traceback,
+    after the items before it.
+
+    Args:
+        iterable: What to read.
+        depth: Items to hold ready; 0 reads in the caller's thread.
+
+    Raises:
+        UsageError: ``depth`` is negative.
+    """
+    if depth < 0:
+        raise UsageError(
+            "The prefetch depth is negative.", where="depth", fix="Use 0 (off) or more."
+        )
+    return _direct(iterable) if depth == 0 else _threaded(iterable, depth)
+
+
+def _direct(iterable: Iterable[T]) -> Generator[T, None, None]:
+    yield from iterable
+
+
+def _threaded(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
+    worker = _Worker(iterable, depth)
+    try:
+        yield from worker.items()
+    finally:
+        worker.stop()

@@ -1,0 +1,256 @@
+"""Where batches come from: arrays, any iterable, a torch ``DataLoader``.
+
+A source gives the batches of an epoch from any position on. Its order is a function of
+(seed, epoch) alone, so that a resumed run sees the same batches as an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ortboost.errors import UsageError
+from ortboost.training.data.batches import batch_length, check_batch_size, static_batch
+from ortboost.training.data.bind import convert
+from ortboost.training.protocols import Array, Batch, InputLike
+
+__all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
+
+
+class Source(Protocol):
+    """What the trainer asks of data."""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Batches in an epoch, or None when that is not known before its end."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from batch ``start`` on."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON data by which a resumed run recognises its data."""
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The shuffled order of an epoch, a function of its arguments alone.
+
+    Sorts ``length`` raw 64-bit draws of Philox seeded with (seed, epoch). Raw draws, unlike
+    ``Generator.permutation``, are promised to stay the same in all versions of numpy (NEP 19).
+
+    Returns:
+        A permutation of ``0 .. length - 1``, int64.
+    """
+    draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(length)
+    return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
+
+
+class ArraySource:
+    """Batches out of arrays in memory or mapped from disk.
+
+    Args:
+        arrays: Input name to array ``[N, ...]``, as :func:`bind_arrays` gives it.
+        batch_size: Samples in a batch.
+        shuffle: Give each epoch its own order, see :func:`epoch_order`.
+        seed: Seed of the order, 0 or more.
+        drop_last: Leave out the last batch when it is short. Training a graph with a fixed batch
+            axis needs it.
+        inputs: The model's inputs; each batch is converted to their dtypes (in the prefetch
+            thread) by :func:`convert`. None leaves the dtypes alone.
+
+    Raises:
+        UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
+            ``drop_last`` does not allow.
+
+    Example:
+        >>> source = ArraySource({"x": np.arange(5)}, batch_size=2)
+        >>> [batch["x"].tolist() for batch in source.epoch(0, start=1)]
+        [[2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        inputs: Sequence[InputLike] | None = None,
+    ) -> None:
+        self.length = batch_length(arrays, "data")
+        if batch_size < 1:
+            raise UsageError("A batch needs samples.", where="batch_size", fix="Use 1 or more.")
+        if seed < 0:
+            raise UsageError("The seed is negative.", where="seed", fix="Use 0 or more.")
+        if drop_last and self.length < batch_size:
+            raise UsageError(
+                f"{self.length} samples do not fill one batch of {batch_size}.",
+                where="batch_size",
+                fix=f"Use a batch size of at most {self.length}, or keep the last, short batch.",
+            )
+        if inputs is not None and drop_last:
+            check_batch_size(inputs, batch_size)
+        self.arrays, self.batch_size = dict(arrays), batch_size
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self._dtypes = {spec.name: spec.dtype for spec in inputs or ()}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        whole, rest = divmod(self.length, self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from ``start`` on; the ones before it are not read."""
+        order = epoch_order(self.length, self.seed, epoch) if self.shuffle else None
+        for index in range(start, self.steps_per_epoch):
+            begin = index * self.batch_size
+            end = min(begin + self.batch_size, self.length)
+            rows: slice | Array = slice(begin, end) if order is None else order[begin:end]
+            yield {
+                name: convert(array[rows], self._dtypes.get(name, array.dtype))
+                for name, array in self.arrays.items()
+            }
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Sizes, dtypes and a CRC of the first and last sample of each array, and how they are cut."""
+        return {
+            "arrays": {
+                name: {
+                    "shape": list(array.shape),
+                    "dtype": array.dtype.str,
+                    "crc": zlib.crc32(np.ascontiguousarray(array[[0, -1]]).tobytes()),
+                }
+                for name, array in sorted(self.arrays.items())
+            },
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
+
+
+class IterableSource:
+    """Batches out of any iterable of dicts or tuples of arrays, or a torch ``DataLoader``.
+
+    Tensors are recognised by what they can do (``detach``, ``cpu``, ``numpy``); torch is not imported.
+
+    Args:
+        data: An iterable that can be iterated once an epoch (a list, a ``DataLoader``), or a
+            function without arguments that gives a fresh iterable. A generator object works for
+            one epoch only; a second one is refused.
+        inputs: The model's inputs: a tuple is matched to them in order, a dict by name, and arrays
+            are converted to their dtypes.
+
+    Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
+    gives the same batches in the same epoch again; the source cannot check that.
+
+    Example:
+        >>> spec = [InputSpec("x", np.dtype("float32"), ("N",))]  # doctest: +SKIP
+        >>> list(IterableSource([(np.ones(2),)], spec).epoch(0))  # doctest: +SKIP
+        [{'x': array([1., 1.], dtype=float32)}]
+    """
+
+    def __init__(
+        self, data: Iterable[Any] | Callable[[], Iterable[Any]], inputs: Sequence[InputLike]
+    ) -> None:
+        self._data, self._inputs = data, list(inputs)
+        self._fixed = static_batch(self._inputs)
+        self._used = False
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """``len(data)`` where there is one."""
+        try:
+            return len(self._data)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch; the first ``start`` are consumed and dropped."""
+        iterable = self._data() if callable(self._data) else self._data
+        if not hasattr(iterable, "__iter__"):
+            raise UsageError(
+                "The data cannot be iterated.",
+                where=f"data: {type(iterable).__name__}",
+                fix="Give an iterable of batches, or a function that returns one.",
+            )
+        if iterable is iter(iterable) and not callable(self._data):
+            if self._used:
+                raise UsageError(
+                    "The data can be iterated only once.",
+                    where=f"data: {type(iterable).__name__}, epoch {epoch}",
+                    fix="Give a list, or a function that returns a fresh iterator.",
+                )
+            self._used = True
+        for index, item in enumerate(iterable):
+            if index >= start:
+                yield self._batch(item, f"data: epoch {epoch}, batch {index}")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The number of batches and the names; the contents are the caller's."""
+        return {"iterable": self.steps_per_epoch, "inputs": [spec.name for spec in self._inputs]}
+
+    def _batch(self, item: Any, where: str) -> Batch:
+        if isinstance(item, Mapping):
+            missing = [spec.name for spec in self._inputs if spec.name not in item]
+            found = f"keys {', '.join(map(str, item))}"
+            parts = [item.get(spec.name) for spec in self._inputs]
+        elif isinstance(item, tuple | list):
+            missing = [spec.name for spec in self._inputs[len(item) :]]
+            found = f"{len(item)} arrays"
+            parts = list(item)
+            if len(item) > len(self._inputs):
+                raise UsageError(
+                    f"A batch has {len(item)} arrays, the model {len(self._inputs)} inputs.",
+                    where=where,
+                    fix=f"Give them in this order: {', '.join(i.name for i in self._inputs)}.",
+                )
+        else:
+            raise UsageError(
+                f"A batch is a {type(item).__name__}, not a dict or tuple of arrays.",
+                where=where,
+                fix="Yield {'input name': array} or (array, labels).",
+            )
+        if missing:
+            raise UsageError(
+                f"A batch has no array for the input '{missing[0]}'.",
+                where=f"{where}: {found}",
+                fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
+            )
+        batch = {
+            spec.name: convert(_to_numpy(part, f"{where}: '{spec.name}'"), spec.dtype)
+            for spec, part in zip(self._inputs, parts, strict=True)
+        }
+        length = batch_length(batch, where)
+        if self._fixed is not None and length > self._fixed:
+            check_batch_size(self._inputs, length)
+        return batch
+
+
+def _to_numpy(value: Any, where: str) -> Array:
+    """An array out of an array, a tensor of any framework, or nested lists of numbers."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+    if hasattr(value, "cpu"):
+        value = value.cpu()
+    if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
+        value = value.numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UsageError(
+            "The samples of a batch differ in shape.",
+            where=where,
+            fix="Pad or crop them to one shape.",
+        ) from error
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise UsageError(
+            f"A batch holds {array.dtype} values, not numbers.",
+            where=where,
+            fix="Convert them to a numeric array; samples must have one shape.",
+        )
+    return array

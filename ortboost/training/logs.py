@@ -1,0 +1,137 @@
+r"""The event log of a run: one JSON object a line (JSONL), written at once.
+
+Every line has ``event`` and ``step`` (steps done when it was written). Numbers that are not finite
+are written as null. The events and their further keys:
+
+- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``, ``steps_per_epoch`` (or null)
+- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step),
+  ``learning_rate`` (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
+- ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
+- ``epoch``: ``epoch`` and the means over it by name (``train_loss``, ...)
+- ``checkpoint``: ``path``, ``best`` (bool)
+- ``warning``: ``text``
+- ``end``: ``reason``, ``seconds``
+
+A checkpoint knows how many events there were when it was taken. A resumed run drops the ones after
+that, so every curve has one value a step; a half line that a killed process left is dropped too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ortboost.errors import FileError
+from ortboost.files import atomic_path
+
+__all__ = ["EventLog", "finite_or_none", "read_log"]
+
+
+def finite_or_none(value: Any) -> Any:
+    """JSON data with None in place of numbers that are not finite.
+
+    Example:
+        >>> finite_or_none({"loss": float("inf"), "steps": [1, 2.5]})
+        {'loss': None, 'steps': [1, 2.5]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite_or_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(item) for item in value]
+    return value
+
+
+class EventLog:
+    """Appends events to a JSONL file and flushes each line.
+
+    Args:
+        path: The file; created with the first event. Its folder must exist.
+
+    Example:
+        ``log.write("step", 12, loss=0.5)`` writes ``{"event": "step", "step": 12, "loss": 0.5}``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.position = 0
+        """Events in the file, as far as this object wrote or kept them; see :meth:`rewind`."""
+        self._stream: IO[str] | None = None
+
+    def write(self, event: str, step: int, **fields: Any) -> None:
+        """Append one event.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
+        line = json.dumps(finite_or_none({"event": event, "step": step, **fields}))
+        try:
+            if self._stream is None:
+                self._stream = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 - held open
+            self._stream.write(line + "\n")
+            self._stream.flush()
+            self.position += 1
+        except OSError as error:
+            raise FileError(
+                "The log cannot be written.", where=str(self.path), fix=str(error)
+            ) from error
+
+    def rewind(self, position: int) -> None:
+        """Keep only the first ``position`` events; 0 starts a new log."""
+        self.close()
+        self.position = 0
+        if position <= 0:
+            self.path.unlink(missing_ok=True)
+        elif self.path.is_file():
+            kept = read_log(self.path)[:position]
+            with atomic_path(self.path) as temporary, open(temporary, "w", encoding="utf-8") as out:
+                out.writelines(json.dumps(event) + "\n" for event in kept)
+            self.position = len(kept)
+
+    def close(self) -> None:
+        """Close the file; a later event opens it again."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The events of a log; lines that are no events (a torn last line) are left out.
+
+    Raises:
+        FileError: The file is missing or cannot be read.
+    """
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return list(_events(stream))
+    except OSError as error:
+        raise FileError(
+            "A log cannot be read.", where=f"{path}: {error}", fix="Check the path."
+        ) from error
+
+
+def _events(lines: IO[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("step"), int) and "event" in event:
+            yield event

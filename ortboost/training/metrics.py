@@ -1,0 +1,140 @@
+"""Metrics: one number a sample, averaged over all samples whatever the batches were."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.errors import UsageError, nearest
+from ortboost.training.protocols import Array
+
+__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "top_k"]
+
+METRICS = ("accuracy", "top5", "loss")
+"""Names for :func:`get_metric`; ``topK`` works for every K."""
+
+
+@dataclass
+class Mean:
+    """A streaming, sample-weighted mean in float64.
+
+    Example:
+        >>> mean = Mean()
+        >>> mean.add(1.0, 3)
+        >>> mean.add(0.0, 1)
+        >>> mean.value
+        0.75
+    """
+
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, samples: int = 1) -> None:
+        """Add ``samples`` samples of mean ``value``."""
+        self.add_sum(value * samples, samples)
+
+    def add_sum(self, total: float, samples: int) -> None:
+        """Add ``samples`` samples whose values sum to ``total``."""
+        self.total += total
+        self.count += samples
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN before the first sample."""
+        return self.total / self.count if self.count else float("nan")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named function of model output and labels.
+
+    Args:
+        name: As it appears in logs.
+        function: (scores ``[N, ...]``, labels ``[N, ...]``) to one value a sample, ``[N]``.
+            None for ``loss``, which the evaluation graph computes itself.
+    """
+
+    name: str
+    function: Callable[[Array, Array], NDArray[np.float64]] | None
+
+
+def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
+    """1 where the highest score is the label's.
+
+    Args:
+        scores: ``[N, C]`` or ``[N, C, d...]``, any monotonous score; or ``[N]`` / ``[N, 1]``
+            logits of a binary model, where above 0 means class 1.
+        labels: Class numbers ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``.
+
+    Returns:
+        ``[N]``; positions ``d...`` are averaged. NaN scores count as wrong.
+
+    Example:
+        >>> accuracy(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1])).tolist()
+        [1.0, 0.0]
+    """
+    if scores.ndim == 1 or scores.shape[1] == 1:
+        flat = scores.reshape(len(scores), -1)
+        right = (flat > 0) == (labels.reshape(flat.shape) > 0.5)
+        return _by_sample(right & np.isfinite(flat))
+    classes = _class_labels(scores, labels)
+    right = (scores.argmax(axis=1) == classes) & ~np.isnan(scores).any(axis=1)
+    return _by_sample(right)
+
+
+def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
+    """A metric function: 1 where fewer than ``k`` classes have a higher score than the label's.
+
+    Example:
+        >>> top_k(2)(np.array([[0.5, 0.3, 0.2]]), np.array([1])).tolist()
+        [1.0]
+    """
+
+    def function(scores: Array, labels: Array) -> NDArray[np.float64]:
+        classes = _class_labels(scores, labels)[:, None]
+        own = np.take_along_axis(scores, classes.astype(np.int64), axis=1)
+        # Of equal scores the lower class number wins, as in argmax.
+        index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
+        ahead = (scores > own) | ((scores == own) & (index < classes))
+        return _by_sample((ahead.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1))
+
+    return function
+
+
+def get_metric(name: str) -> Metric:
+    """A metric by name: ``accuracy``, ``loss`` or ``topK`` (``top5``, ``top-5``).
+
+    Raises:
+        UsageError: The name is unknown; the nearest is named.
+    """
+    if name == "accuracy":
+        return Metric(name, accuracy)
+    if name == "loss":
+        return Metric(name, None)
+    match = re.fullmatch(r"top[-_]?([1-9]\d*)", name)
+    if match:
+        return Metric(f"top{match[1]}", top_k(int(match[1])))
+    raise UsageError(f"There is no metric '{name}'.", where="metrics", fix=nearest(name, METRICS))
+
+
+def _class_labels(scores: Array, labels: Array) -> Array:
+    """Labels as class numbers of the shape ``[N, d...]``."""
+    wanted = (scores.shape[0], *scores.shape[2:])
+    if labels.shape == scores.shape:
+        return np.asarray(labels.argmax(axis=1))
+    if labels.size == int(np.prod(wanted)):
+        return labels.reshape(wanted)
+    raise UsageError(
+        "The labels do not fit the model's output, so there is no accuracy.",
+        where=f"output {list(scores.shape)}, labels {list(labels.shape)}",
+        fix="Name the output that holds the class scores, or turn the metric off.",
+    )
+
+
+def _by_sample(values: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(values.reshape(len(values), -1).mean(axis=1, dtype=np.float64))

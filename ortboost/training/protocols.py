@@ -1,0 +1,126 @@
+"""What the trainer asks of a runtime: the seam between host loop and compiled step.
+
+The runtime lies *below* this layer and does not import it, so everything here is a structural
+protocol with read-only members: any object with these attributes fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Batch", "Evaluator", "InputLike", "InputSpec", "StepResult", "Stepper"]
+
+Array: TypeAlias = NDArray[Any]
+Batch: TypeAlias = dict[str, Array]
+"""Input name to array; axis 0 of every array is the batch axis, all of one length."""
+
+
+class InputLike(Protocol):
+    """Name, dtype and shape of one batch input; a runtime may use its own class for it."""
+
+    @property
+    def name(self) -> str:
+        """The graph input's name."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype that the graph wants."""
+
+    @property
+    def shape(self) -> tuple[int | str | None, ...]:
+        """One entry an axis: a length, the name of a symbolic axis, or None. Axis 0 is the batch."""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The plain implementation of :class:`InputLike`.
+
+    Args:
+        name: The graph input's name.
+        dtype: The numpy dtype that the graph wants.
+        shape: One entry an axis: a length, the name of a symbolic axis, or None.
+
+    Example:
+        >>> InputSpec("x", np.dtype("float32"), ("N", 1, 28, 28)).shape[0]
+        'N'
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...]
+
+
+class StepResult(Protocol):
+    """The host-side outcome of one training step."""
+
+    @property
+    def loss(self) -> float:
+        """Unscaled loss of the batch, before the update."""
+
+    @property
+    def overflow(self) -> bool:
+        """Whether a gradient was not finite, so that the update was skipped."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale *after* the step's scale update; 1 when scaling is off."""
+
+    @property
+    def applied_steps(self) -> int:
+        """Updates applied since the start of training, this one included."""
+
+    @property
+    def consecutive_skips(self) -> int:
+        """Skipped steps in a row up to this one; 0 after an applied one."""
+
+    @property
+    def total_skips(self) -> int:
+        """Skipped steps since the start of training."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Further scalar outputs of the step by name."""
+
+
+class Stepper(Protocol):
+    """A compiled training step together with its state."""
+
+    @property
+    def inputs(self) -> Sequence[InputLike]:
+        """The batch inputs, labels included."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """Names of the learning-rate inputs: ``learning_rate``, ``learning_rate/head``, ..."""
+
+    def step(
+        self, feeds: Mapping[str, Array], hyper: Mapping[str, float], *, seed: int
+    ) -> StepResult:
+        """Run one step on a batch.
+
+        Args:
+            feeds: The batch by input name.
+            hyper: The value of each learning-rate input.
+            seed: Non-negative, below 2**63; a function of (run seed, global step), for dropout.
+        """
+
+    def state(self) -> dict[str, Array]:
+        """A host copy of every state tensor."""
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Replace the whole state."""
+
+    def nonfinite(self, feeds: Mapping[str, Array], hyper: Mapping[str, float]) -> list[str]:
+        """Names of the tensors that are not finite on this batch; the state stays as it is."""
+
+
+class Evaluator(Protocol):
+    """The forward graph in evaluation mode, on the same state as the stepper."""
+
+    def evaluate(self, feeds: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Model outputs by name, in the model's order, and ``loss`` (scalar) where labels allow it."""

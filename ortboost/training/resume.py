@@ -1,0 +1,119 @@
+"""Taking up a run where a checkpoint left it, or saying why that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ortboost.errors import FileError, UsageError
+from ortboost.training.callbacks import Callback
+from ortboost.training.checkpoints import Checkpoint, CheckpointStore
+from ortboost.training.protocols import Stepper
+
+__all__ = ["check_fresh", "find_checkpoint", "load_callbacks", "verify_run"]
+
+
+def check_fresh(store: CheckpointStore, overwrite: bool) -> None:
+    """Make sure that a new run does not mix its checkpoints with those of an old one.
+
+    Raises:
+        UsageError: The folder has checkpoints and ``overwrite`` is False.
+    """
+    steps = store.steps()
+    if not steps:
+        return
+    if not overwrite:
+        raise UsageError(
+            f"There is a run with checkpoints up to step {steps[-1]} already.",
+            where=str(store.folder),
+            fix="Continue it with --resume, or start anew with --overwrite.",
+        )
+    store.clear()
+
+
+def find_checkpoint(
+    store: CheckpointStore, stepper: Stepper, program: str, tell: Callable[[str], None]
+) -> Checkpoint | None:
+    """The newest good checkpoint of this program; None if the folder has none at all.
+
+    Newer ones that are refused are named through ``tell``.
+
+    Raises:
+        FileError: There are checkpoints, and none of them can be used.
+    """
+    found = store.latest(program=program, expect=stepper.state())
+    for refused in found.refused:
+        tell(f"warning: checkpoint refused: {refused.path}: {refused.reason}")
+    if found.checkpoint is not None:
+        if found.refused:
+            tell(f"warning: going back to the good one before it: {found.checkpoint.path}")
+        return found.checkpoint
+    if found.refused:
+        first = found.refused[0]
+        raise FileError(
+            f"None of the {len(found.refused)} checkpoints can be used.",
+            where=f"{first.path}: {first.reason}",
+            fix="Resume with the program that wrote them, or start anew with --overwrite.",
+        )
+    return None
+
+
+def verify_run(
+    progress: Mapping[str, Any], run: Mapping[str, Any], data: Mapping[str, Any]
+) -> list[str]:
+    """Compare what a checkpoint remembers with the run at hand.
+
+    Args:
+        progress: The checkpoint's progress.
+        run: ``TrainConfig.describe`` of this run.
+        data: Fingerprint of this run's training data.
+
+    Returns:
+        Warnings: the differences that are allowed (schedules).
+
+    Raises:
+        UsageError: Seed, batch size or data changed, so that the position in the epoch would mean
+            other samples.
+    """
+    for what, before, now in (
+        ("seed", progress["run"]["seed"], run["seed"]),
+        ("training data", progress["data"], data),
+    ):
+        difference = _difference(before, now, "")
+        if difference:
+            raise UsageError(
+                f"The {what} changed since the checkpoint, so the run cannot go on exactly.",
+                where=f"{what}{difference}",
+                fix="Use what the run was started with, or start anew with --overwrite.",
+            )
+    changed = _difference(progress["run"]["schedules"], run["schedules"], "")
+    if changed:
+        return [f"warning: the learning rate schedule changed since the checkpoint: {changed}"]
+    return []
+
+
+def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> list[str]:
+    """Give the callbacks their state back; warnings name the ones that are new or gone."""
+    names = {callback.name for callback in callbacks}
+    warnings = [
+        f"warning: the checkpoint has a callback '{name}' that this run lacks"
+        for name in states
+        if name not in names and states[name]
+    ]
+    for callback in callbacks:
+        if callback.name in states:
+            callback.load_state_dict(states[callback.name])
+        else:
+            warnings.append(f"warning: the callback '{callback.name}' starts without a past")
+    return warnings
+
+
+def _difference(before: Any, now: Any, path: str) -> str:
+    """The first difference of two JSON values, as ``.key: old -> new``; empty if they are equal."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted({*before, *now}):
+            found = _difference(before.get(key), now.get(key), f"{path}.{key}")
+            if found:
+                return found
+        return ""
+    return "" if before == now else f"{path}: {before} -> {now}"

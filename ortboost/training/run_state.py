@@ -1,0 +1,93 @@
+"""The position of a run: everything on the host that a resumed run must know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ortboost.training.metrics import Mean
+from ortboost.training.protocols import StepResult
+
+__all__ = ["RunState", "step_seed"]
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of a step's random numbers: a function of run seed and step, in ``[0, 2**63)``.
+
+    ``SeedSequence`` hashes the pair, so that neighbouring steps and seeds are unrelated.
+    """
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass
+class RunState:
+    """Counters and partial sums of a run.
+
+    Args:
+        epoch: The epoch that is under way, from 0.
+        batch: Batches of it that are done.
+        step: Steps done in all epochs, skipped ones included.
+        applied_steps: Updates applied.
+        total_skips: Steps skipped.
+        loss_scale: The scale after the last step.
+        validated_step: The step of the last validation, -1 for none.
+        sums: Means over the epoch so far, by name (``loss``, step metrics).
+        metrics: The newest values by name (``train_loss``, ``val_loss``, ...).
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    applied_steps: int = 0
+    total_skips: int = 0
+    loss_scale: float = 1.0
+    validated_step: int = -1
+    sums: dict[str, Mean] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add(self, result: StepResult, samples: int) -> None:
+        """Count a step; values that are not finite stay out of the means."""
+        self.batch += 1
+        self.step += 1
+        self.applied_steps = result.applied_steps
+        self.total_skips = result.total_skips
+        self.loss_scale = result.loss_scale
+        for name, value in {"loss": result.loss, **result.metrics}.items():
+            if np.isfinite(value):
+                self.sums.setdefault(name, Mean()).add(value, samples)
+
+    def end_epoch(self) -> dict[str, float]:
+        """Move on to the next epoch; the means of this one as ``train_...``."""
+        means = {f"train_{name}": mean.value for name, mean in self.sums.items()}
+        means.setdefault("train_loss", float("nan"))
+        self.metrics.update(means)
+        self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
+        return means
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON data; floats survive to the bit."""
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "step": self.step,
+            "applied_steps": self.applied_steps,
+            "total_skips": self.total_skips,
+            "loss_scale": self.loss_scale,
+            "validated_step": self.validated_step,
+            "sums": {name: [mean.total, mean.count] for name, mean in self.sums.items()},
+            "metrics": dict(self.metrics),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunState:
+        """Rebuild the state from :meth:`to_dict`; other keys are left alone."""
+        names = ("epoch", "batch", "step", "applied_steps", "total_skips", "validated_step")
+        return cls(
+            **{name: int(data[name]) for name in names},
+            loss_scale=float(data["loss_scale"]),
+            sums={name: Mean(total, count) for name, (total, count) in data["sums"].items()},
+            metrics={name: float(value) for name, value in data["metrics"].items()},
+        )

@@ -1,0 +1,77 @@
+"""Ctrl-C and SIGTERM: finish the step, save, and leave with the right status."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from ortboost.errors import OrtBoostError
+
+__all__ = ["Interrupted", "SignalGuard", "Terminated"]
+
+
+class Interrupted(OrtBoostError):  # noqa: N818 - like KeyboardInterrupt, a wish and no error
+    """Training was interrupted (Ctrl-C); the text names the checkpoint that was written."""
+
+    exit_status = 130
+
+
+class Terminated(Interrupted):
+    """Training was asked to end (SIGTERM); handled like an interruption."""
+
+    exit_status = 143
+
+
+class SignalGuard:
+    """Turn the first SIGINT or SIGTERM into a request; a second one acts as it did before.
+
+    Handlers are installed in the main thread only (Python allows no other) and restored on leaving.
+
+    Example:
+        >>> with SignalGuard() as signals:
+        ...     print(signals.received)
+        None
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> SignalGuard:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            # None stands for a handler that was not installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    def error(self, step: int, saved: str | None) -> Interrupted:
+        """The error that ends the training after the request."""
+        kind, word = (
+            (Terminated, "terminated")
+            if self.received == signal.SIGTERM
+            else (Interrupted, "interrupted")
+        )
+        return kind(
+            f"Training was {word} after step {step}.",
+            where=saved or "nothing was saved: the run has no checkpoint folder",
+            fix="Continue with --resume." if saved else "Give the run a checkpoint folder.",
+        )

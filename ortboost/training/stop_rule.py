@@ -1,0 +1,80 @@
+"""When to warn and when to give up: rules on the sequence of step results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ortboost.loss_scale import DynamicScaleConfig, NoScaleConfig
+from ortboost.training.config import TrainConfig
+from ortboost.training.protocols import StepResult
+
+__all__ = ["StopRule"]
+
+
+class StopRule:
+    """Counts the steps that cannot be mended by a smaller scale, and the shrinkings of the scale.
+
+    A step is hopeless when it overflows although the scale stands at its minimum (dynamic) or
+    cannot change (fixed), or, without scaling, when it overflows or its loss is not finite.
+
+    Args:
+        config: Gives the kind of scale and the limits.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self.hopeless = 0
+        self._shrinkings: list[int] = []
+        self._scale: float | None = None
+
+    def observe(self, step: int, result: StepResult) -> str | None:
+        """Take note of a step.
+
+        Returns:
+            A warning for the user, or None.
+        """
+        scale = self._config.loss_scale
+        bad = result.overflow
+        if isinstance(scale, DynamicScaleConfig):
+            bad = bad and result.loss_scale <= scale.min_scale
+        elif isinstance(scale, NoScaleConfig):
+            bad = bad or not math.isfinite(result.loss)
+        self.hopeless = self.hopeless + 1 if bad else 0
+        return self._shrinking(step, result)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run should stop."""
+        return self.hopeless >= self._config.max_skips_at_min
+
+    def _shrinking(self, step: int, result: StepResult) -> str | None:
+        before, self._scale = self._scale, result.loss_scale
+        if before is None or result.loss_scale >= before:
+            return None
+        window, limit = self._config.warn_window, self._config.warn_halvings
+        self._shrinkings = [s for s in self._shrinkings if s > step - window] + [step]
+        # The scale starts high on purpose and finds its place by shrinking: no news in the beginning.
+        if len(self._shrinkings) < limit or result.applied_steps == 0:
+            return None
+        count, self._shrinkings = len(self._shrinkings), []
+        return (
+            f"step {step}: the loss scale shrank {count} times within {window} steps, "
+            f"to {result.loss_scale:g}; training stops after {self._config.max_skips_at_min} "
+            "overflows at its minimum. A lower learning rate or gradient clipping may help."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters, as JSON data."""
+        return {
+            "hopeless": self.hopeless,
+            "shrinkings": list(self._shrinkings),
+            "scale": self._scale,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up the counters of :meth:`state_dict`."""
+        self.hopeless = int(state["hopeless"])
+        self._shrinkings = [int(step) for step in state["shrinkings"]]
+        self._scale = state["scale"]

@@ -1,0 +1,83 @@
+"""What a finished run has to say."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ortboost.training.logs import finite_or_none
+from ortboost.training.run_state import RunState
+
+__all__ = ["TrainSummary", "health"]
+
+_MANY_SKIPS = 0.05
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """The result of a training session.
+
+    Args:
+        reason: Why it ended ("all epochs done", "max_steps reached", "early stop: ...").
+        epochs: Whole epochs done since the start of the run.
+        steps: Steps since the start of the run, skipped ones included.
+        applied_steps: Updates applied.
+        skipped_steps: Steps skipped because a gradient was not finite.
+        session_steps: Steps of this session (after a resume, fewer than ``steps``).
+        seconds: Wall-clock seconds of this session, validation and saving included.
+        steps_per_second: ``session_steps / seconds``.
+        loss_scale: The scale at the end.
+        metrics: The last value of each metric.
+        best: Monitored metric to ``{"value": ..., "step": ...}``.
+        healthy: Whether few steps were skipped.
+        health: One line on the skipped steps.
+        checkpoint: The last checkpoint.
+        best_checkpoint: The best one.
+        log: The event log.
+        plot: The picture of the curves.
+    """
+
+    reason: str
+    epochs: int
+    steps: int
+    applied_steps: int
+    skipped_steps: int
+    session_steps: int
+    seconds: float
+    steps_per_second: float
+    loss_scale: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, dict[str, float]] = field(default_factory=dict)
+    healthy: bool = True
+    health: str = ""
+    checkpoint: Path | None = None
+    best_checkpoint: Path | None = None
+    log: Path | None = None
+    plot: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as JSON data; paths as text, numbers that are not finite as None."""
+        data = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        result: dict[str, Any] = finite_or_none(data)
+        return result
+
+
+def health(state: RunState) -> tuple[bool, str]:
+    """Whether the run looks well, and one line that says why.
+
+    Example:
+        >>> health(RunState(step=1000, applied_steps=997, total_skips=3, loss_scale=1024.0))[1]
+        'healthy: 3 of 1000 steps skipped (0.3 %), which is normal while the scale finds its place; scale 1024'
+    """
+    if not state.total_skips:
+        return True, f"healthy: no step was skipped; scale {state.loss_scale:g}"
+    share = state.total_skips / state.step
+    # A scale of 2^24 may need some 20 halvings to find its place, however short the run is.
+    few = share <= _MANY_SKIPS or state.total_skips <= 24
+    text = f"{state.total_skips} of {state.step} steps skipped ({share:.1%})".replace("%", " %")
+    if few and state.applied_steps:
+        tail = "which is normal while the scale finds its place"
+        return True, f"healthy: {text}, {tail}; scale {state.loss_scale:g}"
+    tail = "which is many; lower the learning rate, clip gradients, or look for NaN in the data"
+    return False, f"not healthy: {text}, {tail}; scale {state.loss_scale:g}"

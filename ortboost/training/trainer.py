@@ -1,0 +1,395 @@
+"""The training loop: steps, validation, checkpoints, and leaving in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ortboost.errors import DependencyError, DivergedError, UsageError
+from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, RunView
+from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.config import TrainConfig
+from ortboost.training.data.batches import batch_length, static_batch
+from ortboost.training.data.prefetch import prefetch
+from ortboost.training.data.sources import Source
+from ortboost.training.evaluation import evaluate
+from ortboost.training.logs import EventLog
+from ortboost.training.metrics import get_metric
+from ortboost.training.progress import QuietProgress, Reporter, StepInfo
+from ortboost.training.protocols import Batch, Evaluator, Stepper
+from ortboost.training.resume import check_fresh, find_checkpoint, load_callbacks, verify_run
+from ortboost.training.run_state import RunState, step_seed
+from ortboost.training.signals import SignalGuard
+from ortboost.training.stop_rule import StopRule
+from ortboost.training.summary import TrainSummary, health
+
+__all__ = ["Trainer"]
+
+
+@dataclass
+class _Session:
+    """One call of :meth:`Trainer.fit`."""
+
+    train: Source
+    validation: Source | None
+    signals: SignalGuard
+    rule: StopRule
+    state: RunState = field(default_factory=RunState)
+    view: RunView = field(default_factory=RunView)
+    resumed: Path | None = None
+    saved: Path | None = None
+    saved_step: int = -1
+
+
+class Trainer:
+    """Trains a compiled step on data.
+
+    Args:
+        stepper: The training step with its state.
+        evaluator: The model in evaluation mode, for validation; None to go without.
+        config: The run.
+        store: Where checkpoints go; None keeps none.
+        callbacks: Observers, in the order in which they are called; names must differ.
+        log: The event log; None writes none.
+        progress: Where to show the run; None shows nothing.
+        program: Fingerprint of the program, written into checkpoints and checked on resuming.
+        plot: Where to draw the curves of the log at the end.
+
+    Raises:
+        UsageError: Two callbacks have the same name, or a metric is unknown.
+        ConfigError: The schedules do not fit the stepper's learning-rate groups.
+
+    Example:
+        >>> trainer = Trainer(stepper, evaluator, TrainConfig(epochs=2))  # doctest: +SKIP
+        >>> trainer.fit(ArraySource(arrays, 64, shuffle=True)).steps  # doctest: +SKIP
+        100
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        evaluator: Evaluator | None,
+        config: TrainConfig,
+        *,
+        store: CheckpointStore | None = None,
+        callbacks: Sequence[Callback] = (),
+        log: EventLog | None = None,
+        progress: Reporter | None = None,
+        program: str = "",
+        plot: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.stepper, self.evaluator, self.config = stepper, evaluator, config
+        self.store, self.log, self.program = store, log, program
+        self.callbacks = list(callbacks)
+        self.progress: Reporter = progress or QuietProgress()
+        self.plot = None if plot is None else Path(plot)
+        self._schedules = config.schedules(stepper.groups)
+        self._metrics = [get_metric(name) for name in config.metrics]
+        names = [callback.name for callback in self.callbacks]
+        if len(set(names)) < len(names):
+            raise UsageError(
+                "Two callbacks have the same name.",
+                where=", ".join(names),
+                fix="Give each its own `name`; it is the key of its state in a checkpoint.",
+            )
+
+    def fit(
+        self, train: Source, validation: Source | None = None, *, resume: bool = False
+    ) -> TrainSummary:
+        """Train until the epochs are done or something asks to stop.
+
+        Args:
+            train: The training data.
+            validation: Data to validate on after each epoch (and every ``validate_every`` steps).
+            resume: Go on from the newest good checkpoint, in the middle of an epoch too, to the
+                same bits as a run that was never interrupted. Without any checkpoint the run
+                starts from the beginning.
+
+        Raises:
+            Interrupted: Ctrl-C (exit status 130); the step was finished and the state saved.
+            Terminated: The same for SIGTERM (143).
+            DivergedError: Steps kept overflowing at the smallest scale; the state was saved and
+                the tensors that are not finite are named.
+            UsageError: The folder holds another run; or, resuming, seed or data changed.
+            FileError: Resuming, and none of the checkpoints can be used.
+        """
+        started = time.perf_counter()
+        with contextlib.ExitStack() as stack:
+            signals = stack.enter_context(SignalGuard())
+            s = _Session(train, validation, signals, StopRule(self.config))
+            self._begin(s, resume)
+            first = s.state.step
+            stack.callback(self.progress.close)
+            if self.log is not None:
+                stack.callback(self.log.close)
+            self._loop(s)
+            seconds = time.perf_counter() - started
+            self._event(s, "end", reason=s.view.stop_reason, seconds=seconds)
+        return self._summary(s, first, seconds)
+
+    def _begin(self, s: _Session, resume: bool) -> None:
+        """Load a checkpoint or start anew."""
+        position = 0
+        if self.store is not None:
+            if not resume:
+                check_fresh(self.store, self.config.overwrite)
+            else:
+                position = self._restore(s, self.store)
+        if resume and s.resumed is None:
+            self.progress.message("nothing to resume: starting from the beginning")
+        if self.log is not None:
+            self.log.rewind(position)
+        per_epoch = s.train.steps_per_epoch
+        total = None if per_epoch is None else per_epoch * self.config.epochs
+        limits = [n for n in (total, self.config.max_steps) if n is not None]
+        self.progress.start(min(limits, default=None), s.state.step)
+        self._event(
+            s,
+            "start",
+            time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            resumed=None if s.resumed is None else str(s.resumed),
+            epochs=self.config.epochs,
+            steps_per_epoch=per_epoch,
+        )
+        self._look_at(s)
+        for callback in self.callbacks:
+            callback.on_train_begin(s.view)
+
+    def _restore(self, s: _Session, store: CheckpointStore) -> int:
+        """Take up the newest good checkpoint; returns its position in the log."""
+        tell = self.progress.message
+        found = find_checkpoint(store, self.stepper, self.program, tell)
+        if found is None:
+            return 0
+        run = self.config.describe(self.stepper.groups)
+        warnings = verify_run(found.progress, run, s.train.fingerprint())
+        warnings += load_callbacks(self.callbacks, found.progress["callbacks"])
+        self.stepper.load_state(found.state)
+        s.state = RunState.from_dict(found.progress)
+        s.rule.load_state_dict(found.progress["rule"])
+        s.resumed = s.saved = found.path
+        s.saved_step = s.state.step
+        for text in warnings:
+            tell(text)
+        tell(f"resumed from step {s.state.step} ({found.path.name})")
+        return int(found.progress["log"])
+
+    def _loop(self, s: _Session) -> None:
+        while s.state.epoch < self.config.epochs and not self._at_limit(s):
+            if not self._epoch(s):
+                break
+        if s.view.stop_reason is None:
+            s.view.stop("all epochs done")
+        if s.saved_step != s.state.step:
+            self._save(s)
+        if s.state.validated_step != s.state.step and s.state.step:
+            # For the summary; the checkpoint above is from before it, so that a longer run that
+            # goes on from here decides as if it had never stopped.
+            self._validate(s)
+            self._settle(s, due=False)
+        for callback in self.callbacks:
+            callback.on_train_end(s.view)
+
+    def _at_limit(self, s: _Session) -> bool:
+        if self.config.max_steps is not None and s.state.step >= self.config.max_steps:
+            s.view.stop("max_steps reached")
+        return s.view.stop_reason is not None
+
+    def _epoch(self, s: _Session) -> bool:
+        """The rest of an epoch; False if it was left before its end."""
+        batches = s.train.epoch(s.state.epoch, s.state.batch)
+        with contextlib.closing(prefetch(batches, self.config.prefetch)) as stream:
+            for batch in stream:
+                self._step(s, batch)
+                if self._at_limit(s) and s.state.batch != s.train.steps_per_epoch:
+                    return False
+        if s.state.batch == 0:
+            raise UsageError(
+                "The training data has no batches.",
+                where=f"epoch {s.state.epoch}",
+                fix="Give more samples, or a smaller batch size.",
+            )
+        if s.state.validated_step != s.state.step:
+            self._validate(s)
+        epoch = s.state.epoch
+        means = s.state.end_epoch()
+        self._look_at(s)
+        for callback in self.callbacks:
+            callback.on_epoch_end(s.view, means)
+        self._event(s, "epoch", epoch=epoch, **means)
+        self.progress.message(f"epoch {epoch + 1}/{self.config.epochs}  {self._line(s)}")
+        self._settle(s, due=True)
+        return True
+
+    def _step(self, s: _Session, batch: Batch) -> None:
+        config, state = self.config, s.state
+        hyper = {name: float(rate(state.applied_steps)) for name, rate in self._schedules.items()}
+        result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
+        state.add(result, batch_length(batch))
+        warning = s.rule.observe(state.step, result)
+        if result.overflow or state.step % config.log_every == 0:
+            self._event(
+                s,
+                "step",
+                epoch=state.epoch,
+                loss=result.loss,
+                overflow=bool(result.overflow),
+                loss_scale=result.loss_scale,
+                learning_rate=hyper,
+                applied_steps=result.applied_steps,
+                total_skips=result.total_skips,
+                metrics=dict(result.metrics),
+            )
+        rate = next(iter(hyper.values()), 0.0)
+        self.progress.step(
+            StepInfo(
+                state.step,
+                state.epoch,
+                config.epochs,
+                result.loss,
+                rate,
+                result.loss_scale,
+                result.total_skips,
+            )
+        )
+        if warning is not None:
+            self._warn(s, warning)
+        self._look_at(s)
+        for callback in self.callbacks:
+            callback.on_step_end(s.view, result)
+        if s.rule.diverged:
+            self._diverged(s, batch, hyper)
+        if config.validate_every and state.step % config.validate_every == 0:
+            self._validate(s)
+        due = config.checkpoint_every and state.step % config.checkpoint_every == 0
+        self._settle(s, due=bool(due))
+        if s.signals.received is not None:
+            self._interrupt(s)
+
+    def _validate(self, s: _Session) -> None:
+        if s.validation is None or self.evaluator is None:
+            return
+        found = evaluate(
+            self.evaluator,
+            s.validation,
+            self._metrics,
+            labels=self.config.labels,
+            output=self.config.output,
+            batch_size=static_batch(self.stepper.inputs),
+            stop=lambda: s.signals.received is not None,
+        )
+        if found is None:
+            self._interrupt(s)
+            return
+        s.state.validated_step = s.state.step
+        metrics = {f"val_{name}": value for name, value in found.items()}
+        s.state.metrics.update(metrics)
+        self._look_at(s)
+        self._event(s, "validation", epoch=s.state.epoch, **metrics)
+        for callback in self.callbacks:
+            callback.on_validation_end(s.view, metrics)
+
+    def _settle(self, s: _Session, *, due: bool) -> None:
+        """Save if it is time to, or if a callback wants to keep this state as the best one."""
+        if due or s.view.keep_best:
+            best, s.view.keep_best = s.view.keep_best, False
+            self._save(s, best=best)
+
+    def _save(self, s: _Session, *, best: bool = False) -> None:
+        if self.store is None:
+            return
+        progress = {
+            **s.state.to_dict(),
+            "run": self.config.describe(self.stepper.groups),
+            "data": s.train.fingerprint(),
+            "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
+            "rule": s.rule.state_dict(),
+            "log": 0 if self.log is None else self.log.position,
+        }
+        s.saved = self.store.save(self.stepper.state(), progress, program=self.program, best=best)
+        s.saved_step = s.state.step
+        self._event(s, "checkpoint", path=str(s.saved), best=best)
+
+    def _interrupt(self, s: _Session) -> None:
+        if s.saved_step != s.state.step:
+            self._save(s)
+        self._event(s, "end", reason="interrupted", seconds=None)
+        raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
+
+    def _diverged(self, s: _Session, batch: Batch, hyper: dict[str, float]) -> None:
+        names = self.stepper.nonfinite(batch, hyper)
+        self._save(s)
+        self._event(s, "end", reason="diverged", seconds=None, nonfinite=names)
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        best = None if self.store is None else self.store.best_step()
+        raise DivergedError(
+            f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
+            f"loss scale ({s.state.loss_scale:g}).",
+            where=f"step {s.state.step}; not finite: {shown or 'no tensor on this batch alone'}",
+            fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
+            + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
+        )
+
+    def _look_at(self, s: _Session) -> None:
+        """Bring what callbacks see up to date."""
+        s.view.epoch, s.view.step = s.state.epoch, s.state.step
+        s.view.applied_steps, s.view.metrics = s.state.applied_steps, dict(s.state.metrics)
+
+    def _event(self, s: _Session, event: str, **fields: object) -> None:
+        if self.log is not None:
+            self.log.write(event, s.state.step, **fields)
+
+    def _warn(self, s: _Session, text: str) -> None:
+        self._event(s, "warning", text=text)
+        self.progress.message(f"warning: {text}")
+
+    def _line(self, s: _Session) -> str:
+        """The newest metrics in a line."""
+        parts = [f"{name} {value:.4f}" for name, value in s.state.metrics.items()]
+        skips = [f"skipped {s.state.total_skips}"] if s.state.total_skips else []
+        return "  ".join([*parts, *skips])
+
+    def _draw(self) -> Path | None:
+        if self.plot is None or self.log is None:
+            return None
+        from ortboost.training.plot import plot_log  # matplotlib is optional and slow to import
+
+        try:
+            return plot_log(self.log.path, self.plot)
+        except DependencyError as error:
+            # A finished training must not fail for want of a picture.
+            self.progress.message(f"no plot: {error.what} {error.fix}")
+            return None
+
+    def _summary(self, s: _Session, first: int, seconds: float) -> TrainSummary:
+        healthy, line = health(s.state)
+        done = s.state.step - first
+        best = None if self.store is None else self.store.best_step()
+        return TrainSummary(
+            reason=s.view.stop_reason or "",
+            epochs=s.state.epoch,
+            steps=s.state.step,
+            applied_steps=s.state.applied_steps,
+            skipped_steps=s.state.total_skips,
+            session_steps=done,
+            seconds=seconds,
+            steps_per_second=done / seconds,
+            loss_scale=s.state.loss_scale,
+            metrics=dict(s.state.metrics),
+            best={
+                c.goal.monitor: {"value": c.best, "step": float(c.best_step)}
+                for c in self.callbacks
+                if isinstance(c, BestModel | EarlyStopping) and c.best is not None
+            },
+            healthy=healthy,
+            health=line,
+            checkpoint=s.saved,
+            best_checkpoint=None if self.store is None or best is None else self.store.path(best),
+            log=None if self.log is None else self.log.path,
+            plot=self._draw(),
+        )

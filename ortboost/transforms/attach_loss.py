@@ -1,0 +1,285 @@
+r"""Attach a loss to a forward graph.
+
+With predictions `x`, labels `z`, `N` samples and `K` classes:
+
+- ``softmax-cross-entropy``, sparse labels: `l_n = -log softmax(x_n)[z_n]`;
+  dense labels: `l_n = -sum_k z_nk log softmax(x_n)_k`.
+- ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise with broadcasting.
+- ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
+- ``output``: the model already computes its loss; its gradient is taken as it is.
+
+``mean`` divides by the number of losses (samples for cross entropy, elements otherwise), ``sum``
+adds them up, ``none`` gives them all out and differentiates their sum, as MindSpore does.
+
+`softplus(x)` is computed as `ReduceLogSumExp([0, x])`: it does not overflow, and its gradient is the
+sigmoid everywhere, at `x = 0` too, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a kink
+that automatic differentiation gets wrong (a new head with zero weights starts just there).
+
+Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss` for the form with
+``pos_weight``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from ortboost.errors import ConfigError, ModelError, UsageError, nearest
+from ortboost.graph.build import Builder
+from ortboost.graph.io import source_name
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.report import Report
+
+__all__ = ["LOSSES", "AttachedLoss", "LossConfig", "attach_loss"]
+
+LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
+"""Names of the losses."""
+
+_Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Which loss, over which output, against labels of which form.
+
+    Args:
+        name: One of :data:`LOSSES`.
+        reduction: ``mean``, ``sum`` or ``none``.
+        sparse: For cross entropy: labels are class numbers (int64), not one row of
+            probabilities a sample.
+        output: Name of the model's output that the loss is taken of; may stay out if the model has
+            one output.
+        labels: Name of the new input.
+        label_shape: Shape of the labels; follows from the output if not given.
+        ignore_index: For sparse cross entropy: labels with this value do not count.
+        weight: For ``bce-with-logits``: factor of each element, broadcast against the output.
+        pos_weight: For ``bce-with-logits``: factor of the positive part, broadcast likewise.
+
+    Raises:
+        ConfigError: An unknown name or reduction.
+    """
+
+    name: str = "softmax-cross-entropy"
+    reduction: Literal["mean", "sum", "none"] = "mean"
+    sparse: bool = True
+    output: str | None = None
+    labels: str = "labels"
+    label_shape: tuple[int | str | None, ...] | None = None
+    ignore_index: int | None = None
+    weight: Any = field(default=None, compare=False)
+    pos_weight: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.name not in LOSSES:
+            raise ConfigError(
+                f"Unknown loss '{self.name}'.", where="loss", fix=nearest(self.name, LOSSES)
+            )
+        if self.reduction not in ("mean", "sum", "none"):
+            raise ConfigError(
+                f"Unknown reduction '{self.reduction}'.",
+                where="loss reduction",
+                fix=nearest(str(self.reduction), ("mean", "sum", "none")),
+            )
+
+
+@dataclass(frozen=True)
+class AttachedLoss:
+    """Where the loss is in the graph.
+
+    Args:
+        report: What was attached.
+        prediction: Name of the output that the loss is taken of.
+        loss: Name of the graph output with the loss that users see, ``loss``.
+        objective: Name of the scalar to differentiate; differs from ``loss`` for ``none``.
+        labels: Name of the label input; ``None`` if the model computes its own loss.
+    """
+
+    report: Report
+    prediction: str
+    loss: str
+    objective: str
+    labels: str | None
+
+
+def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
+    """Append the loss to the graph and make it the output ``loss``; labels become an input.
+
+    Args:
+        model: A normalized forward model (opset 18 or newer); changed in place.
+        config: Which loss.
+
+    Raises:
+        UsageError: The output to train on is not named and there are several, or does not exist.
+        ModelError: Its shape or type does not fit the loss.
+    """
+    graph = model.graph
+    prediction = _choose_output(model, config)
+    builder = Builder(graph, "ortboost/loss")
+    report = Report("attach_loss")
+    if config.name == "output":
+        loss, objective = _own_loss(model, prediction, builder)
+        report.changed[prediction.name or ""] = "differentiated as the loss of the model"
+        return AttachedLoss(report, prediction.name or "", loss, objective, None)
+
+    labels = _label_input(model, config, prediction)
+    shape = known_shape(prediction) or ()
+    if config.name == "softmax-cross-entropy":
+        if config.sparse and config.reduction != "none":
+            loss = _fused_cross_entropy(builder, prediction, labels, config, config.reduction)
+            objective = loss
+        else:
+            if config.sparse:
+                losses = _fused_cross_entropy(builder, prediction, labels, config, "none")
+            else:
+                log_softmax = builder.op("LogSoftmax", prediction, axis=1 if len(shape) > 1 else -1)
+                product = builder.op("Mul", log_softmax, labels)
+                axis = builder.ints(1 if len(shape) > 1 else -1)
+                losses = builder.op("Neg", builder.op("ReduceSum", product, axis, keepdims=0))
+            loss, objective = _reduce(builder, losses, config.reduction)
+    else:
+        losses = _elementwise(builder, prediction, labels, config)
+        loss, objective = _reduce(builder, losses, config.reduction)
+    builder.flush()
+    _rename_to_loss(graph, loss)
+    graph.outputs.append(loss)
+    infer_shapes(model)
+    report.changed[prediction.name or ""] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
+    return AttachedLoss(
+        report, prediction.name or "", loss.name or "", objective.name or "", labels.name
+    )
+
+
+def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
+    outputs = {value.name or "": value for value in model.graph.outputs}
+    if config.output is not None:
+        if config.output not in outputs:
+            raise UsageError(
+                f"The model has no output '{config.output}'.",
+                where=source_name(model),
+                fix=nearest(config.output, outputs),
+            )
+        return outputs[config.output]
+    if len(outputs) != 1:
+        raise UsageError(
+            f"The model has {len(outputs)} outputs, and the loss needs one.",
+            where=f"{source_name(model)}: {', '.join(outputs)}",
+            fix="Name it with --output NAME (LossConfig(output=...)).",
+        )
+    return next(iter(outputs.values()))
+
+
+def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> tuple[str, str]:
+    shape = known_shape(output)
+    if output.dtype not in FLOAT_TYPES or (shape is not None and any(d != 1 for d in shape)):
+        raise ModelError(
+            f"The output '{output.name}' is no scalar loss: {output.dtype}, shape {shape}.",
+            where=source_name(model),
+            fix="Choose a loss with --loss, or name the output that holds the loss.",
+        )
+    # A fresh name, so that the step's `loss` is always the unscaled scalar, whatever the model says.
+    scalar = builder.op("Reshape", output, builder.ints(), shape=())
+    builder.flush()
+    if output.name == "loss":
+        output.name = builder.unique("loss/model")
+    _rename_to_loss(model.graph, scalar)
+    index = next(i for i, value in enumerate(model.graph.outputs) if value is output)
+    model.graph.outputs[index] = scalar
+    return "loss", "loss"
+
+
+def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> ir.Value:
+    shape = known_shape(prediction)
+    if prediction.dtype not in FLOAT_TYPES:
+        raise ModelError(
+            f"The output '{prediction.name}' is {prediction.dtype}, not a float tensor.",
+            where=source_name(model),
+            fix="Name an output that holds predictions with --output.",
+        )
+    if any(value.name == config.labels for value in model.graph.inputs):
+        raise UsageError(
+            f"The model already has an input '{config.labels}'.",
+            where=source_name(model),
+            fix="Give the labels another name with --labels NAME, or --loss output if the model "
+            "computes its own loss.",
+        )
+    sparse = config.name == "softmax-cross-entropy" and config.sparse
+    wanted: _Dims | None = config.label_shape
+    if wanted is None:
+        if shape is None or (config.name == "softmax-cross-entropy" and len(shape) < 2):
+            raise ModelError(
+                f"The shape of the output '{prediction.name}' does not fit the loss: {shape}.",
+                where=source_name(model),
+                fix="Cross entropy needs [batch, classes, ...]; give --labels-shape otherwise.",
+            )
+        wanted = (shape[0], *shape[2:]) if sparse else shape
+    labels = ir.Value(
+        name=config.labels,
+        type=ir.TensorType(ir.DataType.INT64 if sparse else ir.DataType.FLOAT),
+        shape=ir.Shape(wanted),
+    )
+    model.graph.inputs.append(labels)
+    return labels
+
+
+def _fused_cross_entropy(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
+) -> ir.Value:
+    """The standard fused operator; its second output is what native gradients read."""
+    extra = {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
+    loss, log_prob = builder.ops(
+        "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], reduction=reduction, **extra
+    )
+    loss.shape = ir.Shape(known_shape(labels) or ()) if reduction == "none" else ir.Shape(())
+    log_prob.shape = x.shape
+    return loss
+
+
+def _elementwise(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
+) -> ir.Value:
+    # [..] and [..] broadcast, as MindSpore's and numpy's losses do
+    if config.name == "mse":
+        difference = builder.op("Sub", x, labels)
+        return builder.op("Mul", difference, difference)
+    if config.name == "l1":
+        return builder.op("Abs", builder.op("Sub", x, labels))
+    one = builder.const(1.0)
+    positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
+    if config.pos_weight is not None:
+        positive = builder.op("Mul", positive, builder.const(config.pos_weight))
+    negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
+    losses = builder.op("Add", positive, negative)
+    return losses if config.weight is None else builder.op(
+        "Mul", losses, builder.const(config.weight)
+    )
+
+
+def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
+    last = builder.ints(-1)
+    x_last = builder.op("Unsqueeze", x, last)  # [..., 1]
+    zeros = builder.op("Mul", x_last, builder.const(0.0))
+    pair = builder.op("Concat", zeros, x_last, axis=-1)  # [..., 2]
+    return builder.op("ReduceLogSumExp", pair, last, keepdims=0)
+
+
+def _reduce(builder: Builder, losses: ir.Value, reduction: str) -> tuple[ir.Value, ir.Value]:
+    """The loss that is shown, and the scalar that is differentiated."""
+    if reduction == "mean":
+        mean = builder.op("ReduceMean", losses, keepdims=0, shape=())
+        return mean, mean
+    total = builder.op("ReduceSum", losses, keepdims=0, shape=())
+    return (total, total) if reduction == "sum" else (losses, total)
+
+
+def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:
+    for other in [*graph.inputs, *(out for node in graph.all_nodes() for out in node.outputs)]:
+        if other.name == "loss" and other is not value:
+            raise ModelError(
+                "The model already uses the name 'loss' for another tensor.",
+                where="tensor 'loss'",
+                fix="Use --loss output --output loss if that is the loss; rename it otherwise.",
+            )
+    value.name = "loss"

@@ -1,0 +1,167 @@
+"""Replace the last fully connected layer by a fresh one with another number of outputs.
+
+For fine-tuning: the backbone keeps its weights, the head starts anew. The new weight is drawn
+uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed and the bias likewise, which is how
+PyTorch starts a `Linear` (`torch.nn.Linear` documentation, section Variables).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.errors import ModelError, UsageError
+from ortboost.graph.io import source_name
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["DenseLayer", "find_head", "new_head"]
+
+_PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A fully connected layer in a graph.
+
+    Args:
+        node: The Gemm or MatMul.
+        weight: Its weight initializer.
+        bias: Its bias initializer, if it has one.
+        out_axis: Axis of the weight that counts the outputs (0 for torch's ``[out, in]``).
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    bias: ir.Value | None
+    out_axis: int
+
+
+def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
+    """Find the fully connected layer that makes an output of the model.
+
+    Args:
+        model: A normalized model.
+        output: Name of the output; the only or first one if not given.
+
+    Raises:
+        ModelError: No such layer on the way back from the output.
+    """
+    outputs = [v for v in model.graph.outputs if output is None or v.name == output]
+    if not outputs:
+        raise UsageError(
+            f"The model has no output '{output}'.",
+            where=source_name(model),
+            fix=f"Outputs: {', '.join(v.name or '' for v in model.graph.outputs)}.",
+        )
+    value, bias = outputs[0], None
+    while (node := value.producer()) is not None:
+        if node.op_type == "Gemm" and _initializer(node.inputs[1]):
+            transposed = node.attributes.get_int("transB", 0)
+            third = node.inputs[2] if len(node.inputs) > 2 else None
+            return DenseLayer(node, _get(node, 1), _initializer(third), 0 if transposed else 1)
+        if node.op_type == "MatMul":
+            if weight := _initializer(node.inputs[1]):
+                return DenseLayer(node, weight, bias, 1)
+            transpose = node.inputs[1].producer() if node.inputs[1] is not None else None
+            if transpose is not None and transpose.op_type == "Transpose":
+                weight = _initializer(transpose.inputs[0])
+                if weight is not None and len(weight.shape or ()) == 2:
+                    return DenseLayer(node, weight, bias, 0)
+        if node.op_type == "Add" and bias is None:
+            for index in (0, 1):
+                if candidate := _initializer(node.inputs[index]):
+                    bias, value = candidate, _get(node, 1 - index)
+                    break
+            else:
+                break
+            continue
+        if node.op_type not in _PASSED_ON_THE_WAY or node.inputs[0] is None:
+            break
+        value = node.inputs[0]
+    raise ModelError(
+        "No fully connected layer was found at the end of the model.",
+        where=f"{source_name(model)}: output '{outputs[0].name}'",
+        fix="Name the output of the classifier with --output, or train the head you have.",
+    )
+
+
+def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = None) -> Report:
+    """Give the last fully connected layer ``size`` outputs and fresh weights, in place.
+
+    Args:
+        model: A normalized model.
+        size: Number of outputs of the new head.
+        seed: Seed of the new weights.
+        output: The output whose head is meant; the only or first one if not given.
+
+    Raises:
+        UsageError: ``size`` is not positive.
+        ModelError: No such layer, or its weight is shared with another node.
+    """
+    if size < 1:
+        raise UsageError(
+            f"A head with {size} outputs makes no sense.",
+            where="--new-head",
+            fix="Give the number of classes, 1 or more.",
+        )
+    head = find_head(model, output)
+    shared = [v for v in (head.weight, head.bias) if v is not None and len(v.uses()) > 1]
+    if shared:
+        raise ModelError(
+            f"The head cannot be replaced: '{shared[0].name}' is used by other nodes too.",
+            where=f"{source_name(model)}: node '{head.node.name}'",
+            fix="Untie the weights before the export.",
+        )
+    old_shape = tuple(int(d) for d in head.weight.const_value.shape)  # type: ignore[union-attr]
+    fan_in = old_shape[1 - head.out_axis]
+    new_shape = [0, 0]
+    new_shape[head.out_axis], new_shape[1 - head.out_axis] = size, fan_in
+    generator = np.random.default_rng(seed)
+    bound = 1.0 / np.sqrt(fan_in)
+    report = Report("new_head")
+    for value, shape in ((head.weight, tuple(new_shape)), (head.bias, (size,))):
+        if value is None:
+            continue
+        drawn = generator.uniform(-bound, bound, shape).astype(value.dtype.numpy())  # type: ignore[union-attr]
+        report.changed[value.name or ""] = f"{tuple(value.shape or ())} -> {shape}, new values"
+        value.const_value = ir.tensor(drawn, name=value.name)
+        value.shape = ir.Shape(shape)
+    _forget_shapes_after(head.node)
+    infer_shapes(model)
+    return report
+
+
+def _forget_shapes_after(node: ir.Node) -> None:
+    """The class count changed: shapes downstream are inferred again; the rank is kept."""
+    pending, seen = [node], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for output in current.outputs:
+            shape = known_shape(output)
+            if output.is_graph_output() and shape is not None:
+                output.shape = ir.Shape([*shape[:-1], None])
+            else:
+                output.shape = None
+            pending.extend(usage.node for usage in output.uses())
+
+
+def _initializer(value: ir.Value | None) -> ir.Value | None:
+    return value if value is not None and value.is_initializer() else None
+
+
+def _get(node: ir.Node, index: int) -> ir.Value:
+    value = node.inputs[index]
+    if value is None:
+        raise ModelError(
+            f"Input {index} of {node.op_type} is missing.",
+            where=f"node '{node.name}'",
+            fix="Export the model again.",
+        )
+    return value

@@ -1,0 +1,394 @@
+"""BatchNormalization between its training and its inference form.
+
+Exporters write BatchNormalization in inference form, torch's dynamo exporter even from ``train()``.
+Trained like that, the statistics never move and the gradients are those of a fixed affine map.
+:func:`to_training` switches the nodes over and makes the next running statistics values of the
+graph; :func:`to_inference` goes back, for evaluation and export.
+
+The statistics are computed beside the node, ``next = old * momentum + batch * (1 - momentum)``, with
+``momentum = 0`` on the node itself, which then outputs those of the batch: onnxruntime would
+otherwise overwrite the stored statistics in place, even where a skipped step has to keep them.
+
+The convention of ONNX is ``next = old * momentum + batch * (1 - momentum)`` with the *biased*
+variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore keep the unbiased one, ``/ (N -
+1)``; that is the default here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.errors import ModelError
+from ortboost.graph.build import Builder
+from ortboost.graph.query import static_shape
+from ortboost.report import Report
+
+__all__ = [
+    "NEXT",
+    "BatchNormState",
+    "batch_norms",
+    "next_name",
+    "running_statistics",
+    "to_inference",
+    "to_training",
+]
+
+NEXT = "ortboost/next/"
+"""Prefix of the name of the next value of a state tensor."""
+
+_OWN = "ortboost/batch_norm/"
+_MOMENTUM = "ortboost.momentum"
+
+RunningVariance = Literal["unbiased", "onnx"]
+
+
+@dataclass(frozen=True)
+class BatchNormState:
+    """What :func:`to_training` did.
+
+    Args:
+        report: Nodes changed (now in training mode) and kept (frozen), with reasons.
+        next_of: Buffer (running mean or variance) to the name of the value that holds its next
+            state. The values are in the graph, and not yet among its outputs.
+    """
+
+    report: Report
+    next_of: dict[str, str] = field(default_factory=dict)
+
+
+def next_name(state: str) -> str:
+    """Name of the next value of the state tensor ``state``."""
+    return f"{NEXT}{state}"
+
+
+def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
+    """The BatchNormalization nodes of the main graph, in graph order."""
+    for node in model.graph:
+        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+            yield node
+
+
+def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+    """Running mean and variance of a node, if both are stored tensors.
+
+    They are if they are initializers or graph inputs, also through Identity nodes: the TorchScript
+    exporter stores equal tensors once.
+    """
+    found = []
+    for index in (3, 4):
+        value = _origin(node.inputs[index])
+        if value is None or not (value.is_initializer() or value.is_graph_input()):
+            return None
+        found.append(value)
+    return found[0], found[1]
+
+
+def to_training(
+    model: ir.Model,
+    *,
+    frozen: Callable[[ir.Node], bool] = lambda _: False,
+    running_variance: RunningVariance = "unbiased",
+) -> BatchNormState:
+    """Put BatchNormalization nodes in training mode, in place.
+
+    A node in training mode normalizes by the statistics of the batch and computes the next running
+    mean and variance, shape ``[C]`` each, named ``ortboost/next/<buffer>``. Where a module is
+    applied twice (two nodes share scale, bias and both statistics) the second update starts from
+    the first one, as in PyTorch. Where nodes share only the statistics (exporters store equal
+    tensors once) each gets its own copy.
+
+    Args:
+        model: Model whose main graph is changed.
+        frozen: Says of a node whether it keeps its running statistics and stays in inference form.
+        running_variance: ``"unbiased"`` (PyTorch, MindSpore) or ``"onnx"`` (biased).
+
+    Returns:
+        The report, and where the next statistics are. A second call changes nothing.
+
+    Raises:
+        ModelError: Running statistics are computed in the graph instead of stored; the error names
+            all such nodes.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[N,3] y) {
+        ...   [bn] y = BatchNormalization(x, s, b, m, v)
+        ... }''')
+        >>> to_training(model).next_of
+        {'m': 'ortboost/next/m', 'v': 'ortboost/next/v'}
+    """
+    state = BatchNormState(Report("batch_norm_to_training"))
+    nodes = []
+    for node in batch_norms(model):
+        if _is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
+            state.report.kept[_label(node)] = "in training mode already"
+        elif frozen(node):
+            state.report.kept[_label(node)] = "frozen: it keeps its running statistics"
+            if _is_training(node):
+                _freeze(node, state.report)
+        else:
+            nodes.append(node)
+    bad = [_label(node) for node in nodes if running_statistics(node) is None]
+    if bad:
+        raise ModelError(
+            "Running statistics of BatchNormalization are computed, not stored.",
+            where=", ".join(bad),
+            fix="Freeze these nodes, or export the model with its running_mean and running_var.",
+        )
+    builder = Builder(model.graph, _OWN.rstrip("/"))
+    _separate(model, nodes, builder, state.report)
+    latest: dict[str, ir.Value] = {}
+    last_buffer: dict[str, ir.Value] = {}
+    for node in nodes:
+        statistics = running_statistics(node)
+        if statistics is None:  # excluded above
+            continue
+        was_training = _is_training(node)
+        chained = statistics[0].name in latest
+        for index, value in zip((3, 4), statistics, strict=True):
+            node.replace_input_with(index, latest.get(value.name or "", value))
+        node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+        new_mean, new_var = _add_statistics(model, node, builder, running_variance)
+        for buffer, new in zip(statistics, (new_mean, new_var), strict=True):
+            latest[buffer.name or ""] = new
+            last_buffer[buffer.name or ""] = buffer
+        state.report.changed[_label(node)] = (
+            ("outputs its running statistics" if was_training else "put in training mode")
+            + (", continues the statistics of the node before it" if chained else "")
+            + f" (running variance: {running_variance})"
+        )
+    for buffer_name, new in latest.items():
+        buffer = last_buffer[buffer_name]
+        if new.is_graph_output():  # its name is the user's: add another value for ours
+            same = builder.op("Identity", new)
+            producer = new.producer()
+            model.graph.insert_after(producer, builder.take()) if producer else builder.flush()
+            new = same
+        new.name = builder.unique(next_name(buffer_name))
+        new.type, new.shape = buffer.type, buffer.shape
+    for output in (output for node in model.graph for output in node.outputs):
+        if (output.name or "").startswith(NEXT):
+            state.next_of[(output.name or "")[len(NEXT) :]] = output.name or ""
+    return state
+
+
+def _label(node: ir.Node) -> str:
+    return node.name or node.outputs[0].name or node.op_type
+
+
+def _is_ours(output: ir.Value) -> bool:
+    return (output.name or "").startswith((NEXT, _OWN))
+
+
+def _freeze(node: ir.Node, report: Report) -> None:
+    """Bring a node that was exported in training mode into inference form."""
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+        report.notes.append(f"'{_label(node)}' is frozen, but its running statistics are used")
+        return
+    node.resize_outputs(1)
+    node.attributes.pop("training_mode", None)
+    report.changed[_label(node)] = "put in inference mode: frozen"
+    report.kept.pop(_label(node), None)
+
+
+def _add_statistics(
+    model: ir.Model, node: ir.Node, builder: Builder, running_variance: RunningVariance
+) -> tuple[ir.Value, ir.Value]:
+    """Let the node output the batch statistics, and compute the next running ones beside it."""
+    stored = (node.inputs[3], node.inputs[4])
+    momentum = node.attributes.get_float("momentum", 0.9)
+    node.metadata_props[_MOMENTUM] = repr(momentum)
+    node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
+    node.resize_outputs(3)
+    for index, old in enumerate(stored):
+        # onnxruntime writes outputs 1 and 2 into the memory of inputs 3 and 4, also where those
+        # are the caller's arrays. So they get a value of no interest (at momentum 0 it counts for
+        # nothing) in memory of its own.
+        if old is not None:
+            unused = builder.op("Mul", old, builder.const(0.5, old.dtype or ir.DataType.FLOAT))
+            node.replace_input_with(3 + index, unused)
+    model.graph.insert_before(node, builder.take())
+    following = []
+    for kind, old, batch in zip(("mean", "var"), stored, node.outputs[1:], strict=True):
+        if old is None:
+            raise TypeError("running_statistics() found it before")
+        if not batch.is_graph_output():
+            batch.name = builder.unique(f"{_OWN}{_label(node)}/{kind}")
+        batch.type, batch.shape = old.type, old.shape
+        dtype = old.dtype or ir.DataType.FLOAT
+        kept = builder.op("Mul", old, builder.const(momentum, dtype))
+        weight = builder.const(1.0 - momentum, dtype)
+        if kind == "var" and running_variance == "unbiased":
+            weight = _unbiased(node, old, 1.0 - momentum, builder, dtype)
+        new = builder.op("Add", kept, builder.op("Mul", batch, weight), shape=old.shape)
+        following.append(new)
+    model.graph.insert_after(node, builder.take())
+    return following[0], following[1]
+
+
+def _unbiased(
+    node: ir.Node, like: ir.Value, weight: float, builder: Builder, dtype: ir.DataType
+) -> ir.Value:
+    """``weight * N / max(N - 1, 1)``, N the number of elements per channel.
+
+    A batch of one element has no variance: its biased one is 0 and stays 0.
+    """
+    data = node.inputs[0]
+    if data is None:
+        raise TypeError("BatchNormalization has five inputs")
+    shape = static_shape(data)
+    if shape is not None:
+        count = int(np.prod(shape, dtype=np.int64)) // max(shape[1] if len(shape) > 1 else 1, 1)
+        return builder.const(weight * count / max(count - 1, 1), dtype)
+    int64 = ir.DataType.INT64
+    size, channels = (builder.op("Size", v, dtype=int64, shape=[]) for v in (data, like))
+    number = builder.op("Cast", builder.op("Div", size, channels), dtype=dtype, to=int(dtype))
+    less_one = builder.op("Sub", number, builder.const(1, dtype))
+    divisor = builder.op("Max", less_one, builder.const(1, dtype))
+    return builder.op("Div", builder.op("Mul", number, builder.const(weight, dtype)), divisor)
+
+
+def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: Report) -> None:
+    """Give nodes that share statistics, but are not one module, tensors of their own."""
+    owner: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        statistics = running_statistics(node)
+        if statistics is None:
+            continue
+        given = [node.inputs[3], node.inputs[4]]
+        module = tuple(value.name or "" for value in node.inputs[1:5] if value is not None)
+        for index, value, direct in zip((3, 4), statistics, given, strict=True):
+            key = value.name or ""
+            if direct is value and owner.setdefault(key, module) == module:
+                continue
+            if not value.is_initializer() or value.const_value is None:
+                raise ModelError(
+                    "Two BatchNormalization nodes share running statistics, but not their scale.",
+                    where=f"node '{_label(node)}', tensor '{key}'",
+                    fix="Convert from the model as exported, where the statistics are initializers.",
+                )
+            own_name = (direct.name if direct is not None else None) or key
+            if direct is not value and direct is not None:
+                direct.name = builder.unique(f"{own_name}/shared")
+            copy = ir.Value(
+                name=own_name if direct is not value else builder.unique(f"{key}/{node.name}"),
+                type=value.type,
+                shape=value.shape,
+                const_value=value.const_value,
+            )
+            model.graph.register_initializer(copy)
+            node.replace_input_with(index, copy)
+            owner[copy.name or ""] = module
+            report.notes.append(
+                f"'{copy.name}' of node '{node.name}' was stored once with '{key}'; now it has "
+                "a tensor of its own"
+            )
+
+
+def _origin(value: ir.Value | None) -> ir.Value | None:
+    while value is not None:
+        producer = value.producer()
+        if producer is None or producer.op_type != "Identity":
+            return value
+        value = producer.inputs[0]
+    return value
+
+
+def _is_training(node: ir.Node) -> bool:
+    return node.attributes.get_int("training_mode", 0) == 1
+
+
+def to_inference(model: ir.Model) -> Report:
+    """Put BatchNormalization and Dropout nodes in inference form, in place.
+
+    BatchNormalization normalizes by its running statistics and has one output; what computed the
+    next statistics is removed, also from the graph's outputs. Dropout passes its input on.
+
+    Args:
+        model: Model whose main graph is changed.
+
+    Returns:
+        The report. A second call changes nothing.
+    """
+    report = Report("to_inference")
+    graph = model.graph
+    originals = {value.name: value for value in graph.inputs}
+    originals.update(graph.initializers)
+    for node in list(batch_norms(model)):
+        if not _is_training(node) and len(node.outputs) == 1:
+            continue
+        for index in (3, 4):
+            stored = _stored_of(node.inputs[index], originals)
+            if stored is not None:
+                node.replace_input_with(index, stored)
+    for node in list(batch_norms(model)):
+        if not _is_training(node) and len(node.outputs) == 1:
+            continue
+        for output in node.outputs[1:]:
+            _drop_downstream(graph, output, report)
+        node.resize_outputs(1)
+        node.attributes.pop("training_mode", None)
+        if _MOMENTUM in node.metadata_props:
+            momentum = float(node.metadata_props.pop(_MOMENTUM))
+            node.attributes["momentum"] = ir.AttrFloat32("momentum", momentum)
+        report.changed[_label(node)] = "put in inference mode"
+    if report.modified:
+        _remove_unused(graph)
+    for node in graph:
+        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
+            _dropout_off(node, report)
+    return report
+
+
+def _stored_of(value: ir.Value | None, originals: dict[str | None, ir.Value]) -> ir.Value | None:
+    """The stored tensor that a running statistic of ours is made of."""
+    while value is not None and value.name not in originals:
+        producer = value.producer()
+        if producer is None or not (producer.name or "").startswith((_OWN, NEXT)):
+            return None
+        value = producer.inputs[0]  # of Mul(old, 0.5), Add(kept, new), Mul(old, momentum)
+    return value
+
+
+def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
+    """Remove a value, all nodes that need it, and the graph outputs among them."""
+    for usage in list(value.uses()):
+        node = usage.node
+        if node.graph is None:
+            continue
+        for output in node.outputs:
+            _drop_downstream(graph, output, report)
+        if node.graph is graph:
+            graph.remove(node, safe=True)
+    if value.is_graph_output():
+        kept = [output for output in graph.outputs if output is not value]
+        graph.outputs[:] = kept
+        report.notes.append(f"output '{value.name}' was removed: it is a training state")
+
+
+def _remove_unused(graph: ir.Graph) -> None:
+    """Remove what only the next statistics needed."""
+    for node in reversed(list(graph)):
+        if (node.name or "").startswith(_OWN) and not any(
+            output.uses() or output.is_graph_output() for output in node.outputs
+        ):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if name.startswith(_OWN) and not value.uses():
+            graph.initializers.pop(name)
+
+
+def _dropout_off(node: ir.Node, report: Report) -> None:
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        node.replace_input_with(2, None)
+        node.resize_inputs(2)
+        report.changed[_label(node)] = "passes its input on"
+    if len(node.outputs) > 1:
+        mask = node.outputs[1]
+        if not mask.uses() and not mask.is_graph_output():
+            node.resize_outputs(1)

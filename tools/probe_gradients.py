@@ -1,0 +1,175 @@
+"""Look for wrong gradients: run every differentiable operator, in many forms, against central differences.
+
+    python tools/probe_gradients.py            what the engine gives (after decomposition)
+    python tools/probe_gradients.py --raw      what the bare GradientGraphBuilder gives
+    python tools/probe_gradients.py --only Pool
+
+Each case runs in a process of its own: the builder can crash. Exit status 1 if a gradient is wrong.
+The cases are in tools/probe_cases.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+sys.path.insert(0, str(Path(__file__).parent))
+from probe_cases import Case, cases
+
+from ortboost.autodiff.numeric import numeric_gradients
+
+
+def raw_gradients(model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The builder alone, on the model as it is."""
+    from onnxruntime import SessionOptions
+    from onnxruntime.capi._pybind_state import GradientGraphBuilder, get_optimized_model
+
+    options = SessionOptions()
+    options.log_severity_level = 4
+    data = ir.to_proto(model).SerializeToString()
+    data = get_optimized_model(data, set(wrt), options)
+    builder = GradientGraphBuilder(data, {"loss"}, set(wrt), "loss", options)
+    builder.build()
+    return run(builder.get_model(), wrt, feeds)
+
+
+def our_gradients(model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The engine as ortboost uses it."""
+    from ortboost.autodiff.engine import get_engine
+    from ortboost.transforms.decompose import decompose
+
+    engine = get_engine("native")
+    work = model.clone()
+    decompose(work, wrt=wrt, loss="loss", engine=engine)
+    result = engine.differentiate(work, "loss", wrt)
+    return run(ir.to_proto(result).SerializeToString(), wrt, feeds)
+
+
+def run(data: bytes, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    needed = {value.name for value in session.get_inputs()}
+    outputs = session.run(
+        [f"{name}_grad" for name in wrt] + ["loss"],
+        {name: array for name, array in feeds.items() if name in needed},
+    )
+    return dict(zip([*wrt, "loss"], outputs, strict=True))
+
+
+def forward_difference(
+    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray], step: float = 2e-2
+) -> dict[str, np.ndarray]:
+    """Central differences of the runtime itself in float32, where the reference cannot say."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    found = {}
+    for name in wrt:
+        gradient = np.zeros(feeds[name].shape)
+        for index in np.ndindex(*feeds[name].shape):
+            values = []
+            for sign in (1, -1):
+                moved = feeds[name].copy()
+                moved[index] += sign * step
+                values.append(float(session.run(["loss"], {**feeds, name: moved})[0]))
+            gradient[index] = (values[0] - values[1]) / (2 * step)
+        found[name] = gradient
+    (found["loss"],) = session.run(["loss"], feeds)
+    return found
+
+
+def probe(case: Case, raw: bool) -> tuple[str, str]:
+    """``(status, detail)`` of one case: ok, wrong, refused, unclear."""
+    model, wrt, feeds = case.build()
+    try:
+        found = (raw_gradients if raw else our_gradients)(model, wrt, feeds)
+    except Exception as error:
+        return "refused", f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
+    oracle = "reference"
+    try:
+        from ortboost.autodiff.numeric import evaluate
+
+        (loss,) = evaluate(model, feeds, ["loss"])
+        if not np.allclose(loss, found["loss"], rtol=1e-3, atol=1e-3):
+            raise ValueError(f"loss {loss} against {found['loss']}")
+        expected = numeric_gradients(model, "loss", wrt, feeds)
+        tolerance = 2e-3
+    except Exception as error:
+        oracle = f"runtime ({str(error).splitlines()[0][:60]})"
+        try:
+            expected = forward_difference(model, wrt, feeds)
+        except Exception as second:
+            return "unclear", f"{oracle}; {str(second).splitlines()[0][:100]}"
+        if not np.allclose(expected["loss"], found["loss"], rtol=1e-3, atol=1e-3):
+            return "wrong", f"loss {found['loss']} should be {expected['loss']}"
+        tolerance = 2e-2
+    for name in wrt:
+        if found[name].shape != expected[name].shape:
+            return "wrong", f"{name}: shape {found[name].shape} should be {expected[name].shape}"
+        error = np.abs(found[name] - expected[name]) / (1 + np.abs(expected[name]))
+        if not np.all(error < tolerance):
+            place = np.unravel_index(np.nanargmax(np.nan_to_num(error, nan=1e9)), error.shape)
+            return "wrong", (
+                f"{name}{list(map(int, place))} is {found[name][place]:.5g}, "
+                f"should be {expected[name][place]:.5g} [{oracle}]"
+            )
+    return "ok", oracle
+
+
+def isolated(case: Case, raw: bool) -> tuple[str, str]:
+    """:func:`probe` in a child process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        try:
+            answer = probe(case, raw)
+        except BaseException as error:
+            answer = ("broken", f"{type(error).__name__}: {error}"[:300])
+        with os.fdopen(write, "wb") as stream:
+            pickle.dump(answer, stream)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as stream:
+        data = stream.read()
+    _, status = os.waitpid(child, 0)
+    return pickle.loads(data) if data else ("crash", f"signal {status & 127}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--raw", action="store_true", help="the bare builder, without our rewrites")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--all", action="store_true", help="print the good ones too")
+    options = parser.parse_args()
+    np.seterr(all="ignore")
+    counts: collections.Counter[str] = collections.Counter()
+    for case in cases():
+        if options.only.lower() not in case.name.lower():
+            continue
+        status, detail = isolated(case, options.raw)
+        counts[status] += 1
+        if status != "ok" or options.all or "runtime" in detail:
+            print(f"{status:8} {case.name:55} {detail}", flush=True)
+    print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
+    return 1 if counts["wrong"] or counts["crash"] or counts["broken"] else 0
+
+
+if __name__ == "__main__":
+    assert onnx.__version__
+    raise SystemExit(main())
