@@ -99,7 +99,7 @@ def probe(case: Case, raw: bool) -> tuple[str, str]:
     try:
         found = (raw_gradients if raw else our_gradients)(model, wrt, feeds)
     except Exception as error:
-        return "refused", f"{type(error).__name__}: {str(error).splitlines()[0][:150]}"
+        return "refused", f"{type(error).__name__}: {str(error).splitlines()[0][:150]} {str(error)[-160:]!r}"
     oracle = "reference"
     try:
         from ortboost.autodiff.numeric import evaluate

@@ -277,7 +277,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
 def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, IndexError, ValueError) as error:
         text = str(error).strip()
         where = f"model '{model.graph.name}', {len(wrt)} tensors to differentiate for"
         for pattern, what, fix in _MESSAGES:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.new_head import new_head
 from ortboost.transforms.trainable_norm import batch_norms, to_inference, to_training
 
-__all__ = ["build_program", "choose_trainable"]
+__all__ = ["Forward", "build_program", "choose_trainable", "prepare_forward"]
 
 _SCALED_LOSS = "ortboost/scaled_loss"
 _RANDOM_OPS = (
@@ -69,34 +70,20 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     """
     config = config or ProgramConfig()
     engine = get_engine(config.engine)
-    model = load_model(source)
-    reports = normalize(model, opsets=engine.opsets, ir_version=engine.ir_version)
-    if config.new_head is not None:
-        reports.append(
-            new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
-        )
-    loss = attach_loss(model, config.loss)
-    reports.append(loss.report)
-    norms = to_training(
-        model, frozen=_frozen(model, config), running_variance=config.running_variance
-    )
-    reports += [norms.report, dropout_to_training(model)]
-    parameters = find_parameters(model)
-    trained, report = choose_trainable(model, parameters, config)
-    reports.append(report)
-
+    forward = prepare_forward(load_model(source), config, engine)
+    model, loss, trained = forward.model, forward.loss, forward.trained
+    reports = list(forward.reports)
     evaluation = model.clone()
     to_inference(evaluation)
 
-    _check(model, trained, loss, engine)
-    reports.append(decompose(model, wrt=[p.name for p in trained], loss=loss.objective, engine=engine))
-    raw_next = _rename_raw(model, norms.next_of)
-    state = _lift_state(model, parameters, trained, norms.next_of)
-    _lift_state(evaluation, parameters, trained, {})
+    _refuse_blockers(forward, engine)
+    wrt = [parameter.name for parameter in trained]
+    reports.append(decompose(model, wrt=wrt, loss=loss.objective, engine=engine))
+    raw_next = _rename_raw(model, forward.next_of)
+    state = _lift_state(model, forward)
+    _lift_state(evaluation, forward)
     reports += engine.prepare(model)
-    step, catalogue, initial = _build_step(
-        model, config, engine, parameters, trained, loss, state, raw_next
-    )
+    step, catalogue, initial = _build_step(forward, config, engine, state, raw_next)
     _stamp(step, catalogue, "step")
     _stamp(evaluation, None, "eval")
     return Program(
@@ -110,6 +97,56 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         prediction=loss.prediction,
         reports=tuple(report for report in reports if report.changed or report.kept or report.notes),
     )
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A model ready to be checked and differentiated.
+
+    Args:
+        model: The forward graph in training mode, with its loss; weights are initializers.
+        loss: Where the loss is.
+        parameters: Its float tensors by name.
+        trained: Those that are trained.
+        next_of: Buffer to the value that the forward pass computes for it.
+        reports: What was done so far.
+    """
+
+    model: ir.Model
+    loss: AttachedLoss
+    parameters: Mapping[str, Parameter]
+    trained: tuple[Parameter, ...]
+    next_of: Mapping[str, str]
+    reports: tuple[Report, ...]
+
+
+def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> Forward:
+    """Normalize, replace the head, attach the loss, switch to training mode, choose what is trained.
+
+    Args:
+        model: The model as loaded; changed in place.
+        config: The configuration.
+        engine: The engine that will differentiate; it decides the opset.
+
+    Raises:
+        ModelError: A stage refuses the model.
+        UsageError: A name or pattern matches nothing.
+    """
+    reports = normalize(model, opsets=engine.opsets, ir_version=engine.ir_version)
+    if config.new_head is not None:
+        reports.append(
+            new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
+        )
+    loss = attach_loss(model, config.loss)
+    parameters = find_parameters(model)
+    norms = to_training(
+        model, frozen=_frozen(model, config), running_variance=config.running_variance
+    )
+    parameters.update(_separated_buffers(model, parameters, norms.next_of))
+    dropout = dropout_to_training(model)
+    trained, choice = choose_trainable(model, parameters, config)
+    reports += [loss.report, norms.report, dropout, choice]
+    return Forward(model, loss, parameters, trained, norms.next_of, tuple(reports))
 
 
 def choose_trainable(
@@ -159,6 +196,20 @@ def choose_trainable(
     return tuple(trained), report
 
 
+def _separated_buffers(
+    model: ir.Model, parameters: Mapping[str, Parameter], next_of: Mapping[str, str]
+) -> dict[str, Parameter]:
+    """Running statistics that got tensors of their own when equal ones were stored once."""
+    found = {}
+    for name in next_of:
+        value = model.graph.initializers.get(name)
+        if name not in parameters and value is not None and value.const_value is not None:
+            shape = tuple(int(d) for d in value.const_value.shape)
+            dtype = value.const_value.dtype
+            found[name] = Parameter(name, shape, dtype, "running_stat", "separated from a shared one")
+    return found
+
+
 def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]:
     """Whether a BatchNormalization stays in inference mode, by its name or that of a parameter."""
     named: dict[str, set[str]] = {}
@@ -175,32 +226,28 @@ def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]
     return lambda node: bool(match_names(named[node.name or ""], config.frozen_norm)[0])
 
 
-def _check(model: ir.Model, trained: Sequence[Parameter], loss: AttachedLoss, engine: Engine) -> None:
-    found = check_trainable(model, [p.name for p in trained], loss.objective, engine)
+def _refuse_blockers(forward: Forward, engine: Engine) -> None:
+    wrt = [parameter.name for parameter in forward.trained]
+    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
     if found.blockers:
-        first = found.blockers[0]
+        count = len(found.blockers)
         raise ModelError(
-            f"The model cannot be trained as it is: {len(found.blockers)} "
-            f"{'reason' if len(found.blockers) == 1 else 'reasons'}.",
+            f"The model cannot be trained as it is: {count} {'reason' if count == 1 else 'reasons'}.",
             where="\n         ".join(f"{b.op} '{b.node}': {b.reason}" for b in found.blockers),
-            fix=first.fix,
+            fix=found.blockers[0].fix,
         )
 
 
-def _lift_state(
-    model: ir.Model,
-    parameters: Mapping[str, Parameter],
-    trained: Sequence[Parameter],
-    next_of: Mapping[str, str],
-) -> dict[str, NDArray[Any]]:
+def _lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
     """Make parameters and buffers graph inputs; give back their values, trained ones first.
 
     Parameters that are not trained become inputs too: one state serves all graphs, and no engine
     can fold them or take two of equal value for one.
     """
-    lifted = [p.name for p in trained]
-    lifted += [name for name, p in parameters.items() if p.trainable and name not in lifted]
-    lifted += [n for n, p in parameters.items() if p.role.startswith("running_") or n in next_of]
+    roles = forward.parameters.items()
+    lifted = [parameter.name for parameter in forward.trained]
+    lifted += [name for name, parameter in roles if parameter.trainable]
+    lifted += [name for name, parameter in roles if parameter.role.startswith("running_")]
     values: dict[str, NDArray[Any]] = {}
     for name in dict.fromkeys(lifted):
         value = model.graph.initializers.pop(name, None)
@@ -224,17 +271,15 @@ def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
 
 
 def _build_step(
-    model: ir.Model,
+    forward: Forward,
     config: ProgramConfig,
     engine: Engine,
-    parameters: Mapping[str, Parameter],
-    trained: Sequence[Parameter],
-    loss: AttachedLoss,
     state: Mapping[str, NDArray[Any]],
     buffers_next: Mapping[str, str],
 ) -> tuple[ir.Model, Catalogue, dict[str, NDArray[Any]]]:
     """Differentiate, append the update, order inputs and outputs, describe it all."""
-    graph = model.graph
+    model, loss, trained = forward.model, forward.loss, forward.trained
+    parameters, graph = forward.parameters, model.graph
     batch = [value for value in graph.inputs if value.name not in state]
     objective, scale = loss.objective, None
     initial: dict[str, NDArray[Any]] = dict(state)

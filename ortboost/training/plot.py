@@ -70,6 +70,8 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
         axis.margins(x=0.01)
     for axis in axes[1]:
         axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     target = Path(path)
     with atomic_path(target) as temporary:
         figure.savefig(str(temporary), format="png", dpi=120)
@@ -87,14 +89,15 @@ def _title(axis: Any, text: str) -> None:
 
 
 def _smooth(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """A running mean over the last ``width`` finite values; shorter at the start."""
+    """A centred running mean over ``width`` values, of the finite ones; narrower at both ends."""
     finite = np.isfinite(values)
-    sums = np.cumsum(np.where(finite, values, 0.0))
-    counts = np.cumsum(finite)
-    sums[width:] -= sums[:-width].copy()
-    counts[width:] -= counts[:-width].copy()
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    index = np.arange(len(values))
+    half = np.minimum(np.minimum(index, len(values) - 1 - index), width // 2)
+    low, high = index - half, index + half + 1
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(sums / counts)
+        return np.asarray((sums[high] - sums[low]) / (counts[high] - counts[low]))
 
 
 def _draw_loss(axis: Any, steps: list[dict[str, Any]], validations: list[dict[str, Any]]) -> None:
@@ -110,7 +113,7 @@ def _draw_loss(axis: Any, steps: list[dict[str, Any]], validations: list[dict[st
         label="_" if smooth else "training",
     )
     if smooth:
-        width = max(5, len(x) // 40)
+        width = max(5, len(x) // 30)
         axis.plot(x, _smooth(loss, width), color=_BLUE, linewidth=1.8, label="training")
     values = _column(validations, "val_loss")
     if np.isfinite(values).any():
@@ -148,14 +151,7 @@ def _draw_accuracy(axis: Any, validations: list[dict[str, Any]]) -> None:
     axis.plot(x, values, color=_GREEN, linewidth=1.6, marker="o", markersize=4)
     best = int(np.nanargmax(values))
     axis.plot(x[best], values[best], color=_GREEN, marker="o", markersize=9, fillstyle="none")
-    axis.annotate(
-        f"best {values[best]:.2f} %",
-        (x[best], values[best]),
-        xytext=(0, -16),
-        textcoords="offset points",
-        ha="right" if best > len(x) // 2 else "left",
-        color=_GREEN,
-    )
+    _title(axis, f"validation accuracy (%), best {values[best]:.2f} at step {x[best]:.0f}")
 
 
 def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
@@ -180,7 +176,7 @@ def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
     axis.yaxis.get_major_locator().set_params(integer=True)
     finite = exponents[np.isfinite(exponents)]
     if len(finite):
-        axis.set_ylim(min(finite.min() - 1, -0.5), finite.max() + 1)
+        axis.set_ylim(finite.min() - 1, finite.max() + 1)
 
 
 def _draw_skips(axis: Any, steps: list[dict[str, Any]]) -> None:

@@ -52,12 +52,12 @@ class RunState:
         """Count a step; values that are not finite stay out of the means."""
         self.batch += 1
         self.step += 1
-        self.applied_steps = result.applied_steps
-        self.total_skips = result.total_skips
-        self.loss_scale = result.loss_scale
+        self.applied_steps = int(result.applied_steps)
+        self.total_skips = int(result.total_skips)
+        self.loss_scale = float(result.loss_scale)
         for name, value in {"loss": result.loss, **result.metrics}.items():
             if np.isfinite(value):
-                self.sums.setdefault(name, Mean()).add(value, samples)
+                self.sums.setdefault(name, Mean()).add(float(value), samples)
 
     def end_epoch(self) -> dict[str, float]:
         """Move on to the next epoch; the means of this one as ``train_...``."""
@@ -66,6 +66,16 @@ class RunState:
         self.metrics.update(means)
         self.epoch, self.batch, self.sums = self.epoch + 1, 0, {}
         return means
+
+    def line(self) -> str:
+        """The newest metrics as one line.
+
+        Example:
+            >>> RunState(metrics={"val_loss": 0.5}, total_skips=2).line()
+            'val_loss 0.5000  skipped 2'
+        """
+        parts = [f"{name} {value:.4f}" for name, value in self.metrics.items()]
+        return "  ".join([*parts, *([f"skipped {self.total_skips}"] if self.total_skips else [])])
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON data; floats survive to the bit."""

@@ -50,7 +50,7 @@ class StopRule:
         return self.hopeless >= self._config.max_skips_at_min
 
     def _shrinking(self, step: int, result: StepResult) -> str | None:
-        before, self._scale = self._scale, result.loss_scale
+        before, self._scale = self._scale, float(result.loss_scale)
         if before is None or result.loss_scale >= before:
             return None
         window, limit = self._config.warn_window, self._config.warn_halvings

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ortboost.training.logs import finite_or_none
+from ortboost.training.callbacks import BestModel, Callback, EarlyStopping
+from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.logs import EventLog, finite_or_none
 from ortboost.training.run_state import RunState
+from ortboost.training.session import Session
 
-__all__ = ["TrainSummary", "health"]
+__all__ = ["TrainSummary", "health", "summarize"]
 
 _MANY_SKIPS = 0.05
 
@@ -81,3 +85,40 @@ def health(state: RunState) -> tuple[bool, str]:
         return True, f"healthy: {text}, {tail}; scale {state.loss_scale:g}"
     tail = "which is many; lower the learning rate, clip gradients, or look for NaN in the data"
     return False, f"not healthy: {text}, {tail}; scale {state.loss_scale:g}"
+
+
+def summarize(
+    s: Session,
+    session_steps: int,
+    seconds: float,
+    callbacks: Sequence[Callback],
+    store: CheckpointStore | None,
+    log: EventLog | None,
+    plot: Path | None,
+) -> TrainSummary:
+    """The summary of a session that came to its end."""
+    healthy, line = health(s.state)
+    best = None if store is None else store.best_step()
+    return TrainSummary(
+        reason=s.view.stop_reason or "",
+        epochs=s.state.epoch,
+        steps=s.state.step,
+        applied_steps=s.state.applied_steps,
+        skipped_steps=s.state.total_skips,
+        session_steps=session_steps,
+        seconds=seconds,
+        steps_per_second=session_steps / seconds,
+        loss_scale=s.state.loss_scale,
+        metrics=dict(s.state.metrics),
+        best={
+            callback.goal.monitor: {"value": callback.best, "step": float(callback.best_step)}
+            for callback in callbacks
+            if isinstance(callback, BestModel | EarlyStopping) and callback.best is not None
+        },
+        healthy=healthy,
+        health=line,
+        checkpoint=s.saved,
+        best_checkpoint=None if store is None or best is None else store.path(best),
+        log=None if log is None else log.path,
+        plot=plot,
+    )

@@ -7,11 +7,10 @@ import datetime
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from ortboost.errors import DependencyError, DivergedError, UsageError
-from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, RunView
+from ortboost.errors import DivergedError, OrtBoostError, UsageError
+from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_length, static_batch
@@ -22,28 +21,14 @@ from ortboost.training.logs import EventLog
 from ortboost.training.metrics import get_metric
 from ortboost.training.progress import QuietProgress, Reporter, StepInfo
 from ortboost.training.protocols import Batch, Evaluator, Stepper
-from ortboost.training.resume import check_fresh, find_checkpoint, load_callbacks, verify_run
-from ortboost.training.run_state import RunState, step_seed
+from ortboost.training.resume import check_fresh
+from ortboost.training.run_state import step_seed
+from ortboost.training.session import Recorder, Session
 from ortboost.training.signals import SignalGuard
 from ortboost.training.stop_rule import StopRule
-from ortboost.training.summary import TrainSummary, health
+from ortboost.training.summary import TrainSummary, summarize
 
 __all__ = ["Trainer"]
-
-
-@dataclass
-class _Session:
-    """One call of :meth:`Trainer.fit`."""
-
-    train: Source
-    validation: Source | None
-    signals: SignalGuard
-    rule: StopRule
-    state: RunState = field(default_factory=RunState)
-    view: RunView = field(default_factory=RunView)
-    resumed: Path | None = None
-    saved: Path | None = None
-    saved_step: int = -1
 
 
 class Trainer:
@@ -84,9 +69,10 @@ class Trainer:
         plot: str | os.PathLike[str] | None = None,
     ) -> None:
         self.stepper, self.evaluator, self.config = stepper, evaluator, config
-        self.store, self.log, self.program = store, log, program
+        self.store, self.log = store, log
         self.callbacks = list(callbacks)
         self.progress: Reporter = progress or QuietProgress()
+        self.record = Recorder(stepper, config, self.callbacks, store, log, self.progress, program)
         self.plot = None if plot is None else Path(plot)
         self._schedules = config.schedules(stepper.groups)
         self._metrics = [get_metric(name) for name in config.metrics]
@@ -121,7 +107,7 @@ class Trainer:
         started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(SignalGuard())
-            s = _Session(train, validation, signals, StopRule(self.config))
+            s = Session(train, validation, signals, StopRule(self.config))
             self._begin(s, resume)
             first = s.state.step
             stack.callback(self.progress.close)
@@ -129,17 +115,16 @@ class Trainer:
                 stack.callback(self.log.close)
             self._loop(s)
             seconds = time.perf_counter() - started
-            self._event(s, "end", reason=s.view.stop_reason, seconds=seconds)
-        return self._summary(s, first, seconds)
+            self.record.event(s, "end", reason=s.view.stop_reason, seconds=seconds)
+        return summarize(
+            s, s.state.step - first, seconds, self.callbacks, self.store, self.log, self._draw()
+        )
 
-    def _begin(self, s: _Session, resume: bool) -> None:
+    def _begin(self, s: Session, resume: bool) -> None:
         """Load a checkpoint or start anew."""
-        position = 0
-        if self.store is not None:
-            if not resume:
-                check_fresh(self.store, self.config.overwrite)
-            else:
-                position = self._restore(s, self.store)
+        position = self.record.restore(s) if resume else 0
+        if self.store is not None and not resume:
+            check_fresh(self.store, self.config.overwrite)
         if resume and s.resumed is None:
             self.progress.message("nothing to resume: starting from the beginning")
         if self.log is not None:
@@ -148,7 +133,7 @@ class Trainer:
         total = None if per_epoch is None else per_epoch * self.config.epochs
         limits = [n for n in (total, self.config.max_steps) if n is not None]
         self.progress.start(min(limits, default=None), s.state.step)
-        self._event(
+        self.record.event(
             s,
             "start",
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -156,37 +141,18 @@ class Trainer:
             epochs=self.config.epochs,
             steps_per_epoch=per_epoch,
         )
-        self._look_at(s)
+        s.refresh_view()
         for callback in self.callbacks:
             callback.on_train_begin(s.view)
 
-    def _restore(self, s: _Session, store: CheckpointStore) -> int:
-        """Take up the newest good checkpoint; returns its position in the log."""
-        tell = self.progress.message
-        found = find_checkpoint(store, self.stepper, self.program, tell)
-        if found is None:
-            return 0
-        run = self.config.describe(self.stepper.groups)
-        warnings = verify_run(found.progress, run, s.train.fingerprint())
-        warnings += load_callbacks(self.callbacks, found.progress["callbacks"])
-        self.stepper.load_state(found.state)
-        s.state = RunState.from_dict(found.progress)
-        s.rule.load_state_dict(found.progress["rule"])
-        s.resumed = s.saved = found.path
-        s.saved_step = s.state.step
-        for text in warnings:
-            tell(text)
-        tell(f"resumed from step {s.state.step} ({found.path.name})")
-        return int(found.progress["log"])
-
-    def _loop(self, s: _Session) -> None:
+    def _loop(self, s: Session) -> None:
         while s.state.epoch < self.config.epochs and not self._at_limit(s):
             if not self._epoch(s):
                 break
         if s.view.stop_reason is None:
             s.view.stop("all epochs done")
         if s.saved_step != s.state.step:
-            self._save(s)
+            self.record.save(s)
         if s.state.validated_step != s.state.step and s.state.step:
             # For the summary; the checkpoint above is from before it, so that a longer run that
             # goes on from here decides as if it had never stopped.
@@ -195,12 +161,12 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_train_end(s.view)
 
-    def _at_limit(self, s: _Session) -> bool:
+    def _at_limit(self, s: Session) -> bool:
         if self.config.max_steps is not None and s.state.step >= self.config.max_steps:
             s.view.stop("max_steps reached")
         return s.view.stop_reason is not None
 
-    def _epoch(self, s: _Session) -> bool:
+    def _epoch(self, s: Session) -> bool:
         """The rest of an epoch; False if it was left before its end."""
         batches = s.train.epoch(s.state.epoch, s.state.batch)
         with contextlib.closing(prefetch(batches, self.config.prefetch)) as stream:
@@ -218,32 +184,32 @@ class Trainer:
             self._validate(s)
         epoch = s.state.epoch
         means = s.state.end_epoch()
-        self._look_at(s)
+        s.refresh_view()
         for callback in self.callbacks:
             callback.on_epoch_end(s.view, means)
-        self._event(s, "epoch", epoch=epoch, **means)
-        self.progress.message(f"epoch {epoch + 1}/{self.config.epochs}  {self._line(s)}")
+        self.record.event(s, "epoch", epoch=epoch, **means)
+        self.progress.message(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
         self._settle(s, due=True)
         return True
 
-    def _step(self, s: _Session, batch: Batch) -> None:
+    def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
         hyper = {name: float(rate(state.applied_steps)) for name, rate in self._schedules.items()}
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         state.add(result, batch_length(batch))
         warning = s.rule.observe(state.step, result)
         if result.overflow or state.step % config.log_every == 0:
-            self._event(
+            self.record.event(
                 s,
                 "step",
                 epoch=state.epoch,
-                loss=result.loss,
+                loss=float(result.loss),
                 overflow=bool(result.overflow),
-                loss_scale=result.loss_scale,
+                loss_scale=float(result.loss_scale),
                 learning_rate=hyper,
-                applied_steps=result.applied_steps,
-                total_skips=result.total_skips,
-                metrics=dict(result.metrics),
+                applied_steps=int(result.applied_steps),
+                total_skips=int(result.total_skips),
+                metrics={name: float(value) for name, value in result.metrics.items()},
             )
         rate = next(iter(hyper.values()), 0.0)
         self.progress.step(
@@ -258,8 +224,8 @@ class Trainer:
             )
         )
         if warning is not None:
-            self._warn(s, warning)
-        self._look_at(s)
+            self.record.warn(s, warning)
+        s.refresh_view()
         for callback in self.callbacks:
             callback.on_step_end(s.view, result)
         if s.rule.diverged:
@@ -271,7 +237,7 @@ class Trainer:
         if s.signals.received is not None:
             self._interrupt(s)
 
-    def _validate(self, s: _Session) -> None:
+    def _validate(self, s: Session) -> None:
         if s.validation is None or self.evaluator is None:
             return
         found = evaluate(
@@ -289,42 +255,27 @@ class Trainer:
         s.state.validated_step = s.state.step
         metrics = {f"val_{name}": value for name, value in found.items()}
         s.state.metrics.update(metrics)
-        self._look_at(s)
-        self._event(s, "validation", epoch=s.state.epoch, **metrics)
+        s.refresh_view()
+        self.record.event(s, "validation", epoch=s.state.epoch, **metrics)
         for callback in self.callbacks:
             callback.on_validation_end(s.view, metrics)
 
-    def _settle(self, s: _Session, *, due: bool) -> None:
+    def _settle(self, s: Session, *, due: bool) -> None:
         """Save if it is time to, or if a callback wants to keep this state as the best one."""
         if due or s.view.keep_best:
             best, s.view.keep_best = s.view.keep_best, False
-            self._save(s, best=best)
+            self.record.save(s, best=best)
 
-    def _save(self, s: _Session, *, best: bool = False) -> None:
-        if self.store is None:
-            return
-        progress = {
-            **s.state.to_dict(),
-            "run": self.config.describe(self.stepper.groups),
-            "data": s.train.fingerprint(),
-            "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
-            "rule": s.rule.state_dict(),
-            "log": 0 if self.log is None else self.log.position,
-        }
-        s.saved = self.store.save(self.stepper.state(), progress, program=self.program, best=best)
-        s.saved_step = s.state.step
-        self._event(s, "checkpoint", path=str(s.saved), best=best)
-
-    def _interrupt(self, s: _Session) -> None:
+    def _interrupt(self, s: Session) -> None:
         if s.saved_step != s.state.step:
-            self._save(s)
-        self._event(s, "end", reason="interrupted", seconds=None)
+            self.record.save(s)
+        self.record.event(s, "end", reason="interrupted", seconds=None)
         raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
 
-    def _diverged(self, s: _Session, batch: Batch, hyper: dict[str, float]) -> None:
+    def _diverged(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
         names = self.stepper.nonfinite(batch, hyper)
-        self._save(s)
-        self._event(s, "end", reason="diverged", seconds=None, nonfinite=names)
+        self.record.save(s)
+        self.record.event(s, "end", reason="diverged", seconds=None, nonfinite=names)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         best = None if self.store is None else self.store.best_step()
         raise DivergedError(
@@ -335,25 +286,6 @@ class Trainer:
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
         )
 
-    def _look_at(self, s: _Session) -> None:
-        """Bring what callbacks see up to date."""
-        s.view.epoch, s.view.step = s.state.epoch, s.state.step
-        s.view.applied_steps, s.view.metrics = s.state.applied_steps, dict(s.state.metrics)
-
-    def _event(self, s: _Session, event: str, **fields: object) -> None:
-        if self.log is not None:
-            self.log.write(event, s.state.step, **fields)
-
-    def _warn(self, s: _Session, text: str) -> None:
-        self._event(s, "warning", text=text)
-        self.progress.message(f"warning: {text}")
-
-    def _line(self, s: _Session) -> str:
-        """The newest metrics in a line."""
-        parts = [f"{name} {value:.4f}" for name, value in s.state.metrics.items()]
-        skips = [f"skipped {s.state.total_skips}"] if s.state.total_skips else []
-        return "  ".join([*parts, *skips])
-
     def _draw(self) -> Path | None:
         if self.plot is None or self.log is None:
             return None
@@ -361,35 +293,7 @@ class Trainer:
 
         try:
             return plot_log(self.log.path, self.plot)
-        except DependencyError as error:
+        except OrtBoostError as error:
             # A finished training must not fail for want of a picture.
             self.progress.message(f"no plot: {error.what} {error.fix}")
             return None
-
-    def _summary(self, s: _Session, first: int, seconds: float) -> TrainSummary:
-        healthy, line = health(s.state)
-        done = s.state.step - first
-        best = None if self.store is None else self.store.best_step()
-        return TrainSummary(
-            reason=s.view.stop_reason or "",
-            epochs=s.state.epoch,
-            steps=s.state.step,
-            applied_steps=s.state.applied_steps,
-            skipped_steps=s.state.total_skips,
-            session_steps=done,
-            seconds=seconds,
-            steps_per_second=done / seconds,
-            loss_scale=s.state.loss_scale,
-            metrics=dict(s.state.metrics),
-            best={
-                c.goal.monitor: {"value": c.best, "step": float(c.best_step)}
-                for c in self.callbacks
-                if isinstance(c, BestModel | EarlyStopping) and c.best is not None
-            },
-            healthy=healthy,
-            health=line,
-            checkpoint=s.saved,
-            best_checkpoint=None if self.store is None or best is None else self.store.path(best),
-            log=None if self.log is None else self.log.path,
-            plot=self._draw(),
-        )

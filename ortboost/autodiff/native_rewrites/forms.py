@@ -1,0 +1,276 @@
+"""Rare forms of common operators in which the builder is wrong, or cannot build at all.
+
+Each is replaced by the ordinary form of the same operator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.report import Report
+
+__all__ = ["ordinary_forms"]
+
+
+def ordinary_forms(model: ir.Model) -> Report:
+    """Rewrite rare forms in place; see the functions of this module for each operator."""
+    return rewrite_nodes(
+        model,
+        "ordinary_forms",
+        {op_type: rule for op_type, (rule, _) in _FORMS.items()},
+        {op_type: what for op_type, (_, what) in _FORMS.items()},
+    )
+
+
+def _matmul(site: Site) -> list[ir.Value | None] | None:
+    """A vector becomes a matrix of one row or column: gradients of vectors are wrong or fail."""
+    left, right = site.input(0), site.input(1)
+    ranks = [site.rank(0), site.rank(1)]
+    if 1 not in ranks:
+        return None
+    dropped = []
+    if ranks[0] == 1:
+        left = site.op("Unsqueeze", left, site.ints(0))
+        dropped.append(-2)
+    if ranks[1] == 1:
+        right = site.op("Unsqueeze", right, site.ints(1))
+        dropped.append(-1)
+    return [site.op("Squeeze", site.op("MatMul", left, right), site.ints(*dropped))]
+
+
+def _gemm(site: Site) -> list[ir.Value | None] | None:
+    """A scalar C gets a gradient of shape [1]; alpha or beta of 0 is an error."""
+    alpha, beta = site.number("alpha", 1.0), site.number("beta", 1.0)
+    left, right, added = site.input(0), site.input(1), site.optional(2)
+    scalar = added is not None and site.rank(2) == 0
+    if alpha and (beta or added is None) and not scalar:
+        return None
+    if not alpha or (added is not None and not beta):
+        raise Refusal("alpha or beta is 0, so some of its inputs count for nothing; remove them")
+    if added is not None:
+        added = site.op("Unsqueeze", added, site.ints(0))
+    return [site.op("Gemm", left, right, added, **site.node.attributes)]
+
+
+def _reduce(site: Site) -> list[ir.Value | None] | None:
+    """ReduceL2 and ReduceLogSumExp: dimensions are kept, then squeezed away.
+
+    With ``keepdims=0`` over all axes the gradient has one dimension too many, or fails.
+    """
+    if site.integer("keepdims", 1):
+        return None
+    axes = _axes(site)
+    if axes is None:
+        raise Refusal("its axes are not constant; export with fixed axes")
+    if not axes:
+        return None
+    if len(axes) < site.rank():
+        return None
+    whole = site.ints(*axes)
+    kept = site.op(site.node.op_type, site.input(0), whole, keepdims=1)
+    return [site.op("Squeeze", kept, whole)]
+
+
+def _axes(site: Site) -> tuple[int, ...] | None:
+    """Axes counted from the front; empty for a reduction that does nothing; None if unknown."""
+    given = site.array(1)
+    if site.optional(1) is not None and given is None:
+        return None
+    if given is None or given.size == 0:
+        return () if site.integer("noop_with_empty_axes", 0) else tuple(range(site.rank()))
+    return tuple(int(a) % site.rank() for a in given.reshape(-1))
+
+
+def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
+    """ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) do nothing."""
+    if site.integer("noop_with_empty_axes", 0) and _axes(site) == ():
+        return [site.op("Identity", site.input(0))]
+    return None
+
+
+def _cos(site: Site) -> list[ir.Value | None] | None:
+    """The gradient of Cos of a scalar has shape [1]."""
+    if site.rank() != 0:
+        return None
+    vector = site.op("Unsqueeze", site.input(0), site.ints(0))
+    return [site.op("Squeeze", site.op("Cos", vector), site.ints(0))]
+
+
+def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
+    """The gradient looks at the sign of the output: wrong for a negative slope.
+
+    ``alpha * x + (1 - alpha) * relu(x)``.
+    """
+    alpha = site.number("alpha", 0.01)
+    if alpha >= 0:
+        return None
+    data = site.input(0)
+    positive = site.op("Mul", site.op("Relu", data), site.const(1.0 - alpha))
+    return [site.op("Add", site.op("Mul", data, site.const(alpha)), positive)]
+
+
+def _gelu(site: Site) -> list[ir.Value | None] | None:
+    """The tanh form has the gradient of the erf form, wrong by up to 2e-3.
+
+    ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))``, written with a sigmoid:
+    ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3))``.
+    """
+    if site.text("approximate", "none") != "tanh":
+        return None
+    data = site.input(0)
+    cubic = site.op("Mul", site.op("Mul", data, data), site.const(0.044715))
+    inner = site.op("Mul", data, site.op("Add", cubic, site.const(1.0)))
+    gate = site.op("Sigmoid", site.op("Mul", inner, site.const(2.0 * np.sqrt(2.0 / np.pi))))
+    return [site.op("Mul", data, gate)]
+
+
+def _transpose(site: Site) -> list[ir.Value | None] | None:
+    """Without ``perm`` the builder fails."""
+    if site.integers("perm") is not None:
+        return None
+    order = list(reversed(range(site.rank())))
+    return [site.op("Transpose", site.input(0), perm=order)]
+
+
+def _cast_like(site: Site) -> list[ir.Value | None] | None:
+    """CastLike has no gradient; Cast to the known type has."""
+    target = site.input(1).dtype
+    if target is None:
+        raise Refusal(f"the element type of '{site.input(1).name}' is unknown")
+    return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
+
+
+def _max_pool(site: Site) -> list[ir.Value | None] | None:
+    """Column-major indices mislead the gradient; in float16 the CPU runtime crashes."""
+    indices = len(site.node.outputs) > 1 and (
+        site.node.outputs[1].uses() or site.node.outputs[1].is_graph_output()
+    )
+    major = site.integer("storage_order", 0) == 1
+    half = site.node.op_type in ("MaxPool", "AveragePool") and site.dtype == ir.DataType.FLOAT16
+    if not major and not half:
+        return None
+    if indices and major:
+        raise Refusal("its indices are column-major (storage_order=1); export them row-major")
+    attributes = {k: v for k, v in site.node.attributes.items() if k != "storage_order"}
+    data = site.input(0)
+    if half:
+        data = site.op("Cast", data, dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
+    outputs = list(
+        site.builder.ops(
+            site.node.op_type, data, names=[None] * len(site.node.outputs), **attributes
+        )
+    )
+    if len(outputs) > 1:
+        outputs[1].type = ir.TensorType(ir.DataType.INT64)
+    if half:
+        outputs[0] = site.op("Cast", outputs[0], dtype=site.dtype, to=int(site.dtype))
+    return list(outputs)
+
+
+def _pad(site: Site) -> list[ir.Value | None] | None:
+    """Pads for some axes only are written for all: the gradient ignores the axes input."""
+    if site.text("mode", "constant") != "constant" or site.optional(3) is None:
+        return None
+    pads, axes = site.array(1), site.array(3)
+    if pads is None or axes is None:
+        raise Refusal("its pads or axes are not constant; export with fixed pads")
+    rank = site.rank()
+    full = [0] * (2 * rank)
+    for place, axis in enumerate(int(a) % rank for a in axes.reshape(-1)):
+        full[axis] = int(pads[place])
+        full[rank + axis] = int(pads[axes.size + place])
+    return [site.op("Pad", site.input(0), site.ints(*full), site.optional(2), mode="constant")]
+
+
+def _scatter(site: Site) -> list[ir.Value | None] | None:
+    """With ``reduction="add"`` the gradient of the data is zeroed where it must not be.
+
+    ``data + scatter(zeros, updates)``; the gradient of the updates is right.
+    """
+    reduction = site.text("reduction", "none")
+    if reduction == "none":
+        return None
+    if reduction != "add":
+        raise Refusal(f"reduction='{reduction}' has a wrong gradient; use 'none' or 'add'")
+    data = site.input(0)
+    producer = data.producer()
+    if producer is not None and producer.op_type == "ConstantOfShape":
+        return None
+    zero = ir.tensor([0.0], dtype=site.dtype)
+    zeros = site.op("ConstantOfShape", site.shape_of(data), dtype=site.dtype, shape=data.shape, value=zero)
+    added = site.op(
+        site.node.op_type, zeros, site.input(1), site.input(2), **site.node.attributes
+    )
+    return [site.op("Add", data, added)]
+
+
+def _average_pool(site: Site) -> list[ir.Value | None] | None:
+    """3-d and dilated average pools have wrong gradients; a convolution with equal weights has not.
+
+    ``[N, C, ...] -> [N * C, 1, ...]``, convolved with ones, divided by the number of elements under
+    the window: the size of the kernel, or what a pool of ones counts where padding is left out.
+    """
+    kernel = site.integers("kernel_shape") or ()
+    dilations = site.integers("dilations") or (1,) * len(kernel)
+    if len(kernel) < 3 and all(dilation == 1 for dilation in dilations):
+        return None
+    if site.integer("ceil_mode", 0):
+        raise Refusal("a 3-d or dilated AveragePool with ceil_mode=1 has a wrong gradient")
+    if site.text("auto_pad", "NOTSET") != "NOTSET":
+        raise Refusal("auto_pad could not be written out as pads (see explicit_padding)")
+    data = site.input(0)
+    window = {
+        name: value
+        for name, value in site.node.attributes.items()
+        if name in ("strides", "pads", "dilations", "kernel_shape")
+    }
+    ones = site.const(np.ones((1, 1, *kernel)))
+    planes_shape = site.op(
+        "Concat", site.ints(-1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
+    )
+    planes = site.op("Reshape", data, planes_shape)
+    summed = site.op("Conv", planes, ones, **window)
+    if any(site.integers("pads") or ()) and not site.integer("count_include_pad", 0):
+        unit = site.op(
+            "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
+        )
+        one = ir.tensor([1.0], dtype=site.dtype)
+        image = site.op("ConstantOfShape", unit, dtype=site.dtype, value=one)
+        divisor = site.op("Conv", image, ones, **window)
+    else:
+        divisor = site.const(float(np.prod(kernel)))
+    mean = site.op("Div", summed, divisor)
+    back = site.op(
+        "Concat",
+        site.shape_of(data, 0, 2),
+        site.shape_of(summed, 2),
+        axis=0,
+        dtype=ir.DataType.INT64,
+    )
+    return [site.op("Reshape", mean, back)]
+
+
+def _pools(site: Site) -> list[ir.Value | None] | None:
+    return _average_pool(site) or _max_pool(site)
+
+
+_FORMS = {
+    "AveragePool": (_pools, "3-d or dilated: written as a convolution; float16: computed in float32"),
+    "CastLike": (_cast_like, "written as Cast"),
+    "Cos": (_cos, "of a scalar: computed as a vector of one"),
+    "Gelu": (_gelu, "tanh form, written out"),
+    "Gemm": (_gemm, "scalar C made a vector of one"),
+    "LeakyRelu": (_leaky_relu, "negative slope, written out"),
+    "MatMul": (_matmul, "vectors made matrices"),
+    "MaxPool": (_max_pool, "indices row-major; float16: computed in float32"),
+    "Pad": (_pad, "pads written for all axes"),
+    "ReduceL2": (_reduce, "dimensions kept, then squeezed"),
+    "ReduceLogSumExp": (_reduce, "dimensions kept, then squeezed"),
+    "ReduceMean": (_empty_reduce, "reduces nothing: passes its input on"),
+    "ReduceSum": (_empty_reduce, "reduces nothing: passes its input on"),
+    "ScatterElements": (_scatter, "written as an addition"),
+    "ScatterND": (_scatter, "written as an addition"),
+    "Transpose": (_transpose, "perm written out"),
+}

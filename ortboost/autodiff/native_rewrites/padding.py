@@ -1,0 +1,84 @@
+"""``auto_pad`` of convolutions and pools becomes explicit ``pads``.
+
+The builder hands ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read memory
+that is not theirs: errors far above 1 that vary from run to run.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["explicit_padding", "same_pads"]
+
+
+def explicit_padding(model: ir.Model) -> Report:
+    """Replace ``auto_pad`` of Conv, MaxPool and AveragePool, in place.
+
+    ``SAME_*`` with a stride above 1 needs the spatial dimensions as numbers.
+    """
+    rules = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), _rule)
+    return rewrite_nodes(model, "explicit_padding", rules, "auto_pad written out as pads")
+
+
+def _rule(site: Site) -> list[ir.Value | None] | None:
+    mode = site.text("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        return None
+    pads = same_pads(site)
+    attributes = {
+        name: value for name, value in site.node.attributes.items() if name not in ("auto_pad", "pads")
+    }
+    outputs = site.builder.ops(
+        site.node.op_type,
+        *site.node.inputs,
+        names=[None] * len(site.node.outputs),
+        pads=pads,
+        **attributes,
+    )
+    if len(outputs) > 1:
+        outputs[1].type = site.node.outputs[1].type
+    return list(outputs)
+
+
+def same_pads(site: Site) -> list[int]:
+    """The pads that ``auto_pad`` stands for: begins, then ends.
+
+    With ``o = ceil(in / stride)`` the total is ``max((o - 1) * stride + (k - 1) * dilation + 1 - in,
+    0)``; the odd one goes to the end for ``SAME_UPPER`` and to the begin for ``SAME_LOWER``.
+    """
+    spatial = site.rank() - 2
+    kernel = site.integers("kernel_shape")
+    if kernel is None:
+        weight = known_shape(site.input(1)) or ()
+        kernel = tuple(dim for dim in weight[2:] if isinstance(dim, int))
+    if len(kernel) != spatial:
+        raise Refusal("its kernel shape is unknown; give the model's inputs shapes")
+    mode = site.text("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return [0] * (2 * spatial)
+    if mode == "NOTSET":
+        return list(site.integers("pads") or [0] * (2 * spatial))
+    strides = site.integers("strides") or (1,) * spatial
+    dilations = site.integers("dilations") or (1,) * spatial
+    begins, ends = [], []
+    for axis in range(spatial):
+        reach = (kernel[axis] - 1) * dilations[axis]
+        size = site.shape()[2 + axis]
+        if strides[axis] == 1:
+            total = reach
+        elif isinstance(size, int):
+            steps = -(-size // strides[axis])
+            total = max((steps - 1) * strides[axis] + reach + 1 - size, 0)
+        else:
+            raise Refusal(
+                f"auto_pad={mode} with stride {strides[axis]} depends on the image size, which is "
+                "not fixed; export with explicit pads, or with fixed height and width"
+            )
+        small, large = total // 2, total - total // 2
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
+    return begins + ends

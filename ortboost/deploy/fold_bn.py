@@ -1,0 +1,86 @@
+r"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it.
+
+    y = gamma (W x + b - mean) / sqrt(var + eps) + beta
+      = W' x + b'    with W' = W gamma / sqrt(var + eps)  (per output channel)
+                     and  b' = (b - mean) gamma / sqrt(var + eps) + beta
+
+The rewriting itself is onnxscript's; here is the account of what was folded and what was kept, and
+why. A convolution whose weight serves another node too is left alone: folding would change both.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnxscript import rewriter
+from onnxscript.rewriter.rules.common import (
+    fuse_batchnorm_into_conv_rule,
+    fuse_batchnorm_into_conv_transpose_rule,
+    fuse_batchnorm_into_gemm_rule,
+)
+
+from ortboost.report import Report
+
+__all__ = ["fold_bn"]
+
+_HOSTS = ("Conv", "ConvTranspose", "Gemm")
+
+
+def fold_bn(model: ir.Model) -> Report:
+    """Fold inference-mode BatchNormalization nodes, in place.
+
+    Returns:
+        Which were folded into which node; which were kept, and why.
+    """
+    report = Report("fold_bn")
+    wanted: dict[str, str] = {}
+    for node in model.graph:
+        if node.op_type == "BatchNormalization":
+            wanted[node.name or ""] = _obstacle(node) or ""
+    if not any(obstacle == "" for obstacle in wanted.values()):
+        report.kept = wanted
+        return report
+    hosts = {
+        node.name or "": producer.name or ""
+        for node in model.graph
+        if node.op_type == "BatchNormalization"
+        and (producer := _producer(node.inputs[0])) is not None
+    }
+    rewriter.rewrite(
+        model,
+        [
+            fuse_batchnorm_into_conv_rule,
+            fuse_batchnorm_into_conv_transpose_rule,
+            fuse_batchnorm_into_gemm_rule,
+        ],
+    )
+    left = {node.name for node in model.graph if node.op_type == "BatchNormalization"}
+    for name, obstacle in wanted.items():
+        if name in left:
+            report.kept[name] = obstacle or "the pattern did not match"
+        else:
+            report.changed[name] = f"folded into {hosts[name]}"
+    return report
+
+
+def _obstacle(node: ir.Node) -> str | None:
+    """Why a BatchNormalization cannot be folded, or ``None``."""
+    if node.attributes.get_int("training_mode", 0):
+        return "it is in training mode"
+    value = node.inputs[0]
+    host = _producer(value)
+    if host is None or host.op_type not in _HOSTS or value is None:
+        return f"it follows {'an input' if host is None else host.op_type}, not a convolution or Gemm"
+    if len(value.uses()) > 1 or value.is_graph_output():
+        return f"the output of '{host.name}' is used elsewhere too"
+    for tensor in (*host.inputs[1:], *node.inputs[1:]):
+        if tensor is None:
+            continue
+        if not tensor.is_initializer():
+            return f"'{tensor.name}' is computed, not stored"
+        if tensor in host.inputs[1:] and len(tensor.uses()) > 1:
+            return f"'{tensor.name}' is shared with another node"
+    return None
+
+
+def _producer(value: ir.Value | None) -> ir.Node | None:
+    return None if value is None else value.producer()

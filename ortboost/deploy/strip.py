@@ -1,0 +1,67 @@
+"""The inference graph of a program: loss and labels gone, weights back inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes import common
+
+from ortboost.errors import FileError
+from ortboost.program.catalogue import LOSS
+from ortboost.program.program import Program
+from ortboost.report import Report
+
+__all__ = ["inference_model"]
+
+
+def inference_model(
+    program: Program, state: Mapping[str, NDArray[Any]]
+) -> tuple[ir.Model, Report]:
+    """Take the evaluation graph, drop the loss, and put the state's weights into it.
+
+    Args:
+        program: The program.
+        state: State name to value; slots and counters are not used.
+
+    Returns:
+        A new model with the inputs and outputs of the user's model, symbolic dimensions kept.
+
+    Raises:
+        FileError: The state lacks a tensor that the graph needs.
+    """
+    report = Report("strip_training")
+    model = program.evaluation.clone()
+    graph = model.graph
+    if program.labels is not None:
+        graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
+        report.changed[LOSS] = "removed with the label input"
+    common.RemoveUnusedNodesPass()(model)
+    states = {entry.name for entry in program.catalogue.state}
+    inputs = []
+    for value in graph.inputs:
+        name = value.name or ""
+        if name == program.labels:
+            continue
+        if name not in states:
+            inputs.append(value)
+            continue
+        if not value.uses():
+            continue
+        if name not in state:
+            raise FileError(
+                f"The state has no tensor '{name}'.",
+                where="state",
+                fix="Use the state or a checkpoint of this very program.",
+            )
+        value.const_value = ir.tensor(state[name], name=name)
+        report.changed[name] = "became an initializer"
+    weights = [value for value in graph.inputs if value.const_value is not None]
+    graph.inputs[:] = inputs
+    for value in weights:
+        graph.register_initializer(value)
+    for key in [key for key in model.metadata_props if key.startswith("ortboost.")]:
+        del model.metadata_props[key]
+    return model, report

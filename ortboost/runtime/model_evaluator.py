@@ -1,0 +1,83 @@
+"""Running a plain inference file with the interface of the program's evaluator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.errors import UsageError
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.session import open_session
+
+__all__ = ["ModelEvaluator"]
+
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}
+
+
+class ModelEvaluator:
+    """An ONNX file with its weights inside, run batch by batch.
+
+    Args:
+        model: The path of the file, or a model.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: Threads within an operator.
+
+    Raises:
+        ModelError: The runtime does not accept the file.
+        UsageError: An input has a type that data cannot be fed as.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | ir.Model,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+    ) -> None:
+        self._session = open_session(model, device=device, threads=threads)
+        self.inputs = tuple(_spec(value) for value in self._session.get_inputs())
+        self.outputs = tuple(value.name for value in self._session.get_outputs())
+
+    def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Outputs by name; feeds that are no input (labels) are ignored.
+
+        Raises:
+            UsageError: The runtime refuses the shapes.
+        """
+        taken = {
+            spec.name: np.ascontiguousarray(feeds[spec.name], spec.dtype) for spec in self.inputs
+        }
+        try:
+            answers = self._session.run(self.outputs, taken)
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            raise UsageError(
+                "onnxruntime could not run the model on this batch.",
+                where=str(error).strip().splitlines()[0],
+                fix="Check that the shapes of the data fit the model.",
+            ) from error
+        return dict(zip(self.outputs, answers, strict=True))
+
+
+def _spec(value: Any) -> TensorSpec:
+    if value.type not in _TYPES:
+        raise UsageError(
+            f"The input '{value.name}' is a {value.type}, which data cannot be fed as.",
+            where=f"input '{value.name}'",
+            fix="Use a model with float, integer or bool inputs.",
+        )
+    shape = tuple(dim if isinstance(dim, (int, str)) else None for dim in value.shape)
+    return TensorSpec(value.name, np.dtype(_TYPES[value.type]), shape)

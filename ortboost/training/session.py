@@ -1,0 +1,132 @@
+"""One run of the trainer: where it stands, and how that is written down and taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ortboost.training.callbacks import Callback, RunView
+from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.config import TrainConfig
+from ortboost.training.data.sources import Source
+from ortboost.training.logs import EventLog
+from ortboost.training.progress import Reporter
+from ortboost.training.protocols import Stepper
+from ortboost.training.resume import find_checkpoint, load_callbacks, verify_run
+from ortboost.training.run_state import RunState
+from ortboost.training.signals import SignalGuard
+from ortboost.training.stop_rule import StopRule
+
+__all__ = ["Recorder", "Session"]
+
+
+@dataclass
+class Session:
+    """One call of :meth:`Trainer.fit`.
+
+    Args:
+        train: The training data.
+        validation: The validation data, if any.
+        signals: Requests to leave.
+        rule: When to warn and when to give up.
+        state: The position of the run.
+        view: What callbacks see and ask for.
+        resumed: The checkpoint that the session goes on from.
+        saved: The last checkpoint.
+        saved_step: Its step; -1 for none.
+    """
+
+    train: Source
+    validation: Source | None
+    signals: SignalGuard
+    rule: StopRule
+    state: RunState = field(default_factory=RunState)
+    view: RunView = field(default_factory=RunView)
+    resumed: Path | None = None
+    saved: Path | None = None
+    saved_step: int = -1
+
+    def refresh_view(self) -> None:
+        """Bring what callbacks see up to date."""
+        self.view.epoch, self.view.step = self.state.epoch, self.state.step
+        self.view.applied_steps = self.state.applied_steps
+        self.view.metrics = dict(self.state.metrics)
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Everything that remembers a run: checkpoints, event log, the lines on the screen.
+
+    Args:
+        stepper: Whose state is saved and loaded.
+        config: The configuration, described in checkpoints.
+        callbacks: Whose states are saved and loaded.
+        store: The checkpoints, if any are kept.
+        log: The event log, if one is written.
+        progress: The screen.
+        program: Fingerprint of the program.
+    """
+
+    stepper: Stepper
+    config: TrainConfig
+    callbacks: Sequence[Callback]
+    store: CheckpointStore | None
+    log: EventLog | None
+    progress: Reporter
+    program: str
+
+    def event(self, s: Session, event: str, **fields: object) -> None:
+        """Write an event to the log."""
+        if self.log is not None:
+            self.log.write(event, s.state.step, **fields)
+
+    def warn(self, s: Session, text: str) -> None:
+        """Say a warning and write it to the log."""
+        self.event(s, "warning", text=text)
+        self.progress.message(f"warning: {text}")
+
+    def save(self, s: Session, *, best: bool = False) -> None:
+        """Write a checkpoint of the session as it stands."""
+        if self.store is None:
+            return
+        progress = {
+            **s.state.to_dict(),
+            "run": self.config.describe(self.stepper.groups),
+            "data": s.train.fingerprint(),
+            "callbacks": {callback.name: callback.state_dict() for callback in self.callbacks},
+            "rule": s.rule.state_dict(),
+            "log": 0 if self.log is None else self.log.position,
+        }
+        s.saved = self.store.save(self.stepper.state(), progress, program=self.program, best=best)
+        s.saved_step = s.state.step
+        self.event(s, "checkpoint", path=str(s.saved), best=best)
+
+    def restore(self, s: Session) -> int:
+        """Take up the newest good checkpoint, if there is one.
+
+        Returns:
+            The number of log events to keep.
+
+        Raises:
+            FileError: There are checkpoints, and none can be used.
+            UsageError: Seed or data changed since.
+        """
+        if self.store is None:
+            return 0
+        tell = self.progress.message
+        found = find_checkpoint(self.store, self.stepper, self.program, tell)
+        if found is None:
+            return 0
+        run = self.config.describe(self.stepper.groups)
+        warnings = verify_run(found.progress, run, s.train.fingerprint())
+        warnings += load_callbacks(self.callbacks, found.progress["callbacks"])
+        self.stepper.load_state(found.state)
+        s.state = RunState.from_dict(found.progress)
+        s.rule.load_state_dict(found.progress["rule"])
+        s.resumed = s.saved = found.path
+        s.saved_step = s.state.step
+        for text in warnings:
+            tell(text)
+        tell(f"resumed from step {s.state.step} ({found.path.name})")
+        return int(found.progress["log"])

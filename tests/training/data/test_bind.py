@@ -1,0 +1,168 @@
+"""Which array feeds which input, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.errors import FileError, UsageError
+from ortboost.training.data import bind_arrays, convert
+from ortboost.training.protocols import InputSpec
+
+F32, I64 = np.dtype("float32"), np.dtype("int64")
+X = InputSpec("x", F32, ("N", 4))
+LABELS = InputSpec("labels", I64, ("N",))
+DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
+CLASSES = np.array([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "split", "chosen"),
+    [
+        ({"x": 0, "labels": 0}, None, ("x", "labels")),
+        ({"images": 0, "y": 0}, None, ("images", "y")),
+        ({"Data": 0, "Target": 0}, None, ("Data", "Target")),
+        ({"x": 0, "y": 0, "extra": 0}, None, ("x", "y")),
+        ({"x_train": 0, "y_train": 0, "x_test": 0, "y_test": 0}, "train", ("x_train", "y_train")),
+        ({"x_train": 0, "y_train": 0, "x_test": 0, "y_test": 0}, "test", ("x_test", "y_test")),
+        ({"x_train": 0, "y_train": 0, "x_val": 0, "y_val": 0}, "test", ("x_val", "y_val")),
+        ({"x": 0, "y": 0}, "test", ("x", "y")),
+        ({"x": 0, "x_test": 0, "labels_test": 0}, "test", ("x_test", "labels_test")),
+    ],
+)
+def test_names(arrays, split, chosen):
+    values = {name: np.array([*CLASSES]) if i else DATA + i for name, i in arrays.items()}
+    for index, name in enumerate(arrays):
+        is_label = name.lower().split("_")[0] in ("y", "labels", "target")
+        values[name] = CLASSES + index if is_label else DATA + index
+    bound = bind_arrays(values, [X, LABELS], split=split)
+    assert list(bound) == ["x", "labels"]
+    assert bound["x"] is values[chosen[0]]
+    assert bound["labels"] is values[chosen[1]]
+
+
+def test_an_input_of_any_name_takes_the_usual_key_and_a_map_wins():
+    pixels = InputSpec("input.1", F32, ("N", 4))
+    arrays = {"x": DATA, "other": DATA + 1, "y": CLASSES}
+    assert bind_arrays(arrays, [pixels, LABELS])["input.1"] is arrays["x"]
+    mapped = bind_arrays(arrays, [pixels, LABELS], mapping={"input.1": "other"})
+    assert mapped["input.1"] is arrays["other"]
+
+
+def test_two_data_inputs_need_their_own_names():
+    left, right = InputSpec("left", F32, ("N", 4)), InputSpec("right", F32, ("N", 4))
+    assert list(bind_arrays({"right": DATA, "left": DATA}, [left, right])) == ["left", "right"]
+    with pytest.raises(UsageError, match="No array feeds the input 'right'") as caught:
+        bind_arrays({"left": DATA, "x": DATA}, [left, right])
+    assert "--map right=" in str(caught.value)
+
+
+def test_a_missing_array_lists_keys_and_inputs_of_the_file():
+    with pytest.raises(FileError, match="No array feeds the input 'labels'") as caught:
+        bind_arrays({"x": DATA, "klass": CLASSES}, [X, LABELS], path="d.npz")
+    assert "d.npz: keys x, klass; inputs x, labels" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_an_ambiguous_choice_is_refused():
+    with pytest.raises(UsageError, match="Several arrays") as caught:
+        bind_arrays({"x": DATA, "y": CLASSES, "targets": CLASSES}, [X, LABELS])
+    assert "keys y, targets" in str(caught.value)
+
+
+def test_a_wrong_map_or_split_is_refused():
+    with pytest.raises(UsageError, match="no input 'z'"):
+        bind_arrays({"x": DATA}, [X], mapping={"z": "x"})
+    with pytest.raises(UsageError, match="no array 'img'"):
+        bind_arrays({"images": DATA}, [X], mapping={"x": "img"})
+    with pytest.raises(UsageError, match="did you mean 'train'"):
+        bind_arrays({"x": DATA}, [X], split="trian")
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "fitted"),
+    [
+        ((5, 28, 28), ("N", 1, 28, 28), (5, 1, 28, 28)),
+        ((5, 28, 28, 1), ("N", 28, 28), (5, 28, 28)),
+        ((5, 28, 28), ("N", 784), (5, 784)),
+        ((5, 784), ("N", None), (5, 784)),
+        ((5, 1), ("N",), (5,)),
+        ((5, 3, 4), ("N", "c", 4), (5, 3, 4)),
+        ((5, 1, 4), ("N", 1, 4), (5, 1, 4)),
+        ((5,), ("N", 1), (5, 1)),
+    ],
+)
+def test_shapes_that_fit(have, want, fitted):
+    array = np.arange(np.prod(have), dtype=np.float32).reshape(have)
+    bound = bind_arrays({"x": array}, [InputSpec("x", F32, want)])["x"]
+    assert bound.shape == fitted
+    assert np.shares_memory(bound, array)
+    np.testing.assert_array_equal(bound.ravel(), array.ravel())
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "fix"),
+    [
+        ((5, 32, 32, 3), ("N", 3, 32, 32), "channels-last"),
+        ((5, 3, 32, 32), ("N", 32, 32, 3), "channels-first"),
+        ((5, 28, 28), ("N", 14, 56), "Reshape"),
+        ((5, 8), ("N", 4), "Reshape"),
+        ((5, 4, 2), ("N", 2, 4), "Reshape"),
+    ],
+)
+def test_shapes_that_do_not_fit(have, want, fix):
+    with pytest.raises(UsageError, match="does not have the shape") as caught:
+        bind_arrays({"x": np.zeros(have, np.float32)}, [InputSpec("x", F32, want)])
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [
+        (np.array([0.0, np.nan, 1.0]), "NaN or infinite"),
+        (np.array([0.5, 1.0, 2.0]), "fractions"),
+        (np.array(["a", "b", "c"]), "cannot feed"),
+        (np.array([0, 1, 2], complex), "cannot feed"),
+        (np.array([0, 1, 2**64 - 1], np.uint64), "do not fit into int64"),
+        (np.array([1.0, 2.0, 1e300]), "do not fit into int64"),
+        (np.array([0, 1]), "different numbers of samples"),
+        (np.zeros(0, int), "no samples"),
+        (np.array(1), "no samples"),
+    ],
+)
+def test_bad_labels(labels, what):
+    with pytest.raises(FileError, match=what) as caught:
+        bind_arrays({"x": DATA, "labels": labels}, [X, LABELS], path="d.npz")
+    assert "d.npz" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_the_row_of_a_nan_is_named():
+    data = DATA.copy()
+    data[2, 1] = np.inf
+    with pytest.raises(UsageError) as caught:
+        bind_arrays({"x": data}, [X])
+    assert "first in row 2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int8", "int32", "uint64", "float32", "float64", "bool"]
+)
+def test_labels_of_any_whole_dtype_fit(dtype):
+    labels = np.array([0, 1, 1]).astype(dtype)
+    bound = bind_arrays({"x": DATA, "y": labels}, [X, LABELS])["labels"]
+    converted = convert(bound, LABELS.dtype)
+    assert converted.dtype == I64
+    assert converted.tolist() == [0, 1, 1]
+
+
+def test_convert():
+    pixels = convert(np.arange(256, dtype=np.uint8), F32)
+    np.testing.assert_array_equal(pixels, np.arange(256, dtype=np.float32) / np.float32(255))
+    assert convert(np.ones(2), F32).dtype == F32
+    assert convert(np.array([3], np.int8), F32).tolist() == [3.0]
+    assert convert(np.array([200], np.uint8), I64).tolist() == [200]
+    assert convert(np.arange(4).reshape(2, 2).T, I64).flags.c_contiguous
+    same = np.ones(3, np.float32)
+    assert convert(same, F32) is same
+    assert convert(np.array(1.0), F32).shape == ()

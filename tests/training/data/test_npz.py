@@ -1,0 +1,144 @@
+"""``.npz``: stored members are mapped, compressed ones read, bad ones named."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ortboost.errors import FileError
+from ortboost.training.data import load_npz
+
+ARRAYS = {
+    "x": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+    "y": np.array([1, 2], np.int64),
+    "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    "scalar": np.array(3, np.int16),
+    "empty": np.zeros((0, 4), np.float32),
+    "flags": np.array([True, False]),
+}
+
+
+def test_stored_members_are_mapped_and_equal(tmp_path):
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+    loaded = load_npz(tmp_path / "a.npz")
+    assert list(loaded) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(loaded[name], array)
+        assert (loaded[name].dtype, loaded[name].shape) == (array.dtype, array.shape)
+    assert isinstance(loaded["x"], np.memmap)
+    assert loaded["fortran"].flags.f_contiguous
+    with pytest.raises(ValueError, match="read-only"):
+        loaded["x"][0] = 1
+
+
+def test_compressed_members_are_read(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", **ARRAYS)
+    loaded = load_npz(tmp_path / "a.npz")
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(loaded[name], array)
+    assert not isinstance(loaded["x"], np.memmap)
+
+
+def test_a_local_header_with_another_extra_field_is_followed(tmp_path):
+    # Only the local header gets the padding that aligns the data, as some writers do.
+    path = tmp_path / "a.npz"
+    np.save(tmp_path / "x.npy", ARRAYS["x"])
+    info = zipfile.ZipInfo("x.npy")
+    info.extra = b"\x00\x00\x08\x00" + b"\0" * 8
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(info, (tmp_path / "x.npy").read_bytes())
+        info.extra = b""
+    loaded = load_npz(path)["x"]
+    assert isinstance(loaded, np.memmap)
+    np.testing.assert_array_equal(loaded, ARRAYS["x"])
+
+
+@given(
+    array=hnp.arrays(
+        st.sampled_from([np.uint8, np.int32, np.float32, np.dtype(">f8")]),
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+        elements=st.integers(0, 100),
+    ),
+    compress=st.booleans(),
+)
+def test_round_trip(tmp_path_factory, array, compress):
+    path = tmp_path_factory.mktemp("npz") / "a.npz"
+    (np.savez_compressed if compress else np.savez)(path, a=array)
+    loaded = load_npz(path)["a"]
+    np.testing.assert_array_equal(loaded, array)
+    assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("unpickled!",))
+
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("bad.npy", "w") as stream:
+        np.lib.format.write_array_header_1_0(
+            stream, {"descr": "|O", "fortran_order": False, "shape": (1,)}
+        )
+        stream.write(pickle.dumps(Trap()))
+    with pytest.raises(FileError, match="never loaded") as caught:
+        load_npz(path)
+    assert "a.npz: key 'bad'" in str(caught.value)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("cut", [1, 30, 200, 100_000])
+def test_a_truncated_file_is_named(tmp_path, compress, cut):
+    path = tmp_path / "cut.npz"
+    (np.savez_compressed if compress else np.savez)(
+        path, x=np.random.default_rng(0).normal(size=(100, 100))
+    )
+    raw = path.read_bytes()
+    path.write_bytes(raw[: max(1, len(raw) - cut)])
+    with pytest.raises(FileError, match="cut.npz"):
+        load_npz(path)
+
+
+def test_a_damaged_compressed_member_is_named_by_key(tmp_path):
+    path = tmp_path / "bad.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=1000))
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    path.write_bytes(raw)
+    with pytest.raises(FileError, match="damaged") as caught:
+        load_npz(path)
+    assert "key 'x'" in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["zip header", "npy magic", "npy shape"])
+def test_a_damaged_stored_header_is_named_by_key(tmp_path, where):
+    path = tmp_path / "bad.npz"
+    np.savez(path, x=np.zeros((10, 10), np.float32))
+    raw = path.read_bytes()
+    old, new = {
+        "zip header": (b"PK\x03\x04", b"PK\x03\x05"),
+        "npy magic": (b"\x93NUMPY", b"\x93NUMPX"),
+        "npy shape": (b"(10, 10)", b"(10, 99)"),
+    }[where]
+    assert raw.count(old) == 1
+    path.write_bytes(raw.replace(old, new))
+    with pytest.raises(FileError, match="damaged") as caught:
+        load_npz(path)
+    assert "key 'x'" in str(caught.value)
+
+
+def test_an_archive_without_arrays_and_a_foreign_member_are_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "none.npz", "w"):
+        pass
+    with pytest.raises(FileError, match="holds no arrays"):
+        load_npz(tmp_path / "none.npz")
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(FileError, match="damaged or foreign") as caught:
+        load_npz(tmp_path / "text.npz")
+    assert "readme.txt" in str(caught.value)
