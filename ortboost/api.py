@@ -190,10 +190,16 @@ def train(
     program = Program.load(folder)
     stepper = Stepper(program, device=device, threads=threads)
     base = dataclasses.replace(config or TrainConfig(), **settings)
-    shuffle = {"shuffle": True, "seed": base.seed}
     drop_last = static_batch(stepper.inputs) is not None
     source = _source(
-        data, stepper.inputs, "train", batch_size, mapping, drop_last=drop_last, **shuffle
+        data,
+        stepper.inputs,
+        "train",
+        batch_size,
+        mapping,
+        shuffle=True,
+        seed=base.seed,
+        drop_last=drop_last,
     )
     held_out = None
     if validation is not None:
@@ -419,7 +425,7 @@ def _schedules(config: ProgramConfig, learning_rate: str | None, total: int | No
 
 
 def _source(
-    data: Data,
+    data: Any,
     inputs: Sequence[Any],
     split: str,
     batch_size: int,

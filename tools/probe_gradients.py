@@ -27,7 +27,9 @@ from probe_cases import Case, cases
 from ortboost.autodiff.numeric import numeric_gradients
 
 
-def raw_gradients(model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def raw_gradients(
+    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The builder alone, on the model as it is."""
     from onnxruntime import SessionOptions
     from onnxruntime.capi._pybind_state import GradientGraphBuilder, get_optimized_model
@@ -41,7 +43,9 @@ def raw_gradients(model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray])
     return run(builder.get_model(), wrt, feeds)
 
 
-def our_gradients(model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def our_gradients(
+    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """The engine as ortboost uses it."""
     from ortboost.autodiff.engine import get_engine
     from ortboost.transforms.decompose import decompose
@@ -99,7 +103,10 @@ def probe(case: Case, raw: bool) -> tuple[str, str]:
     try:
         found = (raw_gradients if raw else our_gradients)(model, wrt, feeds)
     except Exception as error:
-        return "refused", f"{type(error).__name__}: {str(error).splitlines()[0][:150]} {str(error)[-160:]!r}"
+        return (
+            "refused",
+            f"{type(error).__name__}: {str(error).splitlines()[0][:150]} {str(error)[-160:]!r}",
+        )
     oracle = "reference"
     try:
         from ortboost.autodiff.numeric import evaluate

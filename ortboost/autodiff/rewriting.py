@@ -119,9 +119,13 @@ class Site:
         bounds = {"start": start} if end is None else {"start": start, "end": end}
         return self.op("Shape", value, dtype=ir.DataType.INT64, **bounds)
 
-    def same(self, op_type: str, attributes: Mapping[str, Any], *inputs: ir.Value | None) -> ir.Value:
+    def same(
+        self, op_type: str, attributes: Mapping[str, Any], *inputs: ir.Value | None
+    ) -> ir.Value:
         """The same operator again with other attributes and inputs; one output."""
-        kept: dict[str, Any] = {k: a for k, a in self.node.attributes.items() if k not in attributes}
+        kept: dict[str, Any] = {
+            k: a for k, a in self.node.attributes.items() if k not in attributes
+        }
         kept.update({k: v for k, v in attributes.items() if v is not None})
         return self.op(op_type, *inputs, domain=self.node.domain, **kept)
 
@@ -196,7 +200,9 @@ def _replace(node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder
     """
     made = {id(new) for new in builder.nodes}
     fresh = [
-        builder.op("Identity", value) if value is not None and id(value.producer()) not in made else value
+        builder.op("Identity", value)
+        if value is not None and id(value.producer()) not in made
+        else value
         for value in outputs
     ]
     replace_node(node, fresh, builder)

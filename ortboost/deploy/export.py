@@ -154,7 +154,13 @@ def write_verified(
         session = open_session(trial, device=device)
         taken = {value.name for value in session.get_inputs()}
         actual = (
-            dict(zip(outputs, session.run(outputs, {k: v for k, v in f.items() if k in taken}), strict=True))
+            dict(
+                zip(
+                    outputs,
+                    session.run(outputs, {k: v for k, v in f.items() if k in taken}),
+                    strict=True,
+                )
+            )
             for f in feeds
         )
         parity = compare(expected, actual, outputs, rtol=rtol, atol=atol)

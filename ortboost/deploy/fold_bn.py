@@ -69,7 +69,9 @@ def _obstacle(node: ir.Node) -> str | None:
     value = node.inputs[0]
     host = _producer(value)
     if host is None or host.op_type not in _HOSTS or value is None:
-        return f"it follows {'an input' if host is None else host.op_type}, not a convolution or Gemm"
+        return (
+            f"it follows {'an input' if host is None else host.op_type}, not a convolution or Gemm"
+        )
     if len(value.uses()) > 1 or value.is_graph_output():
         return f"the output of '{host.name}' is used elsewhere too"
     for tensor in (*host.inputs[1:], *node.inputs[1:]):

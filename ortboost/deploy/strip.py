@@ -17,9 +17,7 @@ from ortboost.report import Report
 __all__ = ["inference_model"]
 
 
-def inference_model(
-    program: Program, state: Mapping[str, NDArray[Any]]
-) -> tuple[ir.Model, Report]:
+def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tuple[ir.Model, Report]:
     """Take the evaluation graph, drop the loss, and put the state's weights into it.
 
     Args:

@@ -172,7 +172,8 @@ def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Bui
     """Put the waiting nodes of ``builder`` in the place of ``node``.
 
     The new values take over names, types, uses and graph outputs of the old ones, so that nothing
-    downstream sees a difference. All checks are the caller's.
+    downstream sees a difference. All checks are the caller's. A value that the builder did not make
+    comes in through an Identity.
 
     Args:
         node: The node to remove.
@@ -182,19 +183,26 @@ def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Bui
     graph = node.graph
     if not isinstance(graph, ir.Graph):
         raise TypeError("The node to replace does not belong to a graph.")
+    made = {id(new) for new in builder.nodes}
+    # A value that was there before keeps its own name: the old one passes it on.
+    fresh = [
+        value
+        if value is None or id(value.producer()) in made
+        else builder.op("Identity", value, shape=value.shape)
+        for value in outputs
+    ]
     for new_node in builder.take():
         graph.insert_before(node, new_node)
-    for old, new in zip(node.outputs, outputs, strict=True):
+    for old, new in zip(node.outputs, fresh, strict=True):
         if new is None:
             continue
         name = old.name
-        fresh = new.producer() is not None and new.name is not None
         if new.type is None:
             new.type = old.type
         if new.shape is None:
             new.shape = old.shape
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-        if fresh and not new.is_graph_input() and name:
+        if name:
             old.name = f"{name}/replaced"
             new.name = name
     graph.remove(node, safe=True)

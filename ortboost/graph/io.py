@@ -1,8 +1,9 @@
-"""Load and save ONNX models; big weights stay in external files and are read when needed.
+"""Load and save ONNX models, also with weights in external files.
 
 Reading and writing is `onnx_ir`'s work. What is added here: errors that name the file and the
 cure, a check of external data at load time (present, long enough, inside the model's folder), and
-atomic saving.
+atomic saving. A loaded model holds all its weights in memory, so that nothing depends on the files
+it came from.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def load_model(source: ModelSource) -> ir.Model:
     if isinstance(source, ir.Model):
         model = source.clone()
         model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
-        return model
+        return ir.external_data.load_to_model(model)
     if isinstance(source, onnx.ModelProto):
         model = ir.from_proto(source)
         model.meta[_SOURCE] = source.graph.name or "model"
@@ -88,7 +89,8 @@ def load_model(source: ModelSource) -> ir.Model:
         )
     _check_external_data(model, path)
     model.meta[_SOURCE] = str(path)
-    return model
+    # A serialized model would look for its data beside whatever it is then, not beside `path`.
+    return ir.external_data.load_to_model(model)
 
 
 def source_name(model: ir.Model) -> str:

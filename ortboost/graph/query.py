@@ -142,9 +142,7 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
         if value.dtype not in FLOAT_TYPES or value.const_value is None:
             continue
         role, reason = _classify(value)
-        found[name] = Parameter(
-            name, tuple(int(d) for d in value.const_value.shape), value.dtype, role, reason
-        )
+        found[name] = Parameter(name, _tensor_shape(value.const_value), value.dtype, role, reason)
     return found
 
 
@@ -154,9 +152,9 @@ def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:
     for node in graph.all_nodes():
         for value in node.inputs:
             if value is not None and value.name in graph.initializers:
-                ordered.setdefault(value.name, value)
-    for name, value in graph.initializers.items():
-        ordered.setdefault(name, value)
+                ordered.setdefault(value.name or "", value)
+    for initializer in graph.initializers.values():
+        ordered.setdefault(initializer.name or "", initializer)
     return list(ordered.values())
 
 
@@ -182,7 +180,8 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     node, index = uses[0]
     where = f"input {index} of {node.op_type} '{node.name}'"
     tensor = value.const_value
-    elements = int(np.prod(tuple(tensor.shape), dtype=np.int64)) if tensor is not None else 0
+    shape = () if tensor is None else _tensor_shape(tensor)
+    elements = int(np.prod(shape, dtype=np.int64))
     if elements <= 1:
         return "constant", f"a single number, {where}"
     if all(i in _SETTINGS.get(n.op_type, ()) for n, i in uses):
@@ -190,9 +189,12 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     if tensor is not None and not bool(np.isfinite(tensor.numpy().astype(np.float32)).all()):
         return "constant", f"holds non-finite values, as masks do, {where}"
     if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
-        is_bias = len(tensor.shape) == 1 and node.op_type == "Add" if tensor is not None else False
-        return ("bias" if is_bias else "weight"), where
+        return ("bias" if len(shape) == 1 and node.op_type == "Add" else "weight"), where
     return "constant", f"not a weight position, {where}"
+
+
+def _tensor_shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:
+    return tuple(dim for dim in tensor.shape if isinstance(dim, int))  # a stored tensor has numbers
 
 
 def _effective_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:

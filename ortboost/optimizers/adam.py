@@ -100,9 +100,7 @@ class Adam:
             if self.eps_hat:
                 rate64 = b.op("Mul", rate64, correction2)
             else:
-                denominator = b.op(
-                    "Div", denominator, _cast(b, correction2, ir.DataType.FLOAT)
-                )
+                denominator = b.op("Div", denominator, _cast(b, correction2, ir.DataType.FLOAT))
             rate = _cast(b, rate64, ir.DataType.FLOAT)
         denominator = b.op("Add", denominator, b.const(self.eps))
         step = b.op("Mul", b.op("Div", mean, denominator), rate)
@@ -118,9 +116,7 @@ class AdamW(Adam):
 
 
 def _average(b: Builder, old: ir.Value, new: ir.Value, beta: float) -> ir.Value:
-    return b.op(
-        "Add", b.op("Mul", old, b.const(beta)), b.op("Mul", new, b.const(1.0 - beta))
-    )
+    return b.op("Add", b.op("Mul", old, b.const(beta)), b.op("Mul", new, b.const(1.0 - beta)))
 
 
 def _bias_correction(b: Builder, step: ir.Value, beta: float) -> ir.Value:
@@ -133,6 +129,4 @@ def _bias_correction(b: Builder, step: ir.Value, beta: float) -> ir.Value:
 
 
 def _cast(b: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return b.shared(
-        ("cast", id(value), dtype), lambda: b.op("Cast", value, dtype=dtype, to=dtype)
-    )
+    return b.shared(("cast", id(value), dtype), lambda: b.op("Cast", value, dtype=dtype, to=dtype))

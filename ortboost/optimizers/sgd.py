@@ -18,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import onnx_ir as ir
+
 from ortboost.errors import ConfigError
 from ortboost.graph.build import Builder
 from ortboost.optimizers.base import Update, UpdateInputs, check_range
@@ -73,9 +75,15 @@ class Sgd:
             decayed = b.op("Mul", p.slots["momentum"], mu)
             fresh = grad
             if self.dampening:
-                first = b.op("Equal", p.step, b.const(1.0, p.step.dtype))  # type: ignore[arg-type]
-                factor = b.op("Where", first, b.const(1.0), b.const(1.0 - self.dampening))
-                factor.dtype = grad.dtype
+                double = ir.DataType.DOUBLE
+                first = b.op("Equal", p.step, b.const(1.0, double), dtype=ir.DataType.BOOL)
+                factor = b.op(
+                    "Where",
+                    first,
+                    b.const(1.0),
+                    b.const(1.0 - self.dampening),
+                    dtype=ir.DataType.FLOAT,
+                )
                 fresh = b.op("Mul", grad, factor)
             velocity = b.op("Add", decayed, fresh)
             slots["momentum"] = velocity

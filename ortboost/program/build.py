@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 from numpy.typing import NDArray
+from onnx_ir.passes import common
 
 import ortboost
 from ortboost.autodiff.check import check_trainable
@@ -95,7 +95,9 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         engine=engine.name,
         source=source_name(model),
         prediction=loss.prediction,
-        reports=tuple(report for report in reports if report.changed or report.kept or report.notes),
+        reports=tuple(
+            report for report in reports if report.changed or report.kept or report.notes
+        ),
     )
 
 
@@ -204,9 +206,11 @@ def _separated_buffers(
     for name in next_of:
         value = model.graph.initializers.get(name)
         if name not in parameters and value is not None and value.const_value is not None:
-            shape = tuple(int(d) for d in value.const_value.shape)
+            shape = value.const_value.numpy().shape
             dtype = value.const_value.dtype
-            found[name] = Parameter(name, shape, dtype, "running_stat", "separated from a shared one")
+            found[name] = Parameter(
+                name, shape, dtype, "running_stat", "separated from a shared one"
+            )
     return found
 
 
@@ -296,7 +300,9 @@ def _build_step(
     ]
     if not isinstance(config.loss_scale, NoScaleConfig):
         builder = Builder(graph, "ortboost/scale")
-        scale = ir.Value(name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+        scale = ir.Value(
+            name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(())
+        )
         graph.inputs.append(scale)
         unscaled = _value(model, loss.objective)
         scaled = builder.op("Mul", unscaled, scale, name=_SCALED_LOSS, shape=())
@@ -370,7 +376,9 @@ def _value(model: ir.Model, name: str) -> ir.Value:
     value = find_value(model.graph, name)
     if value is None:
         raise ModelError(
-            f"The tensor '{name}' was lost on the way.", where=source_name(model), fix="Report this."
+            f"The tensor '{name}' was lost on the way.",
+            where=source_name(model),
+            fix="Report this.",
         )
     return value
 

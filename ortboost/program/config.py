@@ -10,7 +10,6 @@ from typing import Any, Final, Literal, TypeAlias
 from ortboost.errors import ConfigError, nearest
 from ortboost.graph.query import Parameter
 from ortboost.loss_scale import (
-    NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,
     NoScaleConfig,
@@ -67,7 +66,9 @@ class ClipConfig:
 
     def __post_init__(self) -> None:
         if self.by not in _CLIPS:
-            raise ConfigError(f"Unknown clipping '{self.by}'.", where="clip", fix=nearest(self.by, _CLIPS))
+            raise ConfigError(
+                f"Unknown clipping '{self.by}'.", where="clip", fix=nearest(self.by, _CLIPS)
+            )
         if not 0 < self.limit < float("inf"):
             raise ConfigError(
                 f"A clipping limit of {self.limit} makes no sense.",
@@ -125,6 +126,7 @@ class ProgramConfig:
         gradient_divisor: Gradients are divided by this after un-scaling (the ``loss_scale`` argument
             of MindSpore's optimizers).
         clip: Gradient clipping.
+        adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
         trainable: Patterns; if any, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
         new_head: Number of outputs of a fresh last layer, or ``None``.
@@ -150,6 +152,7 @@ class ProgramConfig:
     gate_buffers: bool = True
     gradient_divisor: float = 1.0
     clip: ClipConfig | None = None
+    adapt: tuple[str, ...] | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     new_head: int | None = None
@@ -239,11 +242,13 @@ class ProgramConfig:
             arguments["loss_scale"] = scale_from_dict(arguments["loss_scale"])
         if "groups" in arguments:
             arguments["groups"] = tuple(
-                ParameterGroup(**{**_known(ParameterGroup, g, "groups"), "patterns": tuple(g["patterns"])})
+                ParameterGroup(
+                    **{**_known(ParameterGroup, g, "groups"), "patterns": tuple(g["patterns"])}
+                )
                 for g in arguments["groups"]
             )
-        for key in ("trainable", "freeze", "frozen_norm", "metrics"):
-            if key in arguments:
+        for key in ("trainable", "freeze", "frozen_norm", "metrics", "adapt"):
+            if arguments.get(key) is not None:
                 arguments[key] = tuple(arguments[key])
         return cls(**arguments)
 

@@ -103,7 +103,9 @@ class Program:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(
-                "The program folder cannot be made.", where=f"{target}: {error}", fix="Choose another."
+                "The program folder cannot be made.",
+                where=f"{target}: {error}",
+                fix="Choose another.",
             ) from error
         save_model(self.step, target / STEP)
         save_model(self.evaluation, target / EVAL)

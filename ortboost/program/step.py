@@ -180,9 +180,7 @@ class _Writer:
     def ungated(self) -> StepParts:
         """Update whatever comes."""
         self.factor = self._unscaling()
-        overflow = self.b.op(
-            "Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=()
-        )
+        overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
         results = {
             state: self.b.op(
                 "Identity", value, name=names.next_name(state), shape=self.inputs[state].shape
@@ -256,7 +254,7 @@ class _Writer:
                     learning_rate=rate,
                     step=step,
                     weight_decay=decay,
-                    adapt=parameter.role == "weight",
+                    adapt=self._adapts(parameter),
                 ),
             )
             next_of[parameter.name] = update.weight
@@ -338,6 +336,12 @@ class _Writer:
                     rate = self.hyper[names.learning_rate_name(group.name)]
                 return rate, decay if group.weight_decay is None else group.weight_decay
         return rate, decay
+
+    def _adapts(self, parameter: Parameter) -> bool:
+        """Whether LARS adapts the rate of a parameter."""
+        if self.config.adapt is None:
+            return parameter.role == "weight"
+        return bool(match_names([parameter.name], self.config.adapt)[0])
 
     def _grown_scale(self) -> dict[str, ir.Value]:
         """Grow after `window` good steps; the host twin is :func:`ortboost.loss_scale.update`."""

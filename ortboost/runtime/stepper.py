@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program
-from ortboost.runtime.session import open_session, runtime, set_seed
+from ortboost.runtime.session import open_session, set_seed
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "StepResult", "Stepper"]

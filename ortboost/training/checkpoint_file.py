@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ortboost.errors import FileError
@@ -72,14 +73,21 @@ def write_checkpoint(
         program: Fingerprint of the program.
 
     Raises:
-        FileError: The folder is missing or not writable.
+        FileError: The folder is missing, not writable or full.
     """
     tensors = path.with_suffix(".safetensors")
     # ascontiguousarray would turn a 0-d tensor into a 1-d one.
     arrays = {name: np.asarray(array, order="C") for name, array in state.items()}
     path.unlink(missing_ok=True)  # an old JSON must never vouch for a new tensor file
     with atomic_path(tensors) as temporary:
-        save_file(arrays, str(temporary))
+        try:
+            save_file(arrays, str(temporary))
+        except (SafetensorError, OSError) as error:  # a full disk, or a dtype it has no name for
+            raise FileError(
+                "A checkpoint cannot be written.",
+                where=f"{tensors}: {error}",
+                fix="Make room on the disk; state tensors must be plain numbers.",
+            ) from error
         size, sha256 = temporary.stat().st_size, _sha256(temporary)
     content = {
         "format": _FORMAT,
@@ -139,7 +147,7 @@ def read_checkpoint(
         state = load_file(str(tensors))
     except FileNotFoundError as error:
         raise RefusedError(tensors, "the tensor file is missing") from error
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise RefusedError(tensors, str(error)) from error
     found = {name: _describe(array) for name, array in state.items()}
     if found != content["tensors"]:

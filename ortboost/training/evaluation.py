@@ -30,7 +30,7 @@ def evaluate(
     """Run the model over one epoch of a source.
 
     Args:
-        evaluator: The model in evaluation mode.
+        evaluator: The model in evaluation mode. Its loss is one number, or one a sample.
         source: The data; its epoch 0 is used.
         metrics: What to compute besides ``loss``, which is included when the model gives one.
         labels: The input that the metrics compare with.
@@ -52,7 +52,7 @@ def evaluate(
             outputs, loss = _padded(evaluator, batch, length, batch_size)
         else:
             outputs = evaluator.evaluate(batch)
-            loss = float(outputs[_LOSS]) if _LOSS in outputs else None
+            loss = _loss(outputs, length)
         if loss is not None:
             means.setdefault(_LOSS, Mean()).add(loss, length)
         for metric in metrics:
@@ -83,12 +83,20 @@ def _padded(
     """
     padded, valid = pad_batch(batch, size)
     outputs = evaluator.evaluate(padded)
-    if _LOSS not in outputs:
-        return outputs, None
+    if np.ndim(outputs.get(_LOSS, ())) > 0:  # none, or one value a sample: nothing to take apart
+        return outputs, _loss(outputs, length)
     last = {name: np.repeat(array[-1:], size, axis=0) for name, array in batch.items()}
     alone = float(evaluator.evaluate(last)[_LOSS])
     padding = size - int(valid.sum())
     return outputs, (size * float(outputs[_LOSS]) - padding * alone) / length
+
+
+def _loss(outputs: Mapping[str, Array], length: int) -> float | None:
+    """The loss of a batch; the mean over its real samples if there is one value a sample."""
+    if _LOSS not in outputs:
+        return None
+    loss = np.asarray(outputs[_LOSS])
+    return float(loss if loss.ndim == 0 else loss[:length].mean(dtype=np.float64))
 
 
 def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:

@@ -107,12 +107,12 @@ class Trainer:
         started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(SignalGuard())
-            s = Session(train, validation, signals, StopRule(self.config))
-            self._begin(s, resume)
-            first = s.state.step
             stack.callback(self.progress.close)
             if self.log is not None:
                 stack.callback(self.log.close)
+            s = Session(train, validation, signals, StopRule(self.config))
+            self._begin(s, resume)
+            first = s.state.step
             self._loop(s)
             seconds = time.perf_counter() - started
             self.record.event(s, "end", reason=s.view.stop_reason, seconds=seconds)
@@ -154,10 +154,12 @@ class Trainer:
         if s.saved_step != s.state.step:
             self.record.save(s)
         if s.state.validated_step != s.state.step and s.state.step:
-            # For the summary; the checkpoint above is from before it, so that a longer run that
-            # goes on from here decides as if it had never stopped.
+            # A run that is left inside of an epoch validates once more for its summary. The
+            # checkpoint is from before that and is not written again, so that a longer run that
+            # goes on from it decides as if it had never stopped; the pin is only a name.
             self._validate(s)
-            self._settle(s, due=False)
+            if s.view.keep_best and self.store is not None:
+                self.store.pin_best(s.saved_step)
         for callback in self.callbacks:
             callback.on_train_end(s.view)
 

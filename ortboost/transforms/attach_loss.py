@@ -120,9 +120,10 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     builder = Builder(graph, "ortboost/loss")
     report = Report("attach_loss")
     if config.name == "output":
-        loss, objective = _own_loss(model, prediction, builder)
-        report.changed[prediction.name or ""] = "differentiated as the loss of the model"
-        return AttachedLoss(report, prediction.name or "", loss, objective, None)
+        name = prediction.name or ""
+        scalar = _own_loss(model, prediction, builder).name or ""
+        report.changed[name] = "differentiated as the loss of the model"
+        return AttachedLoss(report, scalar, scalar, scalar, None)
 
     labels = _label_input(model, config, prediction)
     shape = known_shape(prediction) or ()
@@ -146,7 +147,9 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     _rename_to_loss(graph, loss)
     graph.outputs.append(loss)
     infer_shapes(model)
-    report.changed[prediction.name or ""] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
+    report.changed[prediction.name or ""] = (
+        f"{config.name}, {config.reduction}, labels '{labels.name}'"
+    )
     return AttachedLoss(
         report, prediction.name or "", loss.name or "", objective.name or "", labels.name
     )
@@ -171,7 +174,7 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
     return next(iter(outputs.values()))
 
 
-def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> tuple[str, str]:
+def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     shape = known_shape(output)
     if output.dtype not in FLOAT_TYPES or (shape is not None and any(d != 1 for d in shape)):
         raise ModelError(
@@ -187,7 +190,7 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> tuple[str,
     _rename_to_loss(model.graph, scalar)
     index = next(i for i, value in enumerate(model.graph.outputs) if value is output)
     model.graph.outputs[index] = scalar
-    return "loss", "loss"
+    return scalar
 
 
 def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> ir.Value:
@@ -228,7 +231,9 @@ def _fused_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
 ) -> ir.Value:
     """The standard fused operator; its second output is what native gradients read."""
-    extra = {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
+    extra: dict[str, Any] = (
+        {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
+    )
     loss, log_prob = builder.ops(
         "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], reduction=reduction, **extra
     )
@@ -237,9 +242,7 @@ def _fused_cross_entropy(
     return loss
 
 
-def _elementwise(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
-) -> ir.Value:
+def _elementwise(builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
     # [..] and [..] broadcast, as MindSpore's and numpy's losses do
     if config.name == "mse":
         difference = builder.op("Sub", x, labels)
@@ -252,8 +255,8 @@ def _elementwise(
         positive = builder.op("Mul", positive, builder.const(config.pos_weight))
     negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
     losses = builder.op("Add", positive, negative)
-    return losses if config.weight is None else builder.op(
-        "Mul", losses, builder.const(config.weight)
+    return (
+        losses if config.weight is None else builder.op("Mul", losses, builder.const(config.weight))
     )
 
 

@@ -8,9 +8,11 @@ PyTorch starts a `Linear` (`torch.nn.Linear` documentation, section Variables).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortboost.errors import ModelError, UsageError
 from ortboost.graph.io import source_name
@@ -116,8 +118,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
             where=f"{source_name(model)}: node '{head.node.name}'",
             fix="Untie the weights before the export.",
         )
-    old_shape = tuple(int(d) for d in head.weight.const_value.shape)  # type: ignore[union-attr]
-    fan_in = old_shape[1 - head.out_axis]
+    fan_in = _array(head.weight).shape[1 - head.out_axis]
     new_shape = [0, 0]
     new_shape[head.out_axis], new_shape[1 - head.out_axis] = size, fan_in
     generator = np.random.default_rng(seed)
@@ -126,8 +127,9 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
     for value, shape in ((head.weight, tuple(new_shape)), (head.bias, (size,))):
         if value is None:
             continue
-        drawn = generator.uniform(-bound, bound, shape).astype(value.dtype.numpy())  # type: ignore[union-attr]
-        report.changed[value.name or ""] = f"{tuple(value.shape or ())} -> {shape}, new values"
+        old = _array(value)
+        drawn = generator.uniform(-bound, bound, shape).astype(old.dtype)
+        report.changed[value.name or ""] = f"{old.shape} -> {shape}, new values"
         value.const_value = ir.tensor(drawn, name=value.name)
         value.shape = ir.Shape(shape)
     _forget_shapes_after(head.node)
@@ -150,6 +152,12 @@ def _forget_shapes_after(node: ir.Node) -> None:
             else:
                 output.shape = None
             pending.extend(usage.node for usage in output.uses())
+
+
+def _array(value: ir.Value) -> NDArray[Any]:
+    if value.const_value is None:
+        raise TypeError("find_head() gives initializers")
+    return value.const_value.numpy()
 
 
 def _initializer(value: ir.Value | None) -> ir.Value | None:

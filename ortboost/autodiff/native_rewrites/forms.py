@@ -199,10 +199,10 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     if producer is not None and producer.op_type == "ConstantOfShape":
         return None
     zero = ir.tensor([0.0], dtype=site.dtype)
-    zeros = site.op("ConstantOfShape", site.shape_of(data), dtype=site.dtype, shape=data.shape, value=zero)
-    added = site.op(
-        site.node.op_type, zeros, site.input(1), site.input(2), **site.node.attributes
+    zeros = site.op(
+        "ConstantOfShape", site.shape_of(data), dtype=site.dtype, shape=data.shape, value=zero
     )
+    added = site.op(site.node.op_type, zeros, site.input(1), site.input(2), **site.node.attributes)
     return [site.op("Add", data, added)]
 
 
@@ -257,7 +257,10 @@ def _pools(site: Site) -> list[ir.Value | None] | None:
 
 
 _FORMS = {
-    "AveragePool": (_pools, "3-d or dilated: written as a convolution; float16: computed in float32"),
+    "AveragePool": (
+        _pools,
+        "3-d or dilated: written as a convolution; float16: computed in float32",
+    ),
     "CastLike": (_cast_like, "written as Cast"),
     "Cos": (_cos, "of a scalar: computed as a vector of one"),
     "Gelu": (_gelu, "tanh form, written out"),

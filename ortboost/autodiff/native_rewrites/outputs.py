@@ -94,7 +94,9 @@ def _dropout(site: Site) -> list[ir.Value | None] | None:
         return [site.op("Identity", site.input(0)), mask][: len(site.node.outputs)]
     if len(site.node.outputs) == 2 and site.node.outputs[1].name:
         return None
-    outputs = site.builder.ops("Dropout", *site.node.inputs, names=[None] * 2, **site.node.attributes)
+    outputs = site.builder.ops(
+        "Dropout", *site.node.inputs, names=[None] * 2, **site.node.attributes
+    )
     outputs[1].type = ir.TensorType(ir.DataType.BOOL)
     return list(outputs[: len(site.node.outputs)])
 

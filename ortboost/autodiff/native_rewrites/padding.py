@@ -30,7 +30,9 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
         return None
     pads = same_pads(site)
     attributes = {
-        name: value for name, value in site.node.attributes.items() if name not in ("auto_pad", "pads")
+        name: value
+        for name, value in site.node.attributes.items()
+        if name not in ("auto_pad", "pads")
     }
     outputs = site.builder.ops(
         site.node.op_type,

@@ -1,3 +1,5 @@
 """tmp."""
+
+
 def decompose(model, *, wrt, loss, engine):
     return None

@@ -100,7 +100,7 @@ def test_a_truncated_file_is_named(tmp_path, compress, cut):
     )
     raw = path.read_bytes()
     path.write_bytes(raw[: max(1, len(raw) - cut)])
-    with pytest.raises(FileError, match="cut.npz"):
+    with pytest.raises(FileError, match=r"cut\.npz"):
         load_npz(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import traceback
 
@@ -48,12 +49,16 @@ def failing():
     raise KeyError("inside the source")
 
 
+def collect(stream, into, action=lambda item: item):
+    for item in stream:
+        into.append(action(item))
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_an_error_comes_after_the_items_before_it_with_its_traceback(depth):
     got = []
     with pytest.raises(KeyError, match="inside the source") as caught:
-        for item in prefetch(failing(), depth):
-            got.append(item)  # noqa: PERF402 - the items before the error count
+        collect(prefetch(failing(), depth), got)
     assert got == [1, 2]
     assert "failing" in "".join(traceback.format_tb(caught.value.__traceback__))
     assert not workers()
@@ -77,10 +82,7 @@ def test_closing_closes_the_source_in_its_thread():
 
 def test_an_abandoned_loop_leaves_no_thread():
     with pytest.raises(ZeroDivisionError):
-        for item in prefetch(range(100), 3):
-            item / 0
-    import gc
-
+        collect(prefetch(range(100), 3), [], lambda item: item / 0)
     gc.collect()
     assert not workers()
 

@@ -1,0 +1,18 @@
+"""``python -m ortboost`` is the command ``ortboost``."""
+
+from __future__ import annotations
+
+import sys
+
+from ortboost.cli import main
+
+__all__ = ["command"]
+
+
+def command() -> None:
+    """Entry point of the installed command."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    command()

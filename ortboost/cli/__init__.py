@@ -1,0 +1,54 @@
+"""The command line: verbs that call :mod:`ortboost.api`, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: Words after ``ortboost``; those of the process if not given.
+
+    Returns:
+        The exit status, see the README.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verbose = sum(word.count("v") for word in words if word in ("-v", "-vv", "-vvv"))
+    verbose += words.count("--verbose")
+    try:
+        from ortboost.cli.app import run
+
+        return run(words)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except Exception as error:
+        from ortboost.errors import OrtBoostError
+
+        if verbose >= 2:
+            traceback.print_exc()
+        if isinstance(error, OrtBoostError):
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_status
+        if hasattr(error, "format_message"):  # what the argument parser raises
+            print(f"error: {error.format_message()}", file=sys.stderr)
+            print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
+            print("  fix:   See 'ortboost --help', or --help after the verb.", file=sys.stderr)
+            return 2
+        print(f"error: Unexpected {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
+        print("  fix:   This is a bug of ortboost; please report it with -vv.", file=sys.stderr)
+        return 1

@@ -1,0 +1,52 @@
+"""The verbs. Each reads its options, calls one function of :mod:`ortboost.api`, prints the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import ortboost
+from ortboost.cli import convert, examine, use
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="ortboost",
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Turn an ONNX model into a boosted training program, train it with ONNX Runtime, and "
+    "export an optimized inference graph.",
+    epilog="Start with: ortboost check MODEL.onnx",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ortboost {ortboost.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+for _verb, _function, _epilog in (*convert.VERBS, *use.VERBS, *examine.VERBS):
+    app.command(_verb, epilog=_epilog)(_function)
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command with these words and return its exit status."""
+    command = typer.main.get_command(app)
+    status = command.main(args=list(words), prog_name="ortboost", standalone_mode=False)
+    return status if isinstance(status, int) else 0

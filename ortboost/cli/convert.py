@@ -1,0 +1,270 @@
+"""``ortboost convert`` and ``ortboost check``: from the options to a program configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortboost.cli.console import Output
+from ortboost.cli.options import Json, Quiet, Verbose
+from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale, parse_pairs
+
+__all__ = ["VERBS", "check", "convert"]
+
+_Model = Annotated[Path, typer.Argument(help="ONNX file.")]
+_Loss = Annotated[
+    str | None,
+    typer.Option(
+        help="softmax-cross-entropy (default), mse, bce-with-logits, l1, or output: the model "
+        "computes its own loss."
+    ),
+]
+_OutputName = Annotated[
+    str | None, typer.Option("--output", help="Output that the loss is taken of.")
+]
+_Patterns = list[str] | None
+_Freeze = Annotated[
+    _Patterns, typer.Option(metavar="PATTERN", help="Do not train these (repeatable).")
+]
+_Trainable = Annotated[
+    _Patterns, typer.Option(metavar="PATTERN", help="Train only these (repeatable).")
+]
+
+
+def convert(
+    model: _Model,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Program folder to make.")],
+    loss: _Loss = None,
+    reduction: Annotated[str | None, typer.Option(help="mean (default), sum or none.")] = None,
+    dense_labels: Annotated[
+        bool | None,
+        typer.Option("--dense-labels", help="Cross entropy against rows of probabilities."),
+    ] = None,
+    output: _OutputName = None,
+    labels: Annotated[str | None, typer.Option(help="Name of the new label input.")] = None,
+    ignore_index: Annotated[int | None, typer.Option(help="Labels that do not count.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="momentum (default), sgd, adam, adamw or lars.")
+    ] = None,
+    optimizer_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Hyper-parameter of the optimizer (repeatable)."),
+    ] = None,
+    lr: Annotated[
+        str | None,
+        typer.Option(
+            "--lr", help="Default schedule: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,..."
+        ),
+    ] = None,
+    weight_decay: Annotated[float | None, typer.Option(min=0, help="Coefficient.")] = None,
+    decay: Annotated[
+        str | None, typer.Option(help="What decays: no-norm (default), weights or all.")
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:PATTERN:lr=X", help="Parameters with a rate or decay of their own."
+        ),
+    ] = None,
+    loss_scale: Annotated[
+        str | None,
+        typer.Option(help="dynamic (default), dynamic:init=4096,window=1000, fixed:1024 or off."),
+    ] = None,
+    clip: Annotated[
+        str | None, typer.Option(help="value:C, norm:C (each tensor) or global-norm:C.")
+    ] = None,
+    freeze: _Freeze = None,
+    trainable: _Trainable = None,
+    new_head: Annotated[
+        int | None, typer.Option(min=1, help="Fresh last layer with so many outputs.")
+    ] = None,
+    frozen_bn: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Leave these BatchNormalizations in inference mode."),
+    ] = None,
+    running_variance: Annotated[
+        str | None, typer.Option(help="unbiased (default, as PyTorch and MindSpore) or onnx.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default) or native.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new head.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="JSON file with the configuration; options overrule it.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a program that is there.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Turn a model into a training program."""
+    from ortboost import api
+
+    printer = Output(json, quiet, verbose)
+    settled = _config(
+        config,
+        loss={
+            "name": loss,
+            "reduction": reduction,
+            "sparse": None if dense_labels is None else not dense_labels,
+            "output": output,
+            "labels": labels,
+            "ignore_index": ignore_index,
+        },
+        optimizer=_optimizer(optimizer, optimizer_arg),
+        learning_rate=lr,
+        weight_decay=weight_decay,
+        decay=decay,
+        groups=None if group is None else tuple(parse_group(text) for text in group),
+        loss_scale=None if loss_scale is None else parse_loss_scale(loss_scale),
+        clip=None if clip is None else parse_clip(clip),
+        freeze=freeze,
+        trainable=trainable,
+        new_head=new_head,
+        frozen_norm=frozen_bn,
+        running_variance=running_variance,
+        engine=engine,
+        seed=seed,
+    )
+    program = api.convert(model, out, settled, overwrite=overwrite)
+    trained = program.catalogue.entries("parameter")
+    kinds = [entry for entry in trained if entry.next]
+    elements = sum(int(program.initial[entry.name].size) for entry in kinds)
+    printer.result({"path": str(out), **program.manifest()})
+    printer.pairs(
+        [
+            ("program", out),
+            ("engine", program.engine),
+            ("trained", f"{len(kinds)} tensors, {elements:,} numbers"),
+            (
+                "frozen",
+                f"{len(trained) - len(kinds)} tensors" if len(trained) > len(kinds) else None,
+            ),
+            ("inputs", ", ".join(f"{s.name} {_dims(s.shape)}" for s in program.catalogue.batch)),
+            ("rewrites", ", ".join(r.rewrite for r in program.reports if r.changed)),
+        ]
+    )
+    if explain:
+        for report in program.reports:
+            printer.line(f"\n{report}")
+    printer.line(f"\nnext: ortboost train {out} --data DATA --val DATA")
+
+
+def check(
+    model: _Model,
+    loss: _Loss = None,
+    output: _OutputName = None,
+    freeze: _Freeze = None,
+    trainable: _Trainable = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default) or native.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List what stands in the way of training a model, all at once."""
+    from ortboost import api
+
+    printer = Output(json, quiet, verbose)
+    settled = _config(
+        None,
+        loss={"name": loss, "output": output},
+        freeze=freeze,
+        trainable=trainable,
+        engine=engine,
+    )
+    report = api.check(model, settled)
+    printer.result(report.to_dict())
+    printer.table(
+        ["blocker", "op", "reason", "fix"],
+        [(b.node, b.op, b.reason, b.fix) for b in report.blockers],
+    ) if report.blockers else None
+    if report.rewrites:
+        printer.line()
+        printer.table(
+            ["will be rewritten", "op", "how"], [(r.node, r.op, r.what) for r in report.rewrites]
+        )
+    for note in report.notes:
+        printer.line(note)
+    count = len(report.blockers)
+    printer.line(
+        f"\n{count} {'thing stands' if count == 1 else 'things stand'} in the way of training."
+        if count
+        else "\nThis model can be trained."
+        f"\nnext: ortboost convert {model} -o run --loss {settled.loss.name}"
+    )
+    raise typer.Exit(4 if count else 0)
+
+
+def _optimizer(name: str | None, arguments: list[str] | None) -> Any:
+    from ortboost.optimizers import optimizer_from_dict
+
+    if name is None and not arguments:
+        return None
+    pairs = parse_pairs(arguments or [], "--optimizer-arg")
+    return optimizer_from_dict({"name": name or "momentum", **pairs})
+
+
+def _config(path: Path | None, *, loss: dict[str, Any], **options: Any) -> Any:
+    """The configuration: defaults, then the file, then the options that were given."""
+    from ortboost.errors import ConfigError
+    from ortboost.files import read_json
+    from ortboost.program.config import ProgramConfig
+
+    base = ProgramConfig()
+    if path is not None:
+        data = read_json(path)
+        if not isinstance(data, dict):
+            raise ConfigError(
+                "The configuration file holds no JSON object.",
+                where=str(path),
+                fix="Write keys and values, as in the 'config' of a program.json.",
+            )
+        base = ProgramConfig.from_dict(data.get("config", data))
+    given = {key: value for key, value in loss.items() if value is not None}
+    changes: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in options.items()
+        if value is not None
+    }
+    settled = dataclasses.replace(base, loss=dataclasses.replace(base.loss, **given), **changes)
+    if settled.loss.name == "softmax-cross-entropy" and settled.loss.sparse and path is None:
+        settled = dataclasses.replace(settled, metrics=("accuracy",))
+    return settled
+
+
+def _dims(shape: Any) -> str:
+    from ortboost.cli.console import shape_text
+
+    return shape_text(shape)
+
+
+VERBS = (
+    (
+        "check",
+        check,
+        """\b
+Examples:
+  ortboost check model.onnx
+  ortboost check model.onnx --freeze 'backbone.*' --json
+\b
+Exit status 4 if the model cannot be trained as it is.""",
+    ),
+    (
+        "convert",
+        convert,
+        """\b
+Examples:
+  ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
+  ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
+  ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
+  ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
+  ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'""",
+    ),
+)
+"""Verb, function, examples."""

@@ -1,0 +1,190 @@
+"""``ortboost inspect`` and ``ortboost doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortboost.cli.console import Output, human_bytes, shape_text
+from ortboost.cli.options import Json, Quiet, Verbose
+
+__all__ = ["VERBS", "doctor", "inspect"]
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="ONNX file, step file or program folder.")],
+    params: Annotated[
+        bool, typer.Option("--params", help="What each weight is taken for, and why.")
+    ] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="The nodes, with shapes.")] = False,
+    state: Annotated[
+        bool, typer.Option("--state", help="The state catalogue of a program.")
+    ] = False,
+    reports: Annotated[bool, typer.Option("--reports", help="What the rewrites did.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Show what is in a model file or a program folder."""
+    from ortboost.inspection import inspect as describe
+    from ortboost.report import Report
+
+    printer = Output(json, quiet, verbose)
+    data = describe(file)
+    printer.result(data)
+    if data["kind"] == "program":
+        _program(printer, data)
+    else:
+        _model(printer, data)
+    if params:
+        _section(
+            printer,
+            ["parameter", "shape", "role", "trained", "why"],
+            [
+                (
+                    p["name"],
+                    shape_text(p["shape"]),
+                    p["role"],
+                    "yes" if p["trainable"] else "no",
+                    p["reason"],
+                )
+                for p in data.get("parameters", [])
+            ],
+        )
+    if layers:
+        _section(
+            printer,
+            ["node", "op", "output", "shape"],
+            [
+                (layer["node"], layer["op"], out["name"], shape_text(out["shape"]))
+                for layer in data.get("layers", [])
+                for out in layer["outputs"]
+            ],
+        )
+    if state:
+        _section(
+            printer,
+            ["state", "kind", "dtype", "shape", "changes"],
+            [
+                (
+                    s["name"],
+                    s["kind"],
+                    s["dtype"],
+                    shape_text(s["shape"]),
+                    "yes" if s["next"] else "no",
+                )
+                for s in data.get("catalogue", {}).get("state", [])
+            ],
+        )
+    if reports:
+        for report in data.get("reports", []):
+            printer.line(f"\n{Report.from_dict(report)}")
+
+
+def _model(printer: Output, data: dict[str, Any]) -> None:
+    trained = [p for p in data["parameters"] if p["trainable"]]
+    printer.pairs(
+        [
+            ("file", f"{data['path']} ({human_bytes(data['bytes'])})"),
+            ("kind", data["kind"]),
+            ("made by", data["producer"]),
+            ("opset", ", ".join(f"{k} {v}" for k, v in data["domains"].items())),
+            ("IR", data["ir_version"]),
+            *(("input", _value(v)) for v in data["inputs"]),
+            *(("output", _value(v)) for v in data["outputs"]),
+            ("nodes", data["nodes"]),
+            (
+                "weights",
+                f"{len(trained)} trainable tensors, {data['trainable_elements']:,} numbers, "
+                f"{human_bytes(data['weight_bytes'])} in all",
+            ),
+            ("note", "weights are graph inputs too" if data["weights_are_inputs"] else None),
+            *((key, value) for key, value in data["metadata"].items()),
+        ]
+    )
+    printer.line()
+    printer.table(["op", "count"], list(data["ops"].items()))
+
+
+def _program(printer: Output, data: dict[str, Any]) -> None:
+    config, catalogue = data["config"], data["catalogue"]
+    scale = config["loss_scale"]
+    printer.pairs(
+        [
+            ("program", data["path"]),
+            ("made of", data["source"]),
+            ("engine", data["engine"]),
+            ("loss", f"{config['loss']['name']}, {config['loss']['reduction']}"),
+            ("optimizer", ", ".join(f"{k} {v}" for k, v in config["optimizer"].items())),
+            ("learning rate", config["learning_rate"]),
+            ("weight decay", f"{config['weight_decay']} ({config['decay']})"),
+            ("loss scale", ", ".join(f"{k} {v}" for k, v in scale.items())),
+            *(
+                ("input", f"{s['name']} {s['dtype']} {shape_text(s['shape'])}")
+                for s in catalogue["batch"]
+            ),
+            *(
+                ("state", f"{kind}: {v['tensors']} tensors, {v['elements']:,} numbers")
+                for kind, v in data["state"].items()
+            ),
+            *(("nodes", f"{count} in {name}") for name, count in data["nodes"].items()),
+            ("fingerprint", data["fingerprint"]),
+        ]
+    )
+
+
+def _value(value: dict[str, Any]) -> str:
+    return f"{value['name']} {value['dtype']} {shape_text(value['shape'])}"
+
+
+def _section(printer: Output, columns: list[str], rows: list[tuple[Any, ...]]) -> None:
+    printer.line()
+    printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show")
+
+
+def doctor(
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Say what this machine and environment can do, and how to mend what they cannot."""
+    from ortboost.doctor import diagnose
+
+    printer = Output(json, quiet, verbose)
+    findings = diagnose()
+    bad = [finding for finding in findings if finding.status == "fail"]
+    printer.result({"ok": not bad, "findings": [finding.__dict__ for finding in findings]})
+    printer.table(
+        ["", "what", "found", "fix"],
+        [
+            ({"ok": "ok", "note": "-", "fail": "FAIL"}[f.status], f.name, f.detail, f.fix)
+            for f in findings
+        ],
+    )
+    printer.line("\nReady to train." if not bad else f"\n{len(bad)} to mend before training.")
+    raise typer.Exit(7 if bad else 0)
+
+
+VERBS = (
+    (
+        "inspect",
+        inspect,
+        """\b
+Examples:
+  ortboost inspect model.onnx --params
+  ortboost inspect run --state --reports
+  ortboost inspect run/step.onnx --json""",
+    ),
+    (
+        "doctor",
+        doctor,
+        """\b
+Example:
+  ortboost doctor --json
+\b
+Exit status 7 if something that training needs is missing.""",
+    ),
+)
+"""Verb, function, examples."""

@@ -1,0 +1,149 @@
+"""Text of command-line options to configuration objects: ``kind:key=value,key=value``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ortboost.errors import UsageError, nearest
+from ortboost.loss_scale import ScaleConfig
+from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
+
+__all__ = ["parse_clip", "parse_group", "parse_loss_scale", "parse_mapping", "parse_pairs"]
+
+_SCALE_NAMES = {"min": "min_scale", "max": "max_scale"}
+
+
+def parse_pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
+    """Read ``key=value`` texts; values are numbers, true, false or none where they look so.
+
+    Example:
+        >>> parse_pairs(["momentum=0.9", "nesterov=true"], "--optimizer-arg")
+        {'momentum': 0.9, 'nesterov': True}
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                f"'{text}' is not of the form KEY=VALUE.",
+                where=option,
+                fix=f"Write for example {option} momentum=0.9.",
+            )
+        found[key.strip().replace("-", "_")] = _value(value.strip())
+    return found
+
+
+def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
+    """Read ``INPUT=KEY`` texts.
+
+    Example:
+        >>> parse_mapping(["x=images"])
+        {'x': 'images'}
+    """
+    found = {}
+    for text in texts:
+        name, equals, key = text.partition("=")
+        if not (name and equals and key):
+            raise UsageError(
+                f"'{text}' is not of the form INPUT=KEY.",
+                where="--map",
+                fix="Write the model's input first: --map x=images.",
+            )
+        found[name] = key
+    return found
+
+
+def parse_loss_scale(text: str) -> ScaleConfig:
+    """Read a loss scale: ``off``, ``fixed:1024``, ``dynamic``, ``dynamic:init=4096,window=1000``.
+
+    Example:
+        >>> parse_loss_scale("dynamic:init=4096,window=1000").window
+        1000
+    """
+    kind, _, rest = text.strip().partition(":")
+    if kind not in ("dynamic", "fixed", "off"):
+        raise UsageError(
+            f"Unknown loss scale '{kind}'.",
+            where="--loss-scale",
+            fix=nearest(kind, ("dynamic", "fixed", "off"))
+            + "; for example dynamic:init=4096,window=1000 or fixed:1024",
+        )
+    if kind == "fixed" and rest and "=" not in rest:
+        rest = f"scale={rest}"
+    if kind == "dynamic" and rest and "=" not in rest:
+        rest = f"init={rest}"
+    pairs = parse_pairs([part for part in rest.split(",") if part], "--loss-scale")
+    return scale_from_dict({"kind": kind, **{_SCALE_NAMES.get(k, k): v for k, v in pairs.items()}})
+
+
+def parse_clip(text: str) -> ClipConfig:
+    """Read a clipping: ``value:1``, ``norm:1`` or ``global-norm:1``.
+
+    Example:
+        >>> parse_clip("global-norm:1.0")
+        ClipConfig(by='global-norm', limit=1.0)
+    """
+    by, colon, limit = text.strip().partition(":")
+    number = _value(limit)
+    if not colon or isinstance(number, (str, bool)) or number is None:
+        raise UsageError(
+            f"'{text}' is not a clipping.", where="--clip", fix="Write --clip global-norm:1.0."
+        )
+    return ClipConfig(by, float(number))  # type: ignore[arg-type]  # checked by ClipConfig
+
+
+def parse_group(text: str) -> ParameterGroup:
+    """Read a parameter group: ``NAME:PATTERN[|PATTERN]:lr=0.01,weight_decay=0``.
+
+    The learning rate may be any schedule; its own commas are written as ``;``.
+
+    Example:
+        >>> parse_group("head:fc*:lr=0.01,weight_decay=0").patterns
+        ('fc*',)
+    """
+    parts = text.split(":", 2)
+    if len(parts) != 3 or not parts[1]:
+        raise UsageError(
+            f"'{text}' is not a parameter group.",
+            where="--group",
+            fix="Write NAME:PATTERN:lr=0.01,weight_decay=0, for example head:fc*:lr=0.01.",
+        )
+    name, patterns, rest = parts
+    raw: dict[str, str] = {}
+    for part in rest.split(","):
+        key, _, value = part.partition("=")
+        if key not in ("lr", "weight_decay"):
+            raise UsageError(
+                f"A parameter group has no '{key}'.",
+                where=f"--group {text}",
+                fix=nearest(key, ("lr", "weight_decay")),
+            )
+        raw[key] = value.replace(";", ",")
+    decay = _value(raw["weight_decay"]) if "weight_decay" in raw else None
+    if isinstance(decay, (str, bool)):
+        raise UsageError(
+            f"'{raw['weight_decay']}' is not a number.",
+            where=f"--group {text}",
+            fix="Give 0 or more.",
+        )
+    return ParameterGroup(name, tuple(patterns.split("|")), raw.get("lr"), decay)
+
+
+def _value(text: str) -> Any:
+    """A number, true, false or none if it is one, else the text."""
+    words: Mapping[str, Any] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    base, power, exponent = text.partition("**")
+    if power and base.isdigit() and exponent.isdigit() and int(exponent) < 128:
+        return float(int(base) ** int(exponent))
+    try:
+        number = json.loads(text)
+    except json.JSONDecodeError:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return number if isinstance(number, (int, float)) else text

@@ -1,0 +1,248 @@
+"""``ortboost train``, ``eval`` and ``export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.options import (
+    BatchSize,
+    Checkpoint,
+    Device,
+    Json,
+    Map,
+    Quiet,
+    Run,
+    Threads,
+    Verbose,
+)
+from ortboost.cli.parse import parse_mapping
+
+__all__ = ["VERBS", "evaluate", "export", "train"]
+
+_DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
+
+
+def train(
+    run: Run,
+    data: Annotated[Path, typer.Option(help=_DATA)],
+    val: Annotated[Path | None, typer.Option(help="Validation data.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
+    batch_size: BatchSize = 64,
+    lr: Annotated[
+        str | None, typer.Option("--lr", help="Schedule: 0.05, cosine:0.1,warmup=50, ...")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Start anew and remove the checkpoints that are there."),
+    ] = False,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
+    validate_every: Annotated[int, typer.Option(min=0, help="Validate every N steps too.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(min=0, help="Save every N steps too.")] = 0,
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep.")] = 3,
+    early_stop: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Stop after N validations without a gain."),
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="accuracy or topK (repeatable).")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of shuffling and dropout.")] = 0,
+    prefetch: Annotated[int, typer.Option(min=0, help="Batches to read ahead.")] = 2,
+    progress: Annotated[str, typer.Option(help="auto, bar, plain or off.")] = "auto",
+    mapping: Map = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Train a program."""
+    from ortboost import api
+    from ortboost.training import EarlyStopping, Goal, make_progress
+
+    printer = Output(json, quiet, verbose)
+    metrics = tuple(metric or ("accuracy",))
+    callbacks = []
+    if early_stop is not None:
+        callbacks.append(EarlyStopping(Goal(f"val_{metrics[0]}"), patience=early_stop))
+    summary = api.train(
+        run,
+        data,
+        val,
+        batch_size=batch_size,
+        learning_rate=lr,
+        resume=resume,
+        mapping=parse_mapping(mapping or []),
+        device=device,
+        threads=threads,
+        keep=keep,
+        callbacks=callbacks,
+        progress=make_progress(progress, quiet=quiet),
+        epochs=epochs,
+        max_steps=max_steps,
+        validate_every=validate_every,
+        checkpoint_every=checkpoint_every,
+        metrics=metrics,
+        seed=seed,
+        prefetch=prefetch,
+        overwrite=overwrite,
+    )
+    printer.result(summary.to_dict())
+    best = {name: entry["value"] for name, entry in summary.best.items()}
+    printer.pairs(
+        [
+            ("ended", summary.reason),
+            *((name, _number(value)) for name, value in summary.metrics.items()),
+            *((f"best {name}", _number(value)) for name, value in best.items()),
+            ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
+            ("seconds", f"{summary.seconds:.1f}"),
+            ("loss scale", summary.health),
+            ("checkpoint", summary.best_checkpoint or summary.checkpoint),
+            ("log", summary.log),
+            ("curves", summary.plot),
+        ]
+    )
+    verify = f" --verify {val}" if val else ""
+    printer.line(f"\nnext: ortboost export {run} -o model.opt.onnx{verify}")
+
+
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="Program folder or ONNX file.")],
+    data: Annotated[Path, typer.Option(help=_DATA)],
+    metric: Annotated[list[str] | None, typer.Option(help="accuracy or topK (repeatable).")] = None,
+    split: Annotated[
+        str, typer.Option(help="Part of a file with several: train or test.")
+    ] = "test",
+    output: Annotated[str | None, typer.Option(help="Output that holds the scores.")] = None,
+    checkpoint: Checkpoint = "best",
+    batch_size: BatchSize = 64,
+    mapping: Map = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Measure a trained program or an ONNX file on data."""
+    from ortboost import api
+
+    printer = Output(json, quiet, verbose)
+    found = api.evaluate(
+        target,
+        data,
+        batch_size=batch_size,
+        metrics=tuple(metric or ("accuracy",)),
+        checkpoint=checkpoint,
+        mapping=parse_mapping(mapping or []),
+        output=output,
+        split=split,
+        device=device,
+        threads=threads,
+    )
+    printer.result(found)
+    printer.pairs((name, _number(value)) for name, value in found.items())
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
+    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None,
+    checkpoint: Checkpoint = "best",
+    split: Annotated[
+        str, typer.Option(help="Part of a file with several: train or test.")
+    ] = "test",
+    optimize: Annotated[bool, typer.Option(help="Fold and clean up.")] = True,
+    opset: Annotated[int | None, typer.Option(help="Opset of the file.")] = None,
+    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 1e-3,
+    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 1e-4,
+    batch_size: BatchSize = 64,
+    mapping: Map = None,
+    device: Device = "auto",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Write the inference graph of a trained program, checked against the program."""
+    from ortboost import api
+
+    printer = Output(json, quiet, verbose)
+    result = api.export(
+        run,
+        out,
+        verify=verify,
+        checkpoint=checkpoint,
+        mapping=parse_mapping(mapping or []),
+        split=split,
+        batch_size=batch_size,
+        optimize=optimize,
+        opset=opset,
+        rtol=rtol,
+        atol=atol,
+        device=device,
+    )
+    printer.result(result.to_dict())
+    worst = result.parity.worst
+    where = "made-up inputs; give --verify DATA for real ones" if result.made_up else "data"
+    printer.pairs(
+        [
+            ("file", f"{result.path} ({human_bytes(result.bytes)})"),
+            ("weights", "as converted" if result.step is None else f"of step {result.step}"),
+            ("nodes", len(result.exported.model.graph)),
+            ("opset", result.exported.model.opset_imports.get("")),
+            (
+                "parity",
+                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples ({where})",
+            ),
+        ]
+    )
+    if explain:
+        for report in result.exported.reports:
+            printer.line(f"\n{report}")
+    printer.line(f"\nnext: ortboost eval {out} --data {verify or 'DATA'}")
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+VERBS = (
+    (
+        "train",
+        train,
+        """\b
+Examples:
+  ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
+  ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
+  ortboost train run --data train.npz --map x=images --resume
+\b
+Ctrl-C saves and leaves with exit status 130; --resume goes on to the same bits.
+Exit status 6 if training diverged.""",
+    ),
+    (
+        "export",
+        export,
+        """\b
+Examples:
+  ortboost export run -o model.opt.onnx --verify val.npz
+  ortboost export run -o model.onnx --checkpoint last --no-optimize
+\b
+Exit status 5 if the file answers differently; then nothing is written.""",
+    ),
+    (
+        "eval",
+        evaluate,
+        """\b
+Examples:
+  ortboost eval run --data val.npz
+  ortboost eval model.onnx --data val.npz --metric accuracy --metric top5 --json""",
+    ),
+)
+"""Verb, function, examples."""

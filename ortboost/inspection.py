@@ -1,0 +1,121 @@
+"""What is in a model file or a program folder, as data; the command line makes tables of it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import all_tensors, find_parameters, known_shape
+from ortboost.program.catalogue import METADATA_KEY, read_catalogue
+from ortboost.program.program import Program
+
+__all__ = ["inspect"]
+
+
+def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Describe a model file, a step file or a program folder.
+
+    Args:
+        path: The file or folder.
+
+    Returns:
+        JSON data with the key ``kind``: ``model``, ``step`` or ``program``.
+
+    Raises:
+        FileError: It cannot be read.
+    """
+    if Path(path).is_dir():
+        return _program(Program.load(path), Path(path))
+    model = load_model(path)
+    description = _model(model, Path(path))
+    if METADATA_KEY in model.metadata_props:
+        description["kind"] = "step"
+        description["catalogue"] = read_catalogue(model).to_dict()
+    return description
+
+
+def _model(model: ir.Model, path: Path) -> dict[str, Any]:
+    weights = {value.name for value, _ in all_tensors(model)}
+    version = model.opset_imports.get("")
+    data: dict[str, Any] = {
+        "kind": "model",
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "producer": f"{model.producer_name or '?'} {model.producer_version or ''}".strip(),
+        "ir_version": model.ir_version,
+        "opset": version,
+        "domains": {k or "ai.onnx": v for k, v in model.opset_imports.items()},
+        "functions": len(model.functions),
+        "metadata": {k: v for k, v in model.metadata_props.items() if k != METADATA_KEY},
+        "inputs": [_value(value) for value in model.graph.inputs if value.name not in weights],
+        "outputs": [_value(value) for value in model.graph.outputs],
+        "weights_are_inputs": any(value.name in weights for value in model.graph.inputs),
+        "nodes": sum(1 for _ in model.graph.all_nodes()),
+        "weight_bytes": sum(tensor.nbytes for _, tensor in all_tensors(model)),
+    }
+    infer_shapes(model)
+    data["ops"] = dict(Counter(_op(node) for node in model.graph.all_nodes()).most_common())
+    data["parameters"] = [
+        {
+            "name": p.name,
+            "shape": list(p.shape),
+            "dtype": str(p.dtype),
+            "size": p.size,
+            "role": p.role,
+            "trainable": p.trainable,
+            "reason": p.reason,
+        }
+        for p in find_parameters(model).values()
+    ]
+    data["trainable_elements"] = sum(p["size"] for p in data["parameters"] if p["trainable"])
+    data["layers"] = [
+        {
+            "node": node.name,
+            "op": _op(node),
+            "inputs": [value.name for value in node.inputs if value is not None],
+            "outputs": [_value(value) for value in node.outputs],
+        }
+        for node in model.graph
+    ]
+    return data
+
+
+def _program(program: Program, folder: Path) -> dict[str, Any]:
+    kinds = Counter(entry.kind for entry in program.catalogue.state)
+    elements: Counter[str] = Counter()
+    for entry in program.catalogue.state:
+        elements[entry.kind] += int(program.initial[entry.name].size)
+    return {
+        "kind": "program",
+        "path": str(folder),
+        "source": program.source,
+        "engine": program.engine,
+        "fingerprint": program.fingerprint,
+        "config": program.config.to_dict(),
+        "nodes": {
+            "step.onnx": sum(1 for _ in program.step.graph.all_nodes()),
+            "eval.onnx": sum(1 for _ in program.evaluation.graph.all_nodes()),
+        },
+        "state": {k: {"tensors": n, "elements": elements[k]} for k, n in kinds.items()},
+        "catalogue": program.catalogue.to_dict(),
+        "reports": [report.to_dict() for report in program.reports],
+    }
+
+
+def _value(value: ir.Value) -> dict[str, Any]:
+    shape = known_shape(value)
+    return {
+        "name": value.name,
+        "dtype": None if value.dtype is None else str(value.dtype),
+        "shape": None if shape is None else list(shape),
+    }
+
+
+def _op(node: ir.Node) -> str:
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"

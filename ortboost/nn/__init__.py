@@ -1,0 +1,74 @@
+"""Training cells, losses, optimizers and learning rates under the names that MindSpore users know.
+
+Everything here is thin: a training cell compiles its network, loss, optimizer and scale to one step
+graph at its first call. What carries over from MindSpore and what differs: docs/mindspore.md.
+"""
+
+from __future__ import annotations
+
+from ortboost.cell import Cell
+from ortboost.nn.dynamic_lr import (
+    cosine_decay_lr,
+    exponential_decay_lr,
+    inverse_decay_lr,
+    natural_exp_decay_lr,
+    piecewise_constant_lr,
+    polynomial_decay_lr,
+    warmup_lr,
+)
+from ortboost.nn.learning_rate_schedule import (
+    CosineDecayLR,
+    ExponentialDecayLR,
+    InverseDecayLR,
+    LearningRateSchedule,
+    NaturalExpDecayLR,
+    PolynomialDecayLR,
+    WarmUpLR,
+)
+from ortboost.nn.loss import (
+    BCEWithLogitsLoss,
+    L1Loss,
+    LossBase,
+    MSELoss,
+    SoftmaxCrossEntropyWithLogits,
+)
+from ortboost.nn.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell
+from ortboost.nn.optimizer import Optimizer
+from ortboost.nn.optimizers import LARS, SGD, Adam, AdamWeightDecay, Momentum
+from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.nn.wrap import WithEvalCell, WithLossCell
+
+__all__ = [
+    "LARS",
+    "SGD",
+    "Adam",
+    "AdamWeightDecay",
+    "BCEWithLogitsLoss",
+    "Cell",
+    "CosineDecayLR",
+    "DynamicLossScaleUpdateCell",
+    "ExponentialDecayLR",
+    "FixedLossScaleUpdateCell",
+    "InverseDecayLR",
+    "L1Loss",
+    "LearningRateSchedule",
+    "LossBase",
+    "MSELoss",
+    "Momentum",
+    "NaturalExpDecayLR",
+    "Optimizer",
+    "PolynomialDecayLR",
+    "SoftmaxCrossEntropyWithLogits",
+    "TrainOneStepCell",
+    "TrainOneStepWithLossScaleCell",
+    "WarmUpLR",
+    "WithEvalCell",
+    "WithLossCell",
+    "cosine_decay_lr",
+    "exponential_decay_lr",
+    "inverse_decay_lr",
+    "natural_exp_decay_lr",
+    "piecewise_constant_lr",
+    "polynomial_decay_lr",
+    "warmup_lr",
+]

@@ -1,0 +1,144 @@
+"""The loss-scale update cells.
+
+They say how the scale moves; :class:`ortboost.nn.TrainOneStepWithLossScaleCell` builds that law into
+its graph. Called directly, they move a scale on the host by the same law, see
+:mod:`ortboost.loss_scale`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ortboost.arguments import ArgumentTypeError, check_range, check_type, is_number
+from ortboost.cell import Cell
+from ortboost.loss_scale import (
+    DynamicScaleConfig,
+    FixedScaleConfig,
+    ScaleConfig,
+    ScaleState,
+    update,
+)
+from ortboost.network import Parameter
+
+__all__ = ["DynamicLossScaleUpdateCell", "FixedLossScaleUpdateCell", "LossScaleUpdateCell"]
+
+
+class LossScaleUpdateCell(Cell):
+    """Base of the two: a law for the scale.
+
+    Args:
+        config: The law.
+    """
+
+    def __init__(self, config: ScaleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._state = ScaleState(np.float32(1))
+
+    def get_loss_scale(self) -> float:
+        """The scale at the *start*, as in MindSpore; the present one is the training cell's."""
+        raise NotImplementedError
+
+    def construct(self, loss_scale: Any, overflow: Any) -> Any:
+        """Move a scale on the host.
+
+        Args:
+            loss_scale: :class:`ortboost.Parameter` with the scale; it is changed.
+            overflow: Whether the gradients overflowed.
+
+        Returns:
+            ``overflow``, unchanged.
+
+        Raises:
+            ArgumentTypeError: ``loss_scale`` is no Parameter.
+        """
+        if not isinstance(loss_scale, Parameter):
+            raise ArgumentTypeError(
+                f"'loss_scale' is {type(loss_scale).__name__}.",
+                where=type(self).__name__,
+                fix="Give a Parameter that holds the scale: Parameter(Tensor(4096.0)).",
+            )
+        before = np.float32(loss_scale.asnumpy().item())
+        self._state = update(
+            ScaleState(before, self._state.cur_iter, self._state.last_overflow_iter),
+            bool(np.asarray(overflow).item()),
+            self.config,
+        )
+        value = np.full(loss_scale.shape, self._state.scale, loss_scale.dtype)
+        loss_scale.set_data(value)
+        return overflow
+
+
+class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
+    """A scale that shrinks on overflow and grows after a window of good steps.
+
+    The law is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
+
+    Args:
+        loss_scale_value: The scale at the start, above 0.
+        scale_factor: It shrinks and grows by this, above 1.
+        scale_window: Good steps before it grows, at least 1.
+
+    Raises:
+        ArgumentTypeError: An argument is no number, or ``scale_window`` no int.
+        ArgumentValueError: It is out of range.
+
+    Example:
+        >>> cell = DynamicLossScaleUpdateCell(2**12, scale_factor=2, scale_window=1000)
+        >>> scale = Parameter(np.float32(cell.get_loss_scale()))
+        >>> cell(scale, True), float(scale.asnumpy())
+        (True, 2048.0)
+    """
+
+    def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int) -> None:
+        owner = type(self).__name__
+        _check_number(owner, "loss_scale_value", loss_scale_value)
+        check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
+        _check_number(owner, "scale_factor", scale_factor)
+        check_range(owner, "scale_factor", scale_factor, 1, 1e30, open_low=True)
+        check_type(owner, "scale_window", scale_window, int)
+        check_range(owner, "scale_window", scale_window, 1)
+        super().__init__(
+            DynamicScaleConfig(
+                init=float(loss_scale_value),
+                factor=float(scale_factor),
+                window=scale_window,
+                max_scale=None,
+            )
+        )
+        self.loss_scale_value = loss_scale_value
+        self.scale_factor, self.scale_window = scale_factor, scale_window
+
+    def get_loss_scale(self) -> float:
+        """The scale at the start."""
+        return self.loss_scale_value
+
+
+class FixedLossScaleUpdateCell(LossScaleUpdateCell):
+    """A scale that stays; an overflow still skips the update.
+
+    Args:
+        loss_scale_value: The scale, above 0.
+
+    Raises:
+        ArgumentTypeError: It is no number.
+        ArgumentValueError: It is out of range.
+    """
+
+    def __init__(self, loss_scale_value: float) -> None:
+        owner = type(self).__name__
+        _check_number(owner, "loss_scale_value", loss_scale_value)
+        check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
+        super().__init__(FixedScaleConfig(float(loss_scale_value)))
+        self.loss_scale_value = loss_scale_value
+
+    def get_loss_scale(self) -> float:
+        """The scale."""
+        return self.loss_scale_value
+
+
+def _check_number(owner: str, name: str, value: object) -> None:
+    if not is_number(value):
+        check_type(owner, name, value, int, float)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from tests.support import run, text_model
+
+from ortboost.graph.build import Builder, all_names, replace_node
+
+
+def two_outputs() -> ir.Model:
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N] x) => (float[N] a, float[N] b) {
+          [relu] a = Relu(x)
+          [copy] b = Neg(a)
+        }"""
+    )
+
+
+def with_branches() -> ir.Model:
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (bool c, float[N] x) => (float[N] y) {
+          [gate] y = If(c) <
+            then_branch = yes () => (float[N] t) { [inner] t = Relu(x) },
+            else_branch = no () => (float[N] e) { [other] e = Neg(x) }
+          >
+        }"""
+    )
+
+
+def test_names_of_subgraphs_count_as_taken():
+    assert {"c", "x", "y", "gate", "t", "inner", "e", "other"} <= all_names(with_branches().graph)
+
+
+def test_names_are_unique_even_against_subgraphs_and_itself():
+    builder = Builder(with_branches().graph, "p")
+    made = [builder.unique(name) for name in ("t", "t", "inner", "new", "new", "new_1")]
+    assert len(set(made)) == len(made)
+    assert not set(made) & {"t", "inner"}
+    assert "new" in made
+
+
+def test_every_node_gets_a_name_and_outputs_are_named_after_the_prefix():
+    model = two_outputs()
+    builder = Builder(model.graph, "p")
+    values = [builder.op("Relu", model.graph.inputs[0]) for _ in range(3)]
+    assert [value.name for value in values] == ["p/Relu", "p/Relu_1", "p/Relu_2"]
+    names = [node.name for node in builder.nodes]
+    assert all(names)
+    assert len(set(names)) == 3
+
+
+def test_the_element_type_follows_the_first_input():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (double[N] x) => (double[N] y) {'
+        " y = Relu(x) }"
+    )
+    builder = Builder(model.graph, "p")
+    assert builder.op("Neg", model.graph.inputs[0]).dtype == ir.DataType.DOUBLE
+    assert (
+        builder.op("Cast", model.graph.inputs[0], dtype=ir.DataType.FLOAT, to=1).dtype
+        == ir.DataType.FLOAT
+    )
+
+
+def test_equal_constants_are_one_initializer():
+    graph = two_outputs().graph
+    builder = Builder(graph, "p")
+    assert builder.const(2.0) is builder.const(np.float32(2))
+    assert builder.const(2.0) is not builder.const(3.0)
+    assert builder.const(2.0) is not builder.const([2.0])
+    assert builder.const(2.0) is not builder.const(2.0, ir.DataType.DOUBLE)
+    assert builder.const(0.0) is not builder.const(-0.0)
+    assert len(graph.initializers) == 6
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (0,)])
+def test_constants_keep_their_rank(shape):
+    builder = Builder(two_outputs().graph, "p")
+    constant = builder.const(np.zeros(shape))
+    assert constant.const_value.numpy().shape == shape
+    assert tuple(constant.shape) == shape
+
+
+def test_shared_values_live_until_they_are_taken():
+    builder = Builder(two_outputs().graph, "p")
+    made = []
+
+    def make():
+        made.append(builder.const(float(len(made))))
+        return made[-1]
+
+    assert builder.shared("k", make) is builder.shared("k", make)
+    builder.take()
+    builder.shared("k", make)
+    assert len(made) == 2
+
+
+def test_flush_appends_and_empties():
+    model = two_outputs()
+    builder = Builder(model.graph, "p")
+    builder.op("Relu", model.graph.inputs[0])
+    builder.flush()
+    builder.flush()
+    assert len(model.graph) == 3
+    assert builder.nodes == []
+
+
+def test_replace_node_takes_over_name_and_uses():
+    model = two_outputs()
+    node = next(n for n in model.graph if n.name == "relu")
+    builder = Builder(model.graph, "p")
+    new = builder.op("Max", model.graph.inputs[0], builder.const(0.0))
+    replace_node(node, [new], builder)
+    assert [value.name for value in model.graph.outputs] == ["a", "b"]
+    assert [n.op_type for n in model.graph] == ["Max", "Neg"]
+    x = np.array([-1, 2], np.float32)
+    found = run(model, {"x": x})
+    np.testing.assert_array_equal(found["a"], [0, 2])
+    np.testing.assert_array_equal(found["b"], [0, -2])
+
+
+@pytest.mark.parametrize("replacement", ["a", "x"])
+def test_a_value_that_was_there_before_keeps_its_name(replacement):
+    model = two_outputs()
+    node = next(n for n in model.graph if n.name == "copy")
+    old = node.inputs[0] if replacement == "a" else model.graph.inputs[0]
+    replace_node(node, [old], Builder(model.graph, "p"))
+    assert [value.name for value in model.graph.outputs] == ["a", "b"]
+    assert [value.name for value in model.graph.inputs] == ["x"]
+    x = np.array([-1, 2], np.float32)
+    found = run(model, {"x": x})
+    np.testing.assert_array_equal(found["a"], [0, 2])
+    np.testing.assert_array_equal(found["b"], [0, 2] if replacement == "a" else x)
+
+
+def test_replace_node_leaves_unused_outputs_out():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N] x) => (float[N] y) { [drop] y, mask = Dropout(x) }"""
+    )
+    node = next(iter(model.graph))
+    builder = Builder(model.graph, "p")
+    replace_node(node, [builder.op("Relu", model.graph.inputs[0]), None], builder)
+    assert [n.op_type for n in model.graph] == ["Relu"]
+
+
+def test_a_node_outside_a_graph_cannot_be_replaced():
+    value = ir.Value(name="v")
+    with pytest.raises(TypeError):
+        replace_node(ir.Node("", "Relu", [value]), [value], Builder(two_outputs().graph, "p"))

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.support import assert_three_lines, model_path, run, small_mlp, weights
+
+from ortboost.errors import FileError
+from ortboost.graph import io
+from ortboost.graph.io import load_model, save_model, source_name
+
+X = {"x": weights(5, 4, seed=9)}
+
+
+def external(folder, name="net.onnx", location="net.onnx.data"):
+    """A file with external weights, written by onnx itself; the location is patched in."""
+    path = folder / name
+    proto = ir.to_proto(small_mlp(hidden=64, features=4))
+    onnx.save_model(
+        proto, path, save_as_external_data=True, location="net.onnx.data", size_threshold=0
+    )
+    if location != "net.onnx.data":
+        proto = onnx.load(path, load_external_data=False)
+        for tensor in proto.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = location
+        path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def caught(path) -> FileError:
+    with pytest.raises(FileError) as info:
+        load_model(path)
+    assert_three_lines(info.value)
+    assert path.name in info.value.where
+    return info.value
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "transformer_tiny"])
+def test_round_trip(name, tmp_path):
+    model = load_model(model_path(name))
+    save_model(model, tmp_path / "again.onnx")
+    assert os.listdir(tmp_path) == ["again.onnx"]
+    again = load_model(tmp_path / "again.onnx")
+    one, other = ir.to_proto(model), ir.to_proto(again)
+    assert one.graph.SerializeToString(deterministic=True) == other.graph.SerializeToString(
+        deterministic=True
+    )
+
+
+def test_the_source_is_remembered(tmp_path):
+    path = tmp_path / "net.onnx"
+    save_model(small_mlp(), path)
+    assert source_name(load_model(path)) == str(path)
+    assert source_name(load_model(load_model(path))) == str(path)
+    assert source_name(load_model(ir.to_proto(small_mlp()))) == "net"
+    assert source_name(load_model(small_mlp())) == "net"
+
+
+def test_a_missing_file(tmp_path):
+    assert "does not exist" in caught(tmp_path / "no.onnx").what
+
+
+def test_a_folder(tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert "folder" in caught(tmp_path / "folder").what
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello, world\n" * 30, b"\x00" * 100, b"\xff" * 100, b"PK\x03\x04" + b"x" * 50, truncated],
+    ids=["empty", "text", "zeros", "ones", "zip", "truncated"],
+)
+def test_a_file_that_is_no_model(content, tmp_path):
+    if callable(content):
+        content = content(model_path("mlp").read_bytes())
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(content)
+    caught(path)
+
+
+@pytest.mark.parametrize("cut", range(8, 10_000, 997))
+def test_a_truncated_file_is_refused_at_every_length(cut, tmp_path):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(model_path("mlp").read_bytes()[:cut])
+    caught(path)
+
+
+def test_sources_in_memory_are_not_changed():
+    model = small_mlp()
+    proto = ir.to_proto(model)
+    before = proto.SerializeToString(deterministic=True)
+    for source in (model, proto):
+        loaded = load_model(source)
+        loaded.graph.name = "other"
+        for value in loaded.graph.initializers.values():
+            value.const_value = ir.tensor(np.zeros(tuple(value.shape), np.float32))
+        loaded.graph.inputs[0].name = "renamed"
+        for node in loaded.graph:
+            node.name = f"{node.name}!"
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+# ---- external data --------------------------------------------------------------------------
+
+
+def test_external_data_is_read(tmp_path):
+    path = external(tmp_path)
+    assert (tmp_path / "net.onnx.data").exists()
+    np.testing.assert_array_equal(
+        run(load_model(path), X)["logits"], run(small_mlp(hidden=64, features=4), X)["logits"]
+    )
+
+
+def test_missing_external_data(tmp_path):
+    path = external(tmp_path)
+    (tmp_path / "net.onnx.data").unlink()
+    error = caught(path)
+    assert "missing" in error.what
+    assert "net.onnx.data" in error.fix
+
+
+def test_external_data_that_is_too_short(tmp_path):
+    path = external(tmp_path)
+    data = tmp_path / "net.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1])
+    assert "too short" in caught(path).what
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "sub/../../secret.bin", "ABSOLUTE", "link"])
+def test_external_data_outside_the_folder(location, tmp_path):
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(b"\0" * 100_000)
+    if location == "link":
+        (folder / "link").symlink_to(secret)
+    location = str(secret) if location == "ABSOLUTE" else location
+    assert "outside" in caught(external(folder, location=location)).what
+
+
+def test_external_data_in_a_sub_folder(tmp_path):
+    path = external(tmp_path, location="sub/w.bin")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "net.onnx.data").rename(tmp_path / "sub" / "w.bin")
+    np.testing.assert_array_equal(
+        run(load_model(path), X)["logits"], run(small_mlp(hidden=64, features=4), X)["logits"]
+    )
+
+
+def test_big_weights_are_saved_beside_the_model(tmp_path):
+    model = small_mlp(hidden=64)
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    save_model(model, tmp_path / "net.onnx", external_data_threshold=100)
+    assert sorted(os.listdir(tmp_path)) == ["net.onnx", "net.onnx.data"]
+    assert {n: v.const_value for n, v in model.graph.initializers.items()} == held
+    proto = onnx.load(tmp_path / "net.onnx", load_external_data=False)
+    assert any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
+    loaded = load_model(tmp_path / "net.onnx")
+    np.testing.assert_array_equal(run(loaded, X)["logits"], run(model, X)["logits"])
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 30])
+def test_a_model_with_external_data_can_be_saved_elsewhere(threshold, tmp_path):
+    model = load_model(external(tmp_path))
+    other = tmp_path / "other"
+    other.mkdir()
+    save_model(model, other / "moved.onnx", external_data_threshold=threshold)
+    (tmp_path / "net.onnx.data").unlink()
+    (tmp_path / "net.onnx").unlink()
+    np.testing.assert_array_equal(
+        run(load_model(other / "moved.onnx"), X)["logits"],
+        run(small_mlp(hidden=64, features=4), X)["logits"],
+    )
+
+
+def test_a_model_with_external_data_can_be_saved_over_itself(tmp_path):
+    path = external(tmp_path)
+    model = load_model(path)
+    for _ in range(2):
+        save_model(model, path, external_data_threshold=0)
+    np.testing.assert_array_equal(
+        run(load_model(path), X)["logits"], run(small_mlp(hidden=64, features=4), X)["logits"]
+    )
+
+
+# ---- saving ---------------------------------------------------------------------------------
+
+
+def test_saving_into_a_missing_folder(tmp_path):
+    with pytest.raises(FileError) as info:
+        save_model(small_mlp(), tmp_path / "no" / "net.onnx")
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize("step", ["save", "fsync", "replace"])
+def test_a_failure_leaves_the_old_file(step, tmp_path, monkeypatch):
+    path = tmp_path / "net.onnx"
+    save_model(small_mlp(), path)
+    before = path.read_bytes()
+
+    def fail(*_args, **_kwargs):
+        raise OSError("no space left on device")
+
+    target = {"save": (io.ir, "save"), "fsync": (io.os, "fsync"), "replace": (io.os, "replace")}
+    monkeypatch.setattr(*target[step], fail)
+    with pytest.raises(FileError, match="cannot be saved"):
+        save_model(small_mlp(seed=5), path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["net.onnx"]

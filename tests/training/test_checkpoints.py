@@ -1,0 +1,251 @@
+"""Checkpoints: whole, recognised, and refused by name when they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ortboost.errors import FileError
+from ortboost.training.checkpoints import CheckpointStore
+
+STATE = {
+    "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "transposed": np.arange(6, dtype=np.float16).reshape(2, 3).T,
+    "step": np.array(7, np.int64),
+    "flag": np.array(True),
+    "empty": np.zeros((0, 3), np.float32),
+}
+
+
+def saved(folder, steps=(10, 20, 30), **options):
+    store = CheckpointStore(folder, **{"keep": 10, **options})
+    for step in steps:
+        state = {**STATE, "step": np.array(step, np.int64)}
+        store.save(state, {"step": step, "loss": 0.1 + 0.2}, program="prog")
+    return store
+
+
+def test_round_trip_keeps_bits_dtypes_and_shapes(tmp_path):
+    store = CheckpointStore(tmp_path)
+    path = store.save(STATE, {"step": 7, "x": [1, 0.1 + 0.2]}, program="prog")
+    assert path.name == "step-00000007.json"
+    found = store.latest(program="prog", expect=STATE)
+    assert found.refused == ()
+    assert found.checkpoint.step == 7
+    assert found.checkpoint.progress == {"step": 7, "x": [1, 0.1 + 0.2]}
+    assert found.checkpoint.state.keys() == STATE.keys()
+    for name, array in STATE.items():
+        loaded = found.checkpoint.state[name]
+        assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
+        assert loaded.tobytes() == array.tobytes()
+
+
+def test_an_empty_folder_has_none(tmp_path):
+    store = CheckpointStore(tmp_path / "new" / "folder")
+    assert store.latest() == (None, ())
+    assert store.best() is None
+
+
+def test_the_last_k_and_the_best_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2, 3, 4, 5):
+        store.save(STATE, {"step": step}, program="p", best=step in (1, 2))
+    assert store.steps() == [2, 4, 5]
+    assert store.best().step == 2
+    assert len(list(tmp_path.iterdir())) == 7
+    store.pin_best(5)
+    store.save(STATE, {"step": 6}, program="p")
+    assert store.steps() == [5, 6]
+
+
+def flip(path, at=0.5):
+    raw = bytearray(path.read_bytes())
+    raw[int(len(raw) * at)] ^= 1
+    path.write_bytes(raw)
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+DAMAGES = {
+    "tensors truncated": (
+        "safetensors",
+        lambda p: p.write_bytes(p.read_bytes()[:-1]),
+        "bytes instead of",
+    ),
+    "tensors empty": ("safetensors", lambda p: p.write_bytes(b""), "bytes instead of"),
+    "tensor byte flipped": ("safetensors", lambda p: flip(p, 0.99), "sha256 differs"),
+    "tensor header flipped": ("safetensors", lambda p: flip(p, 0.1), "sha256 differs"),
+    "tensors missing": ("safetensors", lambda p: p.unlink(), "missing"),
+    "json truncated": ("json", lambda p: p.write_bytes(p.read_bytes()[:-20]), "not valid JSON"),
+    "json empty": ("json", lambda p: p.write_bytes(b""), "not valid JSON"),
+    "json is a list": ("json", lambda p: p.write_text("[]"), "no ortboost checkpoint"),
+    "json of another tool": ("json", lambda p: p.write_text('{"a": 1}'), "no ortboost checkpoint"),
+    "progress changed": (
+        "json",
+        lambda p: edit(p, lambda c: c["progress"].update(step=31)),
+        "digest differs",
+    ),
+    "other version": (
+        "json",
+        lambda p: edit(p, lambda c: c.update(version=99)),
+        "format version 99",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_one_is_refused_by_name_and_the_one_before_offered(tmp_path, damage):
+    store = saved(tmp_path)
+    suffix, do, reason = DAMAGES[damage]
+    bad = tmp_path / f"step-00000030.{suffix}"
+    do(bad)
+    found = store.latest(program="prog", expect=STATE)
+    assert found.checkpoint.step == 20
+    assert [refused.path for refused in found.refused] == [bad]
+    assert reason in found.refused[0].reason
+    for half in ("json", "safetensors"):
+        with pytest.raises(FileError, match="cannot be used") as caught:
+            store.load(tmp_path / f"step-00000030.{half}", program="prog")
+        assert str(bad) in caught.value.where
+        assert "step-00000020.json" in caught.value.fix
+        assert caught.value.exit_status == 8
+
+
+def test_every_flipped_byte_is_noticed(tmp_path):
+    store = saved(tmp_path, steps=(1,))
+    for name in ("step-00000001.json", "step-00000001.safetensors"):
+        path = tmp_path / name
+        good = path.read_bytes()
+        for index in range(len(good)):
+            raw = bytearray(good)
+            raw[index] ^= 0x01
+            path.write_bytes(raw)
+            found = store.latest()
+            # White space between JSON tokens carries nothing; everything else must be noticed.
+            harmless = name.endswith("json") and json_equal(raw, good)
+            assert (found.checkpoint is None) is not harmless, (name, index)
+        path.write_bytes(good)
+    assert store.latest().checkpoint is not None
+
+
+def json_equal(raw, good):
+    try:
+        return json.loads(bytes(raw)) == json.loads(good)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda s: s.pop("flag"), "the program has no tensor 'flag'"),
+        (lambda s: s.update(more=np.zeros(1)), "'more' is missing"),
+        (
+            lambda s: s.update(w=np.zeros((3, 2), np.float32)),
+            r"'w' is float32\[2, 3\].*float32\[3, 2\]",
+        ),
+        (lambda s: s.update(w=np.zeros((2, 3))), r"'w' is float32.*float64"),
+    ],
+)
+def test_foreign_tensors_are_refused_by_name(tmp_path, change, reason):
+    store = saved(tmp_path, steps=(1,))
+    wanted = dict(STATE)
+    change(wanted)
+    with pytest.raises(FileError, match="cannot be used") as caught:
+        store.load(store.path(1), program="prog", expect=wanted)
+    caught.match(reason)
+    assert "no good one before it" in caught.value.fix
+
+
+def test_another_programs_checkpoint_is_refused(tmp_path):
+    store = saved(tmp_path)
+    found = store.latest(program="other")
+    assert found.checkpoint is None
+    assert len(found.refused) == 3
+    assert "another program (prog, this one is other)" in found.refused[0].reason
+    assert store.latest().checkpoint.step == 30
+
+
+def test_exchanged_files_are_refused(tmp_path):
+    store = saved(tmp_path)
+    (tmp_path / "step-00000030.json").write_bytes((tmp_path / "step-00000020.json").read_bytes())
+    assert store.latest().checkpoint.step == 20
+    (tmp_path / "step-00000020.safetensors").write_bytes(
+        (tmp_path / "step-00000010.safetensors").read_bytes()
+    )
+    assert store.latest().checkpoint.step == 10
+
+
+def test_unfinished_saves_and_stray_files_count_as_nothing(tmp_path):
+    store = saved(tmp_path)
+    (tmp_path / "step-00000040.safetensors").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert store.latest().checkpoint.step == 30
+    assert store.latest().refused == ()
+    store.save(STATE, {"step": 50}, program="prog")
+    assert not (tmp_path / "step-00000040.safetensors").exists()
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_temporary_files_of_dead_processes_are_swept(tmp_path):
+    saved(tmp_path)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    stray = tmp_path / f".step-00000040.safetensors.{dead.pid}.tmp"
+    alive = tmp_path / f".step-00000040.json.{os.getppid()}.tmp"
+    mine = tmp_path / ".notes.txt.1.tmp"
+    for path in (stray, alive, mine):
+        path.write_bytes(b"half")
+    CheckpointStore(tmp_path)
+    assert not stray.exists()
+    assert alive.exists()
+    assert mine.exists()
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    store = saved(tmp_path)
+    store.save({"w": np.ones(2)}, {"step": 30, "again": True}, program="prog")
+    assert store.latest().checkpoint.progress["again"]
+    assert store.steps() == [10, 20, 30]
+
+
+def test_a_damaged_pin_is_no_pin(tmp_path):
+    store = saved(tmp_path)
+    (tmp_path / "best.json").write_text("{")
+    assert store.best() is None
+    store.pin_best(20)
+    assert store.best().step == 20
+    flip(tmp_path / "step-00000020.safetensors")
+    with pytest.raises(FileError, match="cannot be used"):
+        store.best()
+
+
+def test_clear_leaves_other_files(tmp_path):
+    store = saved(tmp_path)
+    store.pin_best(10)
+    (tmp_path / "notes.txt").write_text("mine")
+    store.clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="folder cannot be made"):
+        CheckpointStore(tmp_path / "file" / "folder")
+
+
+def test_nothing_is_pickled(tmp_path):
+    store = saved(tmp_path, steps=(1,))
+    with pytest.raises(FileError, match="cannot be written"):
+        store.save({"w": np.array([object()])}, {"step": 2}, program="prog")
+    assert store.latest().checkpoint.step == 1
+    assert len(list(tmp_path.iterdir())) == 2

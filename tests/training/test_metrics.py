@@ -1,0 +1,76 @@
+"""Metrics, streamed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ortboost.errors import UsageError
+from ortboost.training.metrics import Mean, accuracy, get_metric, top_k
+
+
+def test_accuracy_of_class_numbers_one_hot_and_positions():
+    scores = np.array([[0.1, 0.9, 0.0], [0.8, 0.2, 0.0], [0.0, 0.0, 1.0]])
+    labels = np.array([1, 1, 2])
+    assert accuracy(scores, labels).tolist() == [1, 0, 1]
+    assert accuracy(scores, labels[:, None]).tolist() == [1, 0, 1]
+    assert accuracy(scores, np.eye(3)[labels]).tolist() == [1, 0, 1]
+    grid = np.stack([scores, scores], axis=2)
+    assert accuracy(grid, np.stack([labels, [0, 0, 2]], axis=1)).tolist() == [0.5, 0.5, 1]
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_binary_accuracy(shape):
+    scores = np.array([-1.0, 2.0, 0.5, np.nan]).reshape(shape)
+    assert accuracy(scores, np.array([0, 1, 0, 0])).tolist() == [1, 1, 0, 0]
+
+
+def test_nan_scores_are_wrong():
+    assert accuracy(np.array([[np.nan, 0.0]]), np.array([0])).tolist() == [0]
+    assert top_k(2)(np.array([[np.nan, 0.0]]), np.array([1])).tolist() == [0]
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_top_k_agrees_with_sorting(k, seed):
+    random = np.random.default_rng(seed)
+    scores = random.integers(0, 4, (7, 6)).astype(float)  # ties are common
+    labels = random.integers(0, 6, 7)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    expected = [float(label in row[:k]) for label, row in zip(labels, order, strict=True)]
+    assert top_k(k)(scores, labels).tolist() == expected
+    assert top_k(1)(scores, labels).tolist() == accuracy(scores, labels).tolist()
+
+
+def test_labels_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="do not fit"):
+        accuracy(np.zeros((3, 4)), np.zeros((3, 2)))
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=30), st.integers(1, 7))
+def test_a_mean_of_hits_does_not_depend_on_the_batches(hits, size):
+    mean = Mean()
+    for start in range(0, len(hits), size):
+        batch = hits[start : start + size]
+        mean.add_sum(float(sum(batch)), len(batch))
+    assert mean.value == sum(hits) / len(hits)
+
+
+def test_no_samples_no_mean():
+    assert np.isnan(Mean().value)
+
+
+def test_names():
+    assert get_metric("accuracy").function is accuracy
+    assert get_metric("loss").function is None
+    assert [get_metric(name).name for name in ("top5", "top-3", "top_12")] == [
+        "top5",
+        "top3",
+        "top12",
+    ]
+    for name in ("acuracy", "top", "top0"):
+        with pytest.raises(UsageError, match="no metric"):
+            get_metric(name)
+    with pytest.raises(UsageError, match="did you mean 'accuracy'"):
+        get_metric("acuracy")

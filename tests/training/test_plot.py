@@ -1,0 +1,79 @@
+"""The picture of a run."""
+
+from __future__ import annotations
+
+import builtins
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+from ortboost.errors import DependencyError, UsageError
+from ortboost.training.logs import EventLog
+from ortboost.training.plot import _smooth, plot_log
+
+
+def write_log(path, steps, *, validate=True):
+    with EventLog(path) as log:
+        for step in range(1, steps + 1):
+            loss = float("nan") if step == 2 else 1 / step
+            log.write(
+                "step",
+                step,
+                loss=loss,
+                overflow=step == 2,
+                loss_scale=2.0 ** (10 - step // 9),
+                total_skips=int(step > 1),
+            )
+            if validate and step % 10 == 0:
+                log.write("validation", step, val_loss=2 / step, val_accuracy=1 - 1 / step)
+    return path
+
+
+@pytest.mark.parametrize(("steps", "validate"), [(1, False), (20, True), (200, True), (200, False)])
+def test_draws_a_png(tmp_path, steps, validate):
+    pytest.importorskip("matplotlib")
+    log = write_log(tmp_path / "log.jsonl", steps, validate=validate)
+    raw = plot_log(log, tmp_path / "curves.png").read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", raw[16:24])
+    assert width > 1000
+    assert height > 600
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "log.jsonl"]
+
+
+def test_no_global_state_of_matplotlib_is_touched(tmp_path):
+    pytest.importorskip("matplotlib")
+    before = "matplotlib.pyplot" in sys.modules
+    plot_log(write_log(tmp_path / "log.jsonl", 5), tmp_path / "curves.png")
+    assert ("matplotlib.pyplot" in sys.modules) is before
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    log = write_log(tmp_path / "log.jsonl", 5)
+    with pytest.raises(DependencyError) as caught:
+        plot_log(log, tmp_path / "curves.png")
+    assert 'pip install "ortboost[plot]"' in caught.value.fix
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_an_empty_log_is_refused(tmp_path):
+    with EventLog(tmp_path / "log.jsonl") as log:
+        log.write("start", 0)
+    with pytest.raises(UsageError, match="nothing to draw"):
+        plot_log(tmp_path / "log.jsonl", tmp_path / "curves.png")
+
+
+def test_smoothing_is_a_centred_mean_of_the_finite_values():
+    values = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
+    assert _smooth(values, 3).tolist() == [1.0, 1.5, 3.0, 6.5, 9.0]
+    assert _smooth(np.full(9, 2.0), 5).tolist() == [2.0] * 9

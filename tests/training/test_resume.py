@@ -1,0 +1,198 @@
+"""A run that was killed or interrupted anywhere goes on to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from resumable import STEPS, build, fingerprint
+
+from ortboost.errors import FileError, UsageError
+from ortboost.training.checkpoints import CheckpointStore
+from ortboost.training.logs import read_log
+from ortboost.training.schedules import Constant
+
+SCRIPT = Path(__file__).parent / "resumable.py"
+ROOT = Path(__file__).parents[2]
+
+
+def curves(folder):
+    """Everything in a log but where and when."""
+    kept = []
+    for event in read_log(folder / "log.jsonl"):
+        if event["event"] in ("step", "validation", "epoch", "warning"):
+            kept.append(event)  # noqa: PERF401 - clearer than nested conditions
+    return kept
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The uninterrupted run: its bits, and its curves."""
+    folder = tmp_path_factory.mktemp("whole")
+    trainer, train, validation = build(folder)
+    summary = trainer.fit(train, validation)
+    assert summary.steps == STEPS
+    assert summary.skipped_steps > 4
+    return fingerprint(trainer), curves(folder)
+
+
+def run(folder, *options):
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT), str(folder), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+# Before the first checkpoint, on and around checkpoints, at the end of an epoch, in the last step.
+@pytest.mark.parametrize("step", [1, 4, 7, 8, 15, STEPS])
+def test_killed_in_a_step_and_resumed(tmp_path, whole, step):
+    assert run(tmp_path, "--kill-at", str(step)).returncode == -signal.SIGKILL
+    again = run(tmp_path, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+@pytest.mark.parametrize("save", [1, 3, 6])
+def test_killed_while_saving_and_resumed(tmp_path, whole, save):
+    assert run(tmp_path, "--kill-in-save", str(save)).returncode == -signal.SIGKILL
+    again = run(tmp_path, "--resume")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.strip() == whole[0]
+    assert not list((tmp_path / "checkpoints").glob(".*.tmp"))
+
+
+def test_killed_three_times(tmp_path, whole):
+    for index, step in enumerate((5, 13, 22)):
+        options = ["--resume"] if index else []
+        assert run(tmp_path, *options, "--kill-at", str(step)).returncode == -signal.SIGKILL
+    again = run(tmp_path, "--resume")
+    assert again.stdout.strip() == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+@pytest.mark.parametrize(("name", "status"), [("INT", 130), ("TERM", 143)])
+def test_a_signal_saves_and_leaves_with_its_status(tmp_path, whole, name, status):
+    done = run(tmp_path, "--signal-at", "11", "--signal", name)
+    assert done.returncode == status
+    assert "after step 11" in done.stderr
+    assert "step-00000011.json" in done.stderr
+    assert "--resume" in done.stderr
+    assert "Traceback" not in done.stderr
+    found = CheckpointStore(tmp_path / "checkpoints").latest(program="linear")
+    assert found.checkpoint.step == 11
+    assert read_log(tmp_path / "log.jsonl")[-1]["reason"] == "interrupted"
+    again = run(tmp_path, "--resume")
+    assert again.stdout.strip() == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+@pytest.mark.parametrize("stop", range(1, STEPS, 3))
+def test_every_limit_is_a_place_to_go_on_from(tmp_path, whole, stop):
+    trainer, train, validation = build(tmp_path, max_steps=stop)
+    assert trainer.fit(train, validation).steps == stop
+    trainer, train, validation = build(tmp_path)
+    summary = trainer.fit(train, validation, resume=True)
+    assert summary.steps == STEPS
+    assert summary.session_steps == STEPS - stop
+    assert fingerprint(trainer) == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, whole):
+    trainer, train, validation = build(tmp_path)
+    trainer.fit(train, validation)
+    trainer, train, validation = build(tmp_path)
+    summary = trainer.fit(train, validation, resume=True)
+    assert summary.session_steps == 0
+    assert summary.reason == "all epochs done"
+    assert fingerprint(trainer) == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+def test_resuming_nothing_starts_from_the_beginning(tmp_path, whole, capsys):
+    trainer, train, validation = build(tmp_path)
+    trainer.fit(train, validation, resume=True)
+    assert "nothing to resume" in capsys.readouterr().err
+    assert fingerprint(trainer) == whole[0]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, whole, capsys):
+    trainer, train, validation = build(tmp_path, max_steps=14)
+    trainer.fit(train, validation)
+    newest = sorted((tmp_path / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    trainer, train, validation = build(tmp_path)
+    trainer.fit(train, validation, resume=True)
+    err = capsys.readouterr().err
+    assert f"checkpoint refused: {newest}" in err
+    assert "going back to the good one before it" in err
+    assert fingerprint(trainer) == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+def test_only_bad_checkpoints_stop_the_resuming(tmp_path):
+    trainer, train, validation = build(tmp_path, max_steps=4)
+    trainer.fit(train, validation)
+    for path in (tmp_path / "checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"")
+    trainer, train, validation = build(tmp_path)
+    with pytest.raises(FileError, match="None of the 2 checkpoints"):
+        trainer.fit(train, validation, resume=True)
+
+
+def test_an_old_run_is_not_mixed_with_a_new_one(tmp_path, whole):
+    trainer, train, validation = build(tmp_path, max_steps=4, seed=99)
+    trainer.fit(train, validation)
+    trainer, train, validation = build(tmp_path)
+    with pytest.raises(UsageError, match="up to step 4") as caught:
+        trainer.fit(train, validation)
+    assert "--resume" in caught.value.fix
+    assert "--overwrite" in caught.value.fix
+    trainer, train, validation = build(tmp_path, overwrite=True)
+    trainer.fit(train, validation)
+    assert fingerprint(trainer) == whole[0]
+    assert curves(tmp_path) == whole[1]
+
+
+def test_changed_seed_or_data_is_refused_by_name(tmp_path):
+    trainer, train, validation = build(tmp_path, max_steps=4)
+    trainer.fit(train, validation)
+    trainer, train, validation = build(tmp_path, seed=12)
+    with pytest.raises(UsageError, match="seed changed") as caught:
+        trainer.fit(train, validation, resume=True)
+    assert caught.value.where == "seed: 11 -> 12"
+    trainer, train, validation = build(tmp_path)
+    train.batch_size = 4
+    with pytest.raises(UsageError, match="training data changed") as caught:
+        trainer.fit(train, validation, resume=True)
+    assert caught.value.where == "training data.batch_size: 8 -> 4"
+
+
+def test_a_changed_schedule_is_allowed_with_a_warning(tmp_path, capsys):
+    trainer, train, validation = build(tmp_path, max_steps=4)
+    trainer.fit(train, validation)
+    trainer, train, validation = build(tmp_path, learning_rate=Constant(0.001))
+    trainer.fit(train, validation, resume=True)
+    assert "schedule changed since the checkpoint" in capsys.readouterr().err
+    assert trainer.stepper.rates[0] == 0.001
+
+
+def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
+    trainer, train, validation = build(tmp_path, max_steps=6)
+    trainer.fit(train, validation)
+    (best, *_) = trainer.callbacks
+    best.__class__ = type("NewBest", (type(best),), {})
+    trainer, train, validation = build(tmp_path, callbacks=[best])
+    trainer.fit(train, validation, resume=True)
+    err = capsys.readouterr().err
+    assert "callback 'NewBest' starts without a past" in err
+    assert "has a callback 'EarlyStopping' that this run lacks" in err

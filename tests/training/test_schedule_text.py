@@ -1,0 +1,77 @@
+"""The text form of schedules."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortboost.errors import ConfigError
+from ortboost.training.schedule_text import SCHEDULE_FORMS, parse_schedule
+from ortboost.training.schedules import (
+    Constant,
+    Cosine,
+    LinearWarmup,
+    MultiStep,
+    PerStep,
+    StepDecay,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("0.1", Constant(0.1)),
+        (" 1e-3 ", Constant(0.001)),
+        ("constant:0.1", Constant(0.1)),
+        ("0.1,warmup=5", None),
+        ("constant:0.1,warmup=5,warmup-factor=0", LinearWarmup(Constant(0.1), 5, 0.0)),
+        ("cosine:0.1,steps=1000,warmup=50", LinearWarmup(Cosine(0.1, 1000), 50)),
+        ("cosine:0.1,steps=1000,min=0.01", Cosine(0.1, 1000, 0.01)),
+        ("step:0.1,every=500,gamma=0.5", StepDecay(0.1, 500, 0.5)),
+        ("multistep:0.1,at=5/8", MultiStep(0.1, (5, 8))),
+        ("list:0.3/0.2, warmup=2", LinearWarmup(PerStep((0.3, 0.2)), 2)),
+    ],
+)
+def test_forms(text, schedule):
+    if schedule is None:
+        with pytest.raises(ConfigError, match=r"There is no schedule '0\.1,warmup=5'"):
+            parse_schedule(text)
+    else:
+        assert parse_schedule(text) == schedule
+
+
+def test_every_documented_form_parses():
+    for kind, text in SCHEDULE_FORMS.items():
+        assert text.startswith(f"{kind}:")
+        assert parse_schedule(text)(0) > 0
+
+
+def test_cosine_ends_with_the_run():
+    assert parse_schedule("cosine:0.1", total_steps=100) == Cosine(0.1, 100)
+    warm = parse_schedule("cosine:0.1,warmup=20", total_steps=100)
+    assert warm == LinearWarmup(Cosine(0.1, 80), 20)
+    assert warm(100) == pytest.approx(0.0)
+    assert parse_schedule("cosine:0.1,steps=7", total_steps=100) == Cosine(0.1, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("cosin:0.1,steps=5", "did you mean 'cosine'"),
+        ("cosine:0.1,step=5", "did you mean 'steps'"),
+        ("constant:0.1,every=5", "no option 'every'"),
+        ("cosine:0.1", "'steps' is missing"),
+        ("step:0.1", "'every' is missing"),
+        ("multistep:0.1,gamma=0.1", "'at' is missing"),
+        ("multistep:0.1,at=5/x", "'at' lists step numbers"),
+        ("cosine:0.1,steps=many", "'steps' has no valid value"),
+        ("cosine:fast,steps=5", "'fast' is no number"),
+        ("list:0.1/x", "'x' is no number"),
+        ("cosine:,steps=5", "'' is no number"),
+        ("", "no schedule ''"),
+        ("-0.1", "learning rate is -0.1"),
+    ],
+)
+def test_bad_texts_are_refused_in_three_lines(text, what):
+    with pytest.raises(ConfigError, match=what) as caught:
+        parse_schedule(text)
+    assert len(str(caught.value).splitlines()) == 3

@@ -1,0 +1,103 @@
+"""What the benchmarks share: the machine and the versions they ran on, tables, JSON."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["environment", "heading", "table", "write_json"]
+
+_PACKAGES = (
+    "onnxruntime-training-cpu",
+    "onnxruntime-training",
+    "onnx",
+    "onnx-ir",
+    "numpy",
+    "torch",
+)
+
+
+def environment() -> dict[str, Any]:
+    """Processor, number of cores it may use, versions, commit."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+    }
+
+
+def heading(about: dict[str, Any]) -> str:
+    """One line on :func:`environment`."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return (
+        f"{about['cpu']}, {about['cores']} cores; Python {about['python']}, {versions}; "
+        f"commit {about['commit']}"
+    )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right.
+
+    Example:
+        >>> print(table(("a", "b"), [("x", "1")]))
+        | a | b |
+        |:--|--:|
+        | x | 1 |
+    """
+    widths = [max(len(str(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            str(cell).ljust(width) if index == 0 else str(cell).rjust(width)
+            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "| " + " | ".join(padded) + " |"
+
+    rule = [":" + "-" * (widths[0] + 1), *("-" * (width + 1) + ":" for width in widths[1:])]
+    return "\n".join([line(heads), "|" + "|".join(rule) + "|", *(line(row) for row in rows)])
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Write the numbers for other programs."""
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown processor"
+    fields = dict(
+        (part.strip() for part in line.split(":", 1))
+        for line in text.partition("\n\n")[0].splitlines()
+        if ":" in line
+    )
+    family = f"family {fields.get('cpu family', '?')} model {fields.get('model', '?')}"
+    return f"{fields.get('model name', 'unknown processor')} ({family})"
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return asked.stdout.strip() or "unknown"
