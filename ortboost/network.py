@@ -10,13 +10,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.arguments import ArgumentTypeError, ArgumentValueError, check_type
-from ortboost.cell import Cell
+from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.faces.cell import Cell
 from ortboost.errors import UsageError
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import find_parameters, known_shape
-from ortboost.live_state import LiveState
+from ortboost.faces.live_state import LiveState
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.tensor import Tensor, as_array

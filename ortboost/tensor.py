@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.arguments import ArgumentTypeError
+from ortboost.faces.arguments import ArgumentTypeError
 
 __all__ = [
     "Tensor",

@@ -73,7 +73,7 @@ def run(data: bytes, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, 
 
 
 def forward_difference(
-    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray], step: float = 2e-2
+    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray], step: float = 2e-3
 ) -> dict[str, np.ndarray]:
     """Central differences of the runtime itself in float32, where the reference cannot say."""
     import onnxruntime as ort

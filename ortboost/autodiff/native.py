@@ -22,7 +22,9 @@ from onnx_ir.passes import common
 
 from ortboost.autodiff import native_rewrites, native_support
 from ortboost.autodiff.engine import check_request, gradient_name
-from ortboost.autodiff.reach import find_value
+from ortboost.autodiff.native_rewrites.partial import partly_used_splits
+from ortboost.autodiff.reach import find_value, reach
+from ortboost.autodiff.rewriting import label
 from ortboost.errors import DependencyError, ModelError
 from ortboost.graph.build import Builder, all_names
 from ortboost.report import Report
@@ -169,8 +171,11 @@ class NativeEngine:
         work = model.clone()
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
         self.prepare(work)
+        partly_used_splits(work, reach(work, wrt, loss))
+        _refuse_unsupported(self, work, wrt, loss)
         _free_gradient_names(work, [*wrt, loss])
         _one_use_per_node(work, wrt)
+        _drop_empty_inputs(work)
         _unique_node_names(work)
         lifted = _lift_large_constants(work)
         result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
@@ -196,6 +201,44 @@ def _protect_running_statistics(model: ir.Model) -> None:
                 copy = builder.op("Sum", value, shape=value.shape)
                 model.graph.insert_before(node, builder.take())
                 node.replace_input_with(index, copy)
+
+
+# What must not carry a gradient: operator to inputs and outputs, with the reason.
+_INERT = {
+    "BatchNormalization": ((), (1, 2), "its running statistics have no gradient"),
+    "Pow": ((1,), (), "the exponent has no gradient; use a constant one"),
+}
+
+
+def _refuse_unsupported(
+    engine: NativeEngine, model: ir.Model, wrt: Sequence[str], loss: str
+) -> None:
+    """Never build a gradient that is known to be wrong.
+
+    Raises:
+        ModelError: Naming all nodes on the path that have no right gradient.
+    """
+    reached = reach(model, wrt, loss)
+    problems = []
+    for node in reached.nodes:
+        reason = engine.gradient_support(node)
+        inputs, outputs, inert = _INERT.get(node.op_type, ((), (), ""))
+        touched = [node.inputs[i] for i in inputs] + [
+            node.outputs[i] for i in outputs if i < len(node.outputs)
+        ]
+        if reason is None and any(v is not None and v.name in reached.active for v in touched):
+            reason = inert
+        if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
+            reason = "only some parts of it lead to the loss, and its sizes are not fixed"
+        if reason is not None:
+            problems.append(f"{label(node)} ({node.op_type}): {reason}")
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ModelError(
+            "Operators between the parameters and the loss have no gradient in the native engine.",
+            where="; ".join(problems[:5]) + more,
+            fix="Decompose them first (ortboost.transforms.decompose), or run `ortboost check`.",
+        )
 
 
 def _build(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
@@ -345,6 +388,15 @@ def _one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
                 model.graph.insert_before(node, builder.take())
 
 
+def _drop_empty_inputs(model: ir.Model) -> None:
+    """``ReduceSum(x, "")`` is valid, but the gradient of it is not."""
+    for node in model.graph:
+        count = len(node.inputs)
+        while count and node.inputs[count - 1] is None:
+            count -= 1
+        node.resize_inputs(count)
+
+
 def _unique_node_names(model: ir.Model) -> None:
     """Gradient nodes are named after their forward nodes, so those must be told apart."""
     taken = all_names(model.graph)
@@ -371,7 +423,7 @@ def _lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
             lifted[name] = tensor
             value.const_value = None
             model.graph.initializers.pop(name)
-            value.shape = ir.Shape(tensor.shape)
+            value.shape = ir.Shape(tensor.numpy().shape)
             value.type = ir.TensorType(tensor.dtype)
             model.graph.inputs.append(value)
     return lifted

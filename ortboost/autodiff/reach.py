@@ -16,40 +16,10 @@ from ortboost.graph.query import FLOAT_TYPES
 __all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside"]
 
 STOPS = frozenset(
-    [
-        "And",
-        "ArgMax",
-        "ArgMin",
-        "Bernoulli",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "BitwiseXor",
-        "ConstantOfShape",
-        "Equal",
-        "EyeLike",
-        "Greater",
-        "GreaterOrEqual",
-        "IsInf",
-        "IsNaN",
-        "Less",
-        "LessOrEqual",
-        "Multinomial",
-        "NonZero",
-        "Not",
-        "OneHot",
-        "Or",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Range",
-        "SequenceLength",
-        "Shape",
-        "Size",
-        "Unique",
-        "Xor",
-    ]
+    "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "  # noqa: SIM905
+    "EyeLike Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Multinomial NonZero Not OneHot Or "
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range SequenceLength Shape Size "
+    "Unique Xor".split()
 )
 """Operators through which no gradient flows, whatever their inputs."""
 
@@ -108,13 +78,13 @@ def uses_inside(node: ir.Node) -> Iterable[ir.Value]:
             yield from graph.outputs
 
 
-def reach(model: ir.Model, sources: Iterable[str], loss: str) -> Reach:
+def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) -> Reach:
     """Find the nodes between ``sources`` and ``loss``.
 
     Args:
         model: Model whose main graph is looked at.
         sources: Names of the values that gradients are wanted for.
-        loss: Name of the value to differentiate.
+        loss: Name of the value to differentiate, or names of several.
 
     Returns:
         The nodes and values on differentiable paths. Unknown names count as unreachable.
@@ -130,16 +100,15 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str) -> Reach:
             if carried:
                 forward.update(carried)
                 touched.append(node)
-    backward: set[str] = {loss}
+    targets = {loss} if isinstance(loss, str) else set(loss)
+    backward: set[str] = set(targets)
     between: list[ir.Node] = []
     for node in reversed(touched):
         if any(output.name in backward for output in node.outputs if output.name):
             between.append(node)
             backward.update(v.name for v in _differentiable_inputs(node) if v.name in forward)
     known = forward & backward
-    if loss not in forward:
-        known = set()
-        between = []
+    known = known if known & targets else set()
     return Reach(
         nodes=tuple(reversed(between)),
         active=frozenset(known),

@@ -103,8 +103,22 @@ class Site:
         return str(self.node.attributes.get_string(name, default))
 
     def op(self, op_type: str, *inputs: ir.Value | None, **options: Any) -> ir.Value:
-        """A new node; see :meth:`Builder.op`."""
-        return self.builder.op(op_type, *inputs, **options)
+        """A new node; see :meth:`Builder.op`. Trailing inputs that are ``None`` are left out."""
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        return self.builder.op(op_type, *given, **options)
+
+    def ops(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        count: int,
+        attributes: Mapping[str, Any],
+    ) -> list[ir.Value | None]:
+        """A new node with several outputs."""
+        given: dict[str, Any] = dict(attributes)
+        return list(self.builder.ops(op_type, *inputs, names=[None] * count, **given))
 
     def const(self, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """A constant in the element type of the first input."""
@@ -118,16 +132,6 @@ class Site:
         """Dimensions of a value as an int64 vector, at run time; carries no gradient."""
         bounds = {"start": start} if end is None else {"start": start, "end": end}
         return self.op("Shape", value, dtype=ir.DataType.INT64, **bounds)
-
-    def same(
-        self, op_type: str, attributes: Mapping[str, Any], *inputs: ir.Value | None
-    ) -> ir.Value:
-        """The same operator again with other attributes and inputs; one output."""
-        kept: dict[str, Any] = {
-            k: a for k, a in self.node.attributes.items() if k not in attributes
-        }
-        kept.update({k: v for k, v in attributes.items() if v is not None})
-        return self.op(op_type, *inputs, domain=self.node.domain, **kept)
 
 
 Rule = Callable[[Site], "Sequence[ir.Value | None] | None"]

@@ -180,15 +180,12 @@ def check(
     )
     report = api.check(model, settled)
     printer.result(report.to_dict())
-    printer.table(
-        ["blocker", "op", "reason", "fix"],
-        [(b.node, b.op, b.reason, b.fix) for b in report.blockers],
-    ) if report.blockers else None
+    if report.blockers:
+        rows = [(b.node, b.op, b.reason, b.fix) for b in report.blockers]
+        printer.table(["blocker", "op", "reason", "fix"], rows)
     if report.rewrites:
-        printer.line()
-        printer.table(
-            ["will be rewritten", "op", "how"], [(r.node, r.op, r.what) for r in report.rewrites]
-        )
+        rewritten = [(node, what) for r in report.rewrites for node, what in r.changed.items()]
+        printer.table(["will be rewritten", "how"], rewritten)
     for note in report.notes:
         printer.line(note)
     count = len(report.blockers)

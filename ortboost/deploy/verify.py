@@ -113,7 +113,8 @@ def compare(
     within = dict.fromkeys(outputs, True)
     samples = 0
     for want, have in zip(expected, actual, strict=True):
-        samples += len(want[outputs[0]])
+        first = np.asarray(want[outputs[0]])
+        samples += len(first) if first.ndim else 1  # a scalar, as a loss, counts its batch as one
         for name in outputs:
             e, a = (np.asarray(side[name], np.float64) for side in (want, have))
             if e.shape != a.shape:

@@ -13,7 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-__all__ = ["Builder", "all_names", "replace_node"]
+from ortboost.errors import ModelError
+
+__all__ = ["Builder", "all_names", "free_name", "replace_node"]
 
 
 def all_names(graph: ir.Graph) -> set[str]:
@@ -166,6 +168,33 @@ class Builder:
     def flush(self) -> None:
         """Append the waiting nodes to the end of the graph."""
         self.graph.extend(self.take())
+
+
+def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> None:
+    """Make a name free for a tensor of ours: one inside the graph that has it is renamed.
+
+    Args:
+        graph: The graph.
+        name: The name that is needed.
+        owner: A value that may have it.
+
+    Raises:
+        ModelError: An input, weight or output has it: users know those by their names.
+    """
+    seen = [*graph.inputs, *graph.initializers.values(), *graph.outputs]
+    if any(value.name == name and value is not owner for value in seen):
+        raise ModelError(
+            f"The model has a tensor '{name}', a name that ortboost needs.",
+            where=f"tensor '{name}'",
+            fix="Rename the input, weight or output before the export. If it is the model's own "
+            "loss, use --loss output --output NAME.",
+        )
+    taken: Builder | None = None
+    for node in graph.all_nodes():
+        for output in node.outputs:
+            if output.name == name and output is not owner:
+                taken = taken or Builder(graph, "ortboost")
+                output.name = taken.unique(f"{name}/model")
 
 
 def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Builder) -> None:

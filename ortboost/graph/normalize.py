@@ -54,6 +54,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         reports.append(report)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _drop_stale_shapes(model)
+    _drop_unused_statistics(model)
     report = convert_opset(model, opsets)
     if report.modified:
         reports.append(report)
@@ -122,6 +123,16 @@ def _drop_stale_shapes(model: ir.Model) -> None:
         for output in node.outputs:
             if id(output) not in kept and node.domain in ("", "ai.onnx"):
                 output.shape = None
+
+
+def _drop_unused_statistics(model: ir.Model) -> None:
+    """Before opset 14 a BatchNormalization had up to five outputs; the converter knows only one."""
+    if model.opset_imports.get("", 14) >= 14:
+        return
+    for node in model.graph.all_nodes():
+        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+            used = [i for i, out in enumerate(node.outputs) if out.uses() or out.is_graph_output()]
+            node.resize_outputs(max(used, default=0) + 1)
 
 
 def _name_nodes(model: ir.Model) -> None:

@@ -6,7 +6,7 @@ graph at its first call. What carries over from MindSpore and what differs: docs
 
 from __future__ import annotations
 
-from ortboost.cell import Cell
+from ortboost.faces.cell import Cell
 from ortboost.nn.dynamic_lr import (
     cosine_decay_lr,
     exponential_decay_lr,
@@ -33,6 +33,17 @@ from ortboost.nn.loss import (
     SoftmaxCrossEntropyWithLogits,
 )
 from ortboost.nn.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell
+from ortboost.nn.metrics import (
+    MAE,
+    MSE,
+    Accuracy,
+    Loss,
+    Metric,
+    Top1CategoricalAccuracy,
+    Top5CategoricalAccuracy,
+    TopKCategoricalAccuracy,
+    get_metric_fn,
+)
 from ortboost.nn.optimizer import Optimizer
 from ortboost.nn.optimizers import LARS, SGD, Adam, AdamWeightDecay, Momentum
 from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
@@ -40,7 +51,10 @@ from ortboost.nn.wrap import WithEvalCell, WithLossCell
 
 __all__ = [
     "LARS",
+    "MAE",
+    "MSE",
     "SGD",
+    "Accuracy",
     "Adam",
     "AdamWeightDecay",
     "BCEWithLogitsLoss",
@@ -52,13 +66,18 @@ __all__ = [
     "InverseDecayLR",
     "L1Loss",
     "LearningRateSchedule",
+    "Loss",
     "LossBase",
     "MSELoss",
+    "Metric",
     "Momentum",
     "NaturalExpDecayLR",
     "Optimizer",
     "PolynomialDecayLR",
     "SoftmaxCrossEntropyWithLogits",
+    "Top1CategoricalAccuracy",
+    "Top5CategoricalAccuracy",
+    "TopKCategoricalAccuracy",
     "TrainOneStepCell",
     "TrainOneStepWithLossScaleCell",
     "WarmUpLR",
@@ -66,6 +85,7 @@ __all__ = [
     "WithLossCell",
     "cosine_decay_lr",
     "exponential_decay_lr",
+    "get_metric_fn",
     "inverse_decay_lr",
     "natural_exp_decay_lr",
     "piecewise_constant_lr",

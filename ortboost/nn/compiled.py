@@ -2,7 +2,7 @@
 
 What is only known at the first call: the form of the labels (they may broadcast against the
 predictions) and which parameters are frozen by then. Calls of another form build another graph; the
-newest weights, slots and scale go along (see :mod:`ortboost.live_state`).
+newest weights, slots and scale go along (see :mod:`ortboost.faces.live_state`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.arguments import ArgumentTypeError, ArgumentValueError
-from ortboost.live_state import LiveState
+from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.faces.live_state import LiveState
 from ortboost.loss_scale import ScaleConfig
 from ortboost.network import Network, as_input
 from ortboost.nn.loss import LossBase
@@ -156,8 +156,7 @@ class CompiledSteps:
                 + (" and the labels." if self.loss is not None else "."),
             )
         data = {
-            spec.name: as_input(value, spec)
-            for spec, value in zip(specs, inputs, strict=False)
+            spec.name: as_input(value, spec) for spec, value in zip(specs, inputs, strict=False)
         }
         return data, None if self.loss is None else self.loss.labels(inputs[-1])
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ortboost.arguments import ArgumentValueError, check_range, check_type
+from ortboost.faces.arguments import ArgumentValueError, check_range, check_type
 
 __all__ = [
     "cosine_decay_lr",
@@ -150,7 +150,7 @@ def polynomial_decay_lr(
         if update_decay_epoch:
             span *= max(1, math.ceil(epoch / decay_epoch))
         share = 1 - min(epoch, span) / span
-        return (learning_rate - end_learning_rate) * share**power + end_learning_rate
+        return float((learning_rate - end_learning_rate) * share**power + end_learning_rate)
 
     return _list(owner, rate, total_step, step_per_epoch, decay_epoch=decay_epoch)
 

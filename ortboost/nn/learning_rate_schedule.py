@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.arguments import check_range, check_type
-from ortboost.cell import Cell
+from ortboost.faces.arguments import check_range, check_type
+from ortboost.faces.cell import Cell
 from ortboost.tensor import Tensor
 
 __all__ = [
@@ -81,7 +81,7 @@ class ExponentialDecayLR(_Decay):
 
     def construct(self, global_step: int) -> float:
         """The rate of one step."""
-        return self.learning_rate * self.decay_rate ** self._ratio(global_step)
+        return float(self.learning_rate * self.decay_rate ** self._ratio(global_step))
 
 
 class NaturalExpDecayLR(_Decay):

@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.arguments import ArgumentTypeError, ArgumentValueError, check_choice, check_type
-from ortboost.cell import Cell
+from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError, check_choice, check_type
+from ortboost.faces.cell import Cell
 from ortboost.tensor import Tensor, as_array
 from ortboost.transforms.attach_loss import LossConfig
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.arguments import ArgumentTypeError, check_range, check_type, is_number
-from ortboost.cell import Cell
+from ortboost.faces.arguments import ArgumentTypeError, check_range, check_type, is_number
+from ortboost.faces.cell import Cell
 from ortboost.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.arguments import (
+from ortboost.faces.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
     ArgumentTypeError,
@@ -24,9 +24,9 @@ from ortboost.arguments import (
     check_type,
     is_number,
 )
-from ortboost.cell import Cell
+from ortboost.faces.cell import Cell
 from ortboost.errors import UsageError, nearest
-from ortboost.live_state import LiveState
+from ortboost.faces.live_state import LiveState
 from ortboost.network import Parameter
 from ortboost.nn.learning_rate_schedule import LearningRateSchedule
 from ortboost.optimizers import Optimizer as Rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ortboost.arguments import (
+from ortboost.faces.arguments import (
     ArgumentKeyError,
     ArgumentTypeError,
     ArgumentValueError,

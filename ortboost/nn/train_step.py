@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.arguments import (
+from ortboost.faces.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
     check_type,
     is_number,
 )
-from ortboost.cell import Cell
+from ortboost.faces.cell import Cell
 from ortboost.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
 from ortboost.network import Network, Parameter
 from ortboost.nn.compiled import CompiledSteps

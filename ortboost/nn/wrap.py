@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.arguments import ArgumentTypeError, check_type
-from ortboost.cell import Cell
+from ortboost.faces.arguments import ArgumentTypeError, check_type
+from ortboost.faces.cell import Cell
 from ortboost.network import Network
 from ortboost.nn.loss import LossBase
 from ortboost.tensor import Tensor

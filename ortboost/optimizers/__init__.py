@@ -62,17 +62,23 @@ def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:
         raise ConfigError(
             f"Unknown optimizer '{name}'.", where="optimizer", fix=nearest(name, OPTIMIZERS)
         )
-    known = [item.name for item in dataclasses.fields(OPTIMIZERS[name])]
+    fields = [item.name for item in dataclasses.fields(OPTIMIZERS[name])]
     for key, value in arguments.items():
-        if key not in known:
+        if key not in fields:
             raise ConfigError(
                 f"The optimizer '{name}' has no argument '{key}'.",
                 where=f"optimizer '{name}'",
-                fix=nearest(key, known),
+                fix=nearest(key, fields),
             )
-        if isinstance(value, Mapping):
-            arguments[key] = optimizer_from_dict(value)
-        elif not isinstance(value, (bool, int, float, Optimizer)):
+        if key == "inner":
+            if not isinstance(value, (Mapping, Optimizer)):
+                raise ConfigError(
+                    f"{key} = {value!r} is not an optimizer.",
+                    where=f"optimizer '{name}', {key}",
+                    fix='Give an optimizer with its name, for example {"name": "momentum"}.',
+                )
+            arguments[key] = optimizer_from_dict(value) if isinstance(value, Mapping) else value
+        elif not isinstance(value, (bool, int, float)):
             raise ConfigError(
                 f"{key} = {value!r} is not a number.",
                 where=f"optimizer '{name}', {key}",

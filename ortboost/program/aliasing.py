@@ -10,6 +10,9 @@ writes `next(S)`, and training is silently wrong. It is right if
    or an ancestor of it, and that node works elementwise, so that it never reads what it has
    already written.
 
+A reader is also what reads `S` through a Reshape or the like: the runtime gives such a node the
+memory of its input.
+
 Where the proof fails, the runtime keeps two buffers and alternates.
 """
 
@@ -25,6 +28,10 @@ __all__ = ["in_place_states"]
 
 # Operators that write element i of the output from element i of their inputs, or from scalars.
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Identity", "Neg"})
+
+
+# Operators whose output may be the memory of their first input.
+_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Cast"})
 
 
 def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
@@ -57,14 +64,26 @@ def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
 
 
 def _readers_precede(source: ir.Value, writer: ir.Node, before: set[int]) -> bool:
-    for usage in source.uses():
-        node = usage.node
+    for node in _readers(source):
         if node.graph is writer.graph:
             if id(node) not in before:
                 return False
         elif _owner(node, writer) is None:  # in a subgraph of some other node
             return False
     return True
+
+
+def _readers(source: ir.Value) -> list[ir.Node]:
+    """Every node that reads the value or a view of it."""
+    found: dict[int, ir.Node] = {}
+    pending = [source]
+    while pending:
+        for usage in pending.pop().uses():
+            node = usage.node
+            if id(node) not in found and node.op_type in _VIEWS and usage.idx == 0:
+                pending.append(node.outputs[0])
+            found[id(node)] = node
+    return list(found.values())
 
 
 def _owner(node: ir.Node, writer: ir.Node) -> ir.Graph | None:
@@ -80,7 +99,7 @@ def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
     producer = output.producer()
     if producer is None or producer.graph is not branch or len(producer.outputs) != 1:
         return False
-    readers = [usage.node for usage in source.uses() if usage.node.graph is branch]
+    readers = [node for node in _readers(source) if node.graph is branch]
     if producer in readers and producer.op_type not in _ELEMENTWISE:
         return False
     before = _ancestors([producer], branch)

@@ -18,7 +18,7 @@ from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import Engine, get_engine, gradient_name
 from ortboost.autodiff.reach import find_value
 from ortboost.errors import ConfigError, ModelError, UsageError
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import ModelSource, load_model, source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import Parameter, find_parameters, match_names
@@ -135,11 +135,14 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         UsageError: A name or pattern matches nothing.
     """
     reports = normalize(model, opsets=engine.opsets, ir_version=engine.ir_version)
+    _leave_prefix(model)
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
         )
     loss = attach_loss(model, config.loss)
+    for name in _reserved(config):
+        free_name(model.graph, name)
     parameters = find_parameters(model)
     norms = to_training(
         model, frozen=_frozen(model, config), running_variance=config.running_variance
@@ -149,6 +152,35 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     trained, choice = choose_trainable(model, parameters, config)
     reports += [loss.report, norms.report, dropout, choice]
     return Forward(model, loss, parameters, trained, norms.next_of, tuple(reports))
+
+
+def _leave_prefix(model: ir.Model) -> None:
+    """Rename tensors called ``ortboost/...``, as a file of ours that comes back has them."""
+    prefix, graph = "ortboost/", model.graph
+    visible = [v.name or "" for v in (*graph.inputs, *graph.outputs)]
+    for name in visible:
+        if name.startswith(prefix):
+            raise ModelError(
+                f"The model has an input or output '{name}'; such names are ortboost's own.",
+                where=source_name(model),
+                fix="Convert the model that this file was made from.",
+            )
+    b = Builder(graph, "model")
+    for value in list(graph.initializers.values()):
+        if (value.name or "").startswith(prefix):
+            graph.initializers.pop(value.name or "")
+            value.name = b.unique(f"model/{value.name}")
+            graph.register_initializer(value)
+    for node in graph.all_nodes():
+        for output in node.outputs:
+            if (output.name or "").startswith(prefix):
+                output.name = b.unique(f"model/{output.name}")
+
+
+def _reserved(config: ProgramConfig) -> list[str]:
+    """Names of inputs and outputs of a step that a model may happen to use for its own tensors."""
+    rates = [names.learning_rate_name(group.name) for group in config.groups]
+    return [names.OVERFLOW, names.LOSS_SCALE, names.LEARNING_RATE, *rates, *config.metrics]
 
 
 def choose_trainable(
@@ -179,12 +211,15 @@ def choose_trainable(
     report = Report("choose_trainable")
     trained = []
     for name, parameter in parameters.items():
+        # A wildcard means the weights it meets; a constant has to be asked for by its full name.
+        possible = parameter.trainable or (
+            name in config.trainable and not parameter.role.startswith("running_")
+        )
         if name in frozen:
             report.kept[name] = "frozen by pattern"
-        elif config.trainable and name not in wanted:
-            if parameter.trainable:
-                report.kept[name] = "not among the trainable patterns"
-        elif parameter.trainable or name in wanted:
+        elif possible and config.trainable and name not in wanted:
+            report.kept[name] = "not among the trainable patterns"
+        elif possible:
             report.changed[name] = f"trained as {parameter.role}"
             trained.append(parameter)
         elif parameter.role == "constant" and parameter.size > 1:

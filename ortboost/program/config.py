@@ -102,6 +102,7 @@ class ParameterGroup:
                 where="parameter group",
                 fix="Use a short name without '/', for example head.",
             )
+        _check_patterns("patterns", self.patterns, f"parameter group '{self.name}'")
         _check_decay(self.weight_decay, f"parameter group '{self.name}'")
 
 
@@ -164,6 +165,8 @@ class ProgramConfig:
 
     def __post_init__(self) -> None:
         _check_decay(self.weight_decay, "weight_decay")
+        for key in ("trainable", "freeze", "frozen_norm", "metrics"):
+            _check_patterns(key, getattr(self, key), key)
         if self.decay not in _DECAY_FILTERS:
             raise ConfigError(
                 f"Unknown decay filter '{self.decay}'.",
@@ -189,7 +192,7 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
-        if self.gradient_divisor <= 0:
+        if not 0 < self.gradient_divisor < float("inf"):
             raise ConfigError(
                 f"gradient_divisor = {self.gradient_divisor} makes no sense.",
                 where="gradient_divisor",
@@ -269,12 +272,27 @@ def _check_decay(value: float | None, where: str) -> None:
         )
 
 
+def _check_patterns(key: str, value: object, where: str) -> None:
+    if isinstance(value, str):  # it would be taken letter by letter
+        raise ConfigError(
+            f"'{key}' is one text, '{value}'; a list is needed.",
+            where=where,
+            fix=f"Write ('{value}',).",
+        )
+
+
 def _known(cls: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
     names = [item.name for item in dataclasses.fields(cls)]
     for key in data:
         if key not in names:
             raise ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, names))
     return dict(data)
+
+
+def _listed(arguments: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """JSON lists as tuples; one text stays one, to be refused."""
+    lists = {key: tuple(v) for key, v in arguments.items() if key in keys and isinstance(v, list)}
+    return {**arguments, **lists}
 
 
 def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
@@ -300,5 +318,12 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
         raise ConfigError(
             f"Unknown loss scale '{kind}'.", where="loss_scale, kind", fix=nearest(kind, _SCALES)
         )
+    for key, value in arguments.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ConfigError(
+                f"{key} = {value!r} is not a number.",
+                where=f"loss_scale, {key}",
+                fix="Give a number.",
+            )
     scale: ScaleConfig = _SCALES[kind](**_known(_SCALES[kind], arguments, "loss_scale"))
     return scale

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 import ortboost
-from ortboost.errors import FileError
+from ortboost.errors import ConfigError, FileError
 from ortboost.files import atomic_path, read_json, write_json
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import Catalogue, TensorSpec
@@ -73,14 +73,14 @@ class Program:
         It covers the catalogue and the nodes, not the initial values.
         """
         digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
-        digest.update(ir.to_proto(self.step).graph.SerializeToString(deterministic=True))
+        digest.update(_serialized(self.step))
         return digest.hexdigest()[:32]
 
     @property
     def labels(self) -> str | None:
         """Name of the label input; ``None`` if the model computes its own loss."""
-        known = {spec.name for spec in self.catalogue.batch}
-        return self.config.loss.labels if self.config.loss.labels in known else None
+        # A model with its own loss may well have an input of this name; it is data like the others.
+        return None if self.config.loss.name == "output" else self.config.loss.labels
 
     @property
     def evaluation_inputs(self) -> tuple[TensorSpec, ...]:
@@ -123,6 +123,7 @@ class Program:
             "source": self.source,
             "engine": self.engine,
             "fingerprint": self.fingerprint,
+            "evaluation": _digest(self.evaluation),
             "prediction": self.prediction,
             "graphs": {"step": STEP, "eval": EVAL},
             "state": STATE,
@@ -165,10 +166,10 @@ class Program:
                 prediction=str(manifest["prediction"]),
                 reports=tuple(Report.from_dict(report) for report in manifest["reports"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise FileError(
                 "The manifest of the program is damaged.",
-                where=f"{source / MANIFEST}: {error!r}",
+                where=f"{source / MANIFEST}: {error.what if isinstance(error, ConfigError) else repr(error)}",
                 fix=again,
             ) from error
         check_state(program.catalogue, program.initial, where=str(source / STATE))
@@ -178,7 +179,22 @@ class Program:
                 where=f"{source / STEP}",
                 fix=again,
             )
+        if _digest(program.evaluation) != manifest.get("evaluation"):
+            raise FileError(
+                "The evaluation graph is not the one that the manifest describes.",
+                where=f"{source / EVAL}",
+                fix=again,
+            )
         return program
+
+
+def _serialized(model: ir.Model) -> bytes:
+    data: bytes = ir.to_proto(model).graph.SerializeToString(deterministic=True)
+    return data
+
+
+def _digest(model: ir.Model) -> str:
+    return hashlib.sha256(_serialized(model)).hexdigest()[:32]
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:

@@ -56,10 +56,17 @@ class ModelEvaluator:
         """Outputs by name; feeds that are no input (labels) are ignored.
 
         Raises:
-            UsageError: The runtime refuses the shapes.
+            UsageError: An input is missing, or the runtime refuses the shapes.
         """
+        for spec in self.inputs:
+            if spec.name not in feeds:
+                raise UsageError(
+                    f"The input '{spec.name}' was not fed.",
+                    where=f"fed: {', '.join(feeds) or 'nothing'}",
+                    fix=f"Feed {', '.join(spec.name for spec in self.inputs)}.",
+                )
         taken = {
-            spec.name: np.ascontiguousarray(feeds[spec.name], spec.dtype) for spec in self.inputs
+            spec.name: np.asarray(feeds[spec.name], spec.dtype, order="C") for spec in self.inputs
         }
         try:
             answers = self._session.run(self.outputs, taken)

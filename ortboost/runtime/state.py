@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.errors import UsageError, nearest
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import check_state
 from ortboost.runtime.session import runtime
@@ -37,6 +38,7 @@ class DeviceState:
         in_place: Collection[str],
     ) -> None:
         self.catalogue = catalogue
+        self._entries = {entry.name: entry for entry in catalogue.state}
         self.device = device
         self.phase = 0
         self.double = any(e.next and e.name not in in_place for e in catalogue.state)
@@ -57,7 +59,17 @@ class DeviceState:
         return runtime().OrtValue.ortvalue_from_numpy(owned, self.device)
 
     def current(self, name: str) -> Any:
-        """The ``OrtValue`` with the present value of a state."""
+        """The ``OrtValue`` with the present value of a state.
+
+        Raises:
+            UsageError: There is no state of this name.
+        """
+        if name not in self._entries:
+            raise UsageError(
+                f"The program has no state '{name}'.",
+                where="state",
+                fix=nearest(name, self._entries),
+            )
         return self._buffers[self.phase][name]
 
     def phases(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -76,10 +88,21 @@ class DeviceState:
         return np.array(self.current(name).numpy(), copy=True)
 
     def write(self, name: str, value: NDArray[Any]) -> None:
-        """Replace the value of one state tensor; shape and dtype are the catalogue's."""
-        entry = next(entry for entry in self.catalogue.state if entry.name == name)
-        array = np.ascontiguousarray(value, dtype=entry.dtype).reshape(entry.shape)
-        self.current(name).update_inplace(array)
+        """Replace the value of one state tensor, converted to the dtype of the catalogue.
+
+        Raises:
+            UsageError: There is no state of this name, or the shape is another one.
+        """
+        target = self.current(name)
+        entry = self._entries[name]
+        if np.shape(value) != entry.shape:
+            raise UsageError(
+                f"The state '{name}' has the shape {list(entry.shape)}, "
+                f"{list(np.shape(value))} was given.",
+                where=f"state '{name}'",
+                fix="Give an array of the same shape.",
+            )
+        target.update_inplace(np.array(value, dtype=entry.dtype, order="C"))
 
     def read_all(self) -> dict[str, NDArray[Any]]:
         """A host copy of the whole state, in the order of the catalogue."""

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError
+from ortboost.errors import UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec
@@ -117,7 +117,8 @@ class Stepper:
             seed: Seed of the random numbers of this step.
 
         Raises:
-            UsageError: An input is missing or left over, or the runtime refuses the shapes.
+            UsageError: An input is missing or has another type, a learning rate is not known, or
+                the runtime refuses the shapes. Arrays that are no input are ignored.
         """
         if self.catalogue.randomness:
             set_seed(seed)
@@ -150,13 +151,7 @@ class Stepper:
     ) -> dict[str, NDArray[Any]]:
         ready: dict[str, NDArray[Any]] = {}
         for spec in self.catalogue.batch:
-            if spec.name not in feeds:
-                raise UsageError(
-                    f"The input '{spec.name}' was not fed.",
-                    where=f"fed: {', '.join(feeds)}",
-                    fix=f"Feed {', '.join(s.name for s in self.catalogue.batch)}.",
-                )
-            array = feeds[spec.name]
+            array = _fed(feeds, spec.name, self.catalogue.batch)
             if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
                 raise UsageError(
                     f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, "
@@ -164,12 +159,19 @@ class Stepper:
                     where=f"input '{spec.name}'",
                     fix="Convert the array before feeding it.",
                 )
-            ready[spec.name] = np.ascontiguousarray(array)
+            ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
+        for name in hyper:
+            if name not in self.groups:
+                raise UsageError(
+                    f"The program has no learning rate '{name}'.",
+                    where=f"given: {', '.join(hyper)}",
+                    fix=nearest(name, self.groups),
+                )
         for spec in self.catalogue.hyper:
             if spec.name not in hyper and names.LEARNING_RATE not in hyper:
                 raise UsageError(
                     f"No value was given for '{spec.name}'.",
-                    where=f"given: {', '.join(hyper)}",
+                    where=f"given: {', '.join(hyper) or 'none'}",
                     fix=f"Give {', '.join(self.groups)}.",
                 )
             number = hyper[spec.name] if spec.name in hyper else hyper[names.LEARNING_RATE]
@@ -206,11 +208,19 @@ class Stepper:
         self._read_counters()
 
     def get(self, name: str) -> NDArray[Any]:
-        """A host copy of one state tensor."""
+        """A host copy of one state tensor.
+
+        Raises:
+            UsageError: There is no state of this name.
+        """
         return self._state.read(name)
 
     def set(self, name: str, value: NDArray[Any]) -> None:
-        """Replace one state tensor."""
+        """Replace one state tensor.
+
+        Raises:
+            UsageError: There is no state of this name, or the shape is another one.
+        """
         self._state.write(name, value)
         self._read_counters()
 
@@ -283,13 +293,14 @@ class Evaluator:
         """Outputs of the model, and ``loss``, for one batch.
 
         Raises:
-            UsageError: The runtime refuses the shapes.
+            UsageError: An input is missing, or the runtime refuses the shapes.
         """
         binding = self._session.io_binding()
         for name in self._state_names:
             binding.bind_ortvalue_input(name, self._state.current(name))
         for spec in self.inputs:
-            binding.bind_cpu_input(spec.name, np.ascontiguousarray(feeds[spec.name], spec.dtype))
+            array = _fed(feeds, spec.name, self.inputs)
+            binding.bind_cpu_input(spec.name, np.asarray(array, spec.dtype, order="C"))
         for name in self._outputs:
             binding.bind_output(name, "cpu")
         try:
@@ -298,6 +309,18 @@ class Evaluator:
             raise _refused(error, feeds) from error
         answers = [value.numpy() for value in binding.get_outputs()]
         return dict(zip(self._outputs, answers, strict=True))
+
+
+def _fed(
+    feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
+) -> NDArray[Any]:
+    if name not in feeds:
+        raise UsageError(
+            f"The input '{name}' was not fed.",
+            where=f"fed: {', '.join(feeds) or 'nothing'}",
+            fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
+        )
+    return feeds[name]
 
 
 def _finite(array: NDArray[Any]) -> bool:

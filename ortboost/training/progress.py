@@ -60,8 +60,11 @@ class Reporter(Protocol):
     def step(self, info: StepInfo) -> None:
         """A step is done."""
 
+    def result(self, text: str) -> None:
+        """A line for people who watch: the result of an epoch."""
+
     def message(self, text: str) -> None:
-        """A line that must be seen: a result, a warning."""
+        """A line that must be seen: a warning."""
 
     def close(self) -> None:
         """The run has ended, one way or the other."""
@@ -72,16 +75,22 @@ class QuietProgress:
 
     Args:
         stream: Where messages go; None drops them.
+        results: Show the results of epochs too.
     """
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[str] | None = None, *, results: bool = False) -> None:
+        self._stream, self._results = stream, results
 
     def start(self, total: int | None, done: int) -> None:
         """Nothing to show."""
 
     def step(self, info: StepInfo) -> None:
         """Nothing to show."""
+
+    def result(self, text: str) -> None:
+        """Print the line if results are wanted."""
+        if self._results:
+            self.message(text)
 
     def message(self, text: str) -> None:
         """Print the line if there is a stream."""
@@ -107,7 +116,7 @@ class PlainProgress(QuietProgress):
         seconds: float = _SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(stream or sys.stderr)
+        super().__init__(stream or sys.stderr, results=True)
         self._seconds, self._clock = seconds, clock
         self._total: int | None = None
         self._shown = 0.0
@@ -157,6 +166,10 @@ class BarProgress:
         """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def result(self, text: str) -> None:
+        """Print the line above the bar."""
+        self.message(text)
+
     def close(self) -> None:
         """Take the bar away."""
         self._bar.stop()
@@ -167,7 +180,7 @@ def make_progress(mode: str = "auto", *, quiet: bool = False) -> Reporter:
 
     Args:
         mode: "bar", "plain", "off", or "auto": a bar if stderr is a terminal, else plain lines.
-        quiet: Show warnings and results only, as "off" does.
+        quiet: Show warnings only; "off" shows the results of epochs too.
 
     Raises:
         UsageError: The mode is unknown.
@@ -177,7 +190,7 @@ def make_progress(mode: str = "auto", *, quiet: bool = False) -> Reporter:
             f"There is no progress '{mode}'.", where="progress", fix=nearest(mode, MODES)
         )
     if quiet or mode == "off":
-        return QuietProgress(sys.stderr)
+        return QuietProgress(sys.stderr, results=not quiet)
     if mode == "bar" or (mode == "auto" and sys.stderr.isatty()):
         return BarProgress()
     return PlainProgress()

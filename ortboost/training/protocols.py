@@ -115,8 +115,13 @@ class Stepper(Protocol):
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Replace the whole state."""
 
-    def nonfinite(self, feeds: Mapping[str, Array], hyper: Mapping[str, float]) -> list[str]:
-        """Names of the tensors that are not finite on this batch; the state stays as it is."""
+    def nonfinite(
+        self, feeds: Mapping[str, Array], hyper: Mapping[str, float], *, seed: int
+    ) -> list[str]:
+        """Names of the tensors that are not finite in a step with these arguments.
+
+        The state stays as it is.
+        """
 
 
 class Evaluator(Protocol):

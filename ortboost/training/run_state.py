@@ -74,7 +74,10 @@ class RunState:
             >>> RunState(metrics={"val_loss": 0.5}, total_skips=2).line()
             'val_loss 0.5000  skipped 2'
         """
-        parts = [f"{name} {value:.4f}" for name, value in self.metrics.items()]
+        parts = [
+            f"{name} {value:.4f}" if abs(value) < 1e5 else f"{name} {value:.3g}"
+            for name, value in self.metrics.items()
+        ]
         return "  ".join([*parts, *([f"skipped {self.total_skips}"] if self.total_skips else [])])
 
     def to_dict(self) -> dict[str, Any]:

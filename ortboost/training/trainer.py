@@ -190,7 +190,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_epoch_end(s.view, means)
         self.record.event(s, "epoch", epoch=epoch, **means)
-        self.progress.message(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
+        self.progress.result(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
         self._settle(s, due=True)
         return True
 
@@ -275,7 +275,9 @@ class Trainer:
         raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
 
     def _diverged(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
-        names = self.stepper.nonfinite(batch, hyper)
+        # The step that just failed, with its own dropout: the state has not moved since.
+        seed = step_seed(self.config.seed, s.state.step - 1)
+        names = self.stepper.nonfinite(batch, hyper, seed=seed)
         self.record.save(s)
         self.record.event(s, "end", reason="diverged", seconds=None, nonfinite=names)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

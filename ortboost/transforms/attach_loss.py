@@ -27,7 +27,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from ortboost.errors import ConfigError, ModelError, UsageError, nearest
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
@@ -187,9 +187,9 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     builder.flush()
     if output.name == "loss":
         output.name = builder.unique("loss/model")
-    _rename_to_loss(model.graph, scalar)
     index = next(i for i, value in enumerate(model.graph.outputs) if value is output)
     model.graph.outputs[index] = scalar
+    _rename_to_loss(model.graph, scalar)
     return scalar
 
 
@@ -208,6 +208,7 @@ def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> i
             fix="Give the labels another name with --labels NAME, or --loss output if the model "
             "computes its own loss.",
         )
+    free_name(model.graph, config.labels)
     sparse = config.name == "softmax-cross-entropy" and config.sparse
     wanted: _Dims | None = config.label_shape
     if wanted is None:
@@ -278,11 +279,5 @@ def _reduce(builder: Builder, losses: ir.Value, reduction: str) -> tuple[ir.Valu
 
 
 def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:
-    for other in [*graph.inputs, *(out for node in graph.all_nodes() for out in node.outputs)]:
-        if other.name == "loss" and other is not value:
-            raise ModelError(
-                "The model already uses the name 'loss' for another tensor.",
-                where="tensor 'loss'",
-                fix="Use --loss output --output loss if that is the loss; rename it otherwise.",
-            )
+    free_name(graph, "loss", owner=value)
     value.name = "loss"

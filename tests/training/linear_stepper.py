@@ -66,7 +66,9 @@ class LinearStepper:
         if not bad:
             self.v = np.float32(0.9) * self.v + 2 * x.T @ error / np.float32(len(x))
             self.w = self.w - np.float32(hyper["learning_rate"]) * self.v
-            self.b = self.b - np.float32(hyper["learning_rate/bias"]) * 2 * error.mean()
+            self.b = (self.b - np.float32(2 * hyper["learning_rate/bias"]) * error.mean()).astype(
+                np.float32
+            )
             self.applied += 1
         return Result(
             loss=float((error**2).mean()),
@@ -103,7 +105,10 @@ class LinearStepper:
         )
         self.applied = int(state["ortboost/step"])
 
-    def nonfinite(self, feeds: Mapping[str, Any], hyper: Mapping[str, float]) -> list[str]:
+    def nonfinite(
+        self, feeds: Mapping[str, Any], hyper: Mapping[str, float], *, seed: int
+    ) -> list[str]:
+        assert seed == self.seeds[-1], "the diagnosis must repeat the step that failed"
         error = feeds["x"] @ self.w + self.b - feeds["labels"]
         return [] if np.isfinite(error).all() else ["error", "loss"]
 

@@ -49,6 +49,14 @@ def test_quiet_shows_messages_or_nothing():
     assert out.getvalue() == "result\n"
 
 
+@pytest.mark.parametrize(("quiet", "seen"), [(True, "warning\n"), (False, "epoch 1\nwarning\n")])
+def test_quiet_leaves_results_out(quiet, seen, capsys):
+    progress = make_progress("off", quiet=quiet)
+    progress.result("epoch 1")
+    progress.message("warning")
+    assert capsys.readouterr().err == seen
+
+
 @pytest.mark.parametrize("total", [10, None])
 def test_bar_draws_and_messages_stay(total):
     out = io.StringIO()

@@ -54,6 +54,9 @@ class Screen:
     def step(self, info):
         self.infos.append(info)
 
+    def result(self, text):
+        self.message(text)
+
     def message(self, text):
         self.lines.append(text)
 
@@ -303,6 +306,18 @@ def test_it_stops_names_the_tensors_and_saves_when_nothing_helps(tmp_path):
     assert caught.value.exit_status == 6
     assert store.latest().checkpoint.step == 6
     assert read_log(tmp_path / "log.jsonl")[-1]["nonfinite"] == ["error", "loss"]
+
+
+def test_hopeless_steps_are_counted_across_a_restart(tmp_path):
+    scale, store = DynamicScaleConfig(init=4.0, window=3), CheckpointStore(tmp_path / "c")
+    options = {"epochs": 99, "loss_scale": scale, "max_skips_at_min": 5, "store": store}
+    stepper = LinearStepper(scale)
+    source = ArraySource(poisoned(), 4, inputs=stepper.inputs)
+    with np.errstate(invalid="ignore"):
+        trainer_for(stepper, max_steps=4, **options).fit(source)
+        with pytest.raises(DivergedError) as caught:
+            trainer_for(LinearStepper(scale), **options).fit(source, resume=True)
+    assert caught.value.where.startswith("step 6;")
 
 
 def test_an_early_warning_is_shown_and_logged(tmp_path):

@@ -70,16 +70,12 @@ def _guard(site: Site) -> list[ir.Value | None] | None:
         return None
     # A Sum of one tensor is a copy that no optimizer of onnxruntime takes away, as it does Identity.
     copies = [v if _is_scratch(v) else site.op("Sum", v, shape=v.shape) for v in statistics]
-    outputs = site.builder.ops(
-        "BatchNormalization",
-        *(site.input(index) for index in range(3)),
-        *copies,
-        names=[None] * 3,
-        **site.node.attributes,
-    )
+    given = [*(site.input(index) for index in range(3)), *copies]
+    outputs = site.ops("BatchNormalization", given, 3, site.node.attributes)
     for output, like in zip(outputs[1:], statistics, strict=True):
-        output.type, output.shape = like.type, like.shape
-    return list(outputs[: len(site.node.outputs)])
+        if output is not None:
+            output.type, output.shape = like.type, like.shape
+    return outputs[: len(site.node.outputs)]
 
 
 def _is_scratch(value: ir.Value) -> bool:

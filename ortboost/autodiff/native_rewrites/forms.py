@@ -90,12 +90,12 @@ def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
     return None
 
 
-def _cos(site: Site) -> list[ir.Value | None] | None:
-    """The gradient of Cos of a scalar has shape [1]."""
+def _scalar(site: Site) -> list[ir.Value | None] | None:
+    """The gradient of Cos and Erf of a scalar has shape [1]."""
     if site.rank() != 0:
         return None
     vector = site.op("Unsqueeze", site.input(0), site.ints(0))
-    return [site.op("Squeeze", site.op("Cos", vector), site.ints(0))]
+    return [site.op("Squeeze", site.op(site.node.op_type, vector), site.ints(0))]
 
 
 def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
@@ -157,16 +157,12 @@ def _max_pool(site: Site) -> list[ir.Value | None] | None:
     data = site.input(0)
     if half:
         data = site.op("Cast", data, dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
-    outputs = list(
-        site.builder.ops(
-            site.node.op_type, data, names=[None] * len(site.node.outputs), **attributes
-        )
-    )
-    if len(outputs) > 1:
+    outputs = site.ops(site.node.op_type, [data], len(site.node.outputs), attributes)
+    if len(outputs) > 1 and outputs[1] is not None:
         outputs[1].type = ir.TensorType(ir.DataType.INT64)
     if half:
         outputs[0] = site.op("Cast", outputs[0], dtype=site.dtype, to=int(site.dtype))
-    return list(outputs)
+    return outputs
 
 
 def _pad(site: Site) -> list[ir.Value | None] | None:
@@ -262,7 +258,8 @@ _FORMS = {
         "3-d or dilated: written as a convolution; float16: computed in float32",
     ),
     "CastLike": (_cast_like, "written as Cast"),
-    "Cos": (_cos, "of a scalar: computed as a vector of one"),
+    "Cos": (_scalar, "of a scalar: computed as a vector of one"),
+    "Erf": (_scalar, "of a scalar: computed as a vector of one"),
     "Gelu": (_gelu, "tanh form, written out"),
     "Gemm": (_gemm, "scalar C made a vector of one"),
     "LeakyRelu": (_leaky_relu, "negative slope, written out"),

@@ -55,13 +55,11 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
         shape = site.shape_of(scale)
         zero = ir.tensor([0.0], dtype=scale.dtype or site.dtype)
         bias = site.op("ConstantOfShape", shape, dtype=scale.dtype, shape=scale.shape, value=zero)
-    attributes = {k: v for k, v in site.node.attributes.items() if k != "axis"}
-    outputs = site.builder.ops(
-        "LayerNormalization", data, scale, bias, names=[None] * 3, axis=axis, **attributes
-    )
+    outputs = site.ops("LayerNormalization", [data, scale, bias], 3, site.node.attributes)
     for output in outputs[1:]:
-        output.type = ir.TensorType(ir.DataType.FLOAT)
-    return list(outputs[: len(site.node.outputs)])
+        if output is not None:
+            output.type = ir.TensorType(ir.DataType.FLOAT)
+    return outputs[: len(site.node.outputs)]
 
 
 def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:
@@ -76,7 +74,8 @@ def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:
     result = site.op("Mul", site.op("Mul", centered, inverse), scale)
     if bias is not None:
         result = site.op("Add", result, bias)
-    return [result, mean, inverse][: len(site.node.outputs)]
+    every: list[ir.Value | None] = [result, mean, inverse]
+    return every[: len(site.node.outputs)]
 
 
 def _dropout(site: Site) -> list[ir.Value | None] | None:
@@ -94,11 +93,10 @@ def _dropout(site: Site) -> list[ir.Value | None] | None:
         return [site.op("Identity", site.input(0)), mask][: len(site.node.outputs)]
     if len(site.node.outputs) == 2 and site.node.outputs[1].name:
         return None
-    outputs = site.builder.ops(
-        "Dropout", *site.node.inputs, names=[None] * 2, **site.node.attributes
-    )
-    outputs[1].type = ir.TensorType(ir.DataType.BOOL)
-    return list(outputs[: len(site.node.outputs)])
+    outputs = site.ops("Dropout", site.node.inputs, 2, site.node.attributes)
+    if outputs[1] is not None:
+        outputs[1].type = ir.TensorType(ir.DataType.BOOL)
+    return outputs[: len(site.node.outputs)]
 
 
 def _cross_entropy(site: Site) -> list[ir.Value | None] | None:
@@ -107,9 +105,7 @@ def _cross_entropy(site: Site) -> list[ir.Value | None] | None:
         return None
     if known_shape(site.input(0)) is None:
         raise Refusal("the rank of the scores is unknown; give the model's inputs shapes")
-    outputs = site.builder.ops(
-        "SoftmaxCrossEntropyLoss", *site.node.inputs, names=[None] * 2, **site.node.attributes
-    )
+    outputs = site.ops("SoftmaxCrossEntropyLoss", site.node.inputs, 2, site.node.attributes)
     if not read:
         return [outputs[0]]
     return [outputs[0], site.op("LogSoftmax", site.input(0), axis=1)]

@@ -34,16 +34,11 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
         for name, value in site.node.attributes.items()
         if name not in ("auto_pad", "pads")
     }
-    outputs = site.builder.ops(
-        site.node.op_type,
-        *site.node.inputs,
-        names=[None] * len(site.node.outputs),
-        pads=pads,
-        **attributes,
-    )
-    if len(outputs) > 1:
+    count = len(site.node.outputs)
+    outputs = site.ops(site.node.op_type, site.node.inputs, count, {**attributes, "pads": pads})
+    if len(outputs) > 1 and outputs[1] is not None:
         outputs[1].type = site.node.outputs[1].type
-    return list(outputs)
+    return outputs
 
 
 def same_pads(site: Site) -> list[int]:

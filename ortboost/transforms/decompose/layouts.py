@@ -27,6 +27,7 @@ def _depth_to_space(site: Site) -> list[ir.Value | None]:
     data, block = site.input(0), site.integer("blocksize", 1)
     batch, height, width = (site.shape_of(data, axis, axis + 1) for axis in (0, 2, 3))
     depth = site.op("Div", site.shape_of(data, 1, 2), site.ints(block * block), dtype=_INT64)
+    shape: tuple[ir.Value | int, ...]
     if site.text("mode", "DCR") == "DCR":
         shape, order = (batch, block, block, depth, height, width), [0, 3, 4, 1, 5, 2]
     else:
@@ -119,7 +120,9 @@ def _resize(site: Site) -> list[ir.Value | None]:
     """Nearest: a Gather along each axis. Linear: a product with a matrix of weights along each axis."""
     mode = site.text("mode", "nearest")
     if mode not in ("nearest", "linear") or site.integer("antialias", 0):
-        raise Refusal(f"mode='{mode}' (antialias={site.integer('antialias', 0)}) has no gradient here")
+        raise Refusal(
+            f"mode='{mode}' (antialias={site.integer('antialias', 0)}) has no gradient here"
+        )
     if site.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise Refusal("keep_aspect_ratio_policy has no gradient here")
     rank, data = site.rank(), site.input(0)

@@ -81,8 +81,8 @@ def _local_response(site: Site) -> list[ir.Value | None]:
     The sum is a convolution with ones over the channel axis of ``[N, 1, C, ...]``.
     """
     data, size = site.input(0), site.integer("size", 1)
-    if site.rank() < 3:
-        raise Refusal("LRN needs spatial axes")
+    if site.rank() < 3 or size % 2 == 0:
+        raise Refusal("it needs spatial axes and an odd size, as in onnxruntime")
     int64 = ir.DataType.INT64
     shape = site.op(
         "Concat",

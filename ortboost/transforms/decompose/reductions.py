@@ -60,7 +60,9 @@ def _reduce_log_sum(site: Site) -> list[ir.Value | None]:
     return [site.op("Log", total)]
 
 
-def extremum(site: Site, op_type: str, data: ir.Value, axes: ir.Value | None, keep: int) -> ir.Value:
+def extremum(
+    site: Site, op_type: str, data: ir.Value, axes: ir.Value | None, keep: int
+) -> ir.Value:
     """``sum(x where x is the extremum) / count``; no gradient flows through the comparison."""
     best = site.op(op_type, data, axes, keepdims=1)
     chosen = site.op("Equal", data, best, dtype=ir.DataType.BOOL)
@@ -103,9 +105,7 @@ def _reduce_prod(site: Site) -> list[ir.Value | None]:
         length = site.shape()[axis]
         if not isinstance(length, int) or length > _MAX_PRODUCT:
             raise Refusal(f"axis {axis} is not of a fixed length up to {_MAX_PRODUCT}")
-        pieces = [
-            site.op("Gather", result, site.ints(index), axis=axis) for index in range(length)
-        ]
+        pieces = [site.op("Gather", result, site.ints(index), axis=axis) for index in range(length)]
         result = pieces[0]
         for piece in pieces[1:]:
             result = site.op("Mul", result, piece)

@@ -62,10 +62,10 @@ def test_the_order_depends_on_seed_and_epoch_alone():
 
 def test_the_order_is_the_same_for_ever():
     # Philox's raw stream is frozen by NEP 19; a change here breaks the resuming of old runs.
-    assert epoch_order(8, 0, 0).tolist() == PINNED
+    assert epoch_order(8, 1, 2).tolist() == PINNED
 
 
-PINNED = [0, 3, 7, 5, 1, 2, 6, 4]
+PINNED = [7, 1, 3, 0, 4, 2, 6, 5]
 
 
 def test_skipped_batches_are_not_read():

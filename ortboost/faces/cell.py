@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ortboost.arguments import NotInThisVersionError, check_type
+from ortboost.faces.arguments import NotInThisVersionError, check_type
 
 if TYPE_CHECKING:
     from ortboost.network import Parameter

@@ -1,0 +1,206 @@
+"""Can this model be trained? All obstacles at once, before anything is built.
+
+The check makes the rewrites on a copy and looks at what is left: what it says will be rewritten is
+what the conversion rewrites. It returns data; the command line prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ortboost.autodiff.engine import Engine
+from ortboost.autodiff.reach import Reach, find_value, reach
+from ortboost.autodiff.rewriting import label
+from ortboost.graph.query import FLOAT_TYPES
+from ortboost.report import Report
+from ortboost.transforms.decompose import decompose
+
+__all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
+
+_DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One thing that stands in the way of training.
+
+    Args:
+        node: Name of the node, tensor or function.
+        op: Operator, or ``tensor``, ``function``, ``model``.
+        reason: Why it stands in the way.
+        fix: What the user can do.
+    """
+
+    node: str
+    op: str
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class TrainabilityReport:
+    """What :func:`check_trainable` found.
+
+    Args:
+        blockers: Everything that stands in the way.
+        rewrites: Node to what will be done to it, grouped by rewrite in the order they run.
+        notes: Remarks, among them parameters that will not be trained.
+        trained: Names of the parameters that a gradient reaches.
+    """
+
+    blockers: tuple[Blocker, ...]
+    rewrites: tuple[Report, ...]
+    notes: tuple[str, ...]
+    trained: tuple[str, ...]
+
+    @property
+    def trainable(self) -> bool:
+        """Whether nothing stands in the way."""
+        return not self.blockers
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON data."""
+        return {
+            "trainable": self.trainable,
+            "blockers": [vars(blocker) for blocker in self.blockers],
+            "rewrites": [report.to_dict() for report in self.rewrites],
+            "notes": list(self.notes),
+            "trained": list(self.trained),
+        }
+
+
+def check_trainable(
+    model: ir.Model,
+    *,
+    wrt: Sequence[str],
+    engine: Engine,
+    loss: str | Sequence[str] | None = None,
+) -> TrainabilityReport:
+    """Find everything that stands between a model and its training.
+
+    Args:
+        model: Normalized forward model, with or without its loss, normalizations and Dropout in the
+            mode in which it will be trained. It is not changed.
+        wrt: Names of the parameters to train.
+        engine: Engine that will differentiate.
+        loss: Name of the loss, or of the outputs that it will be made of; all outputs if not given.
+
+    Returns:
+        Blockers, rewrites and notes.
+
+    Example:
+        >>> from ortboost.autodiff.engine import get_engine
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,3] x, float[3] w) => (float[N,3] y) { [a] h = Mul(x, w) [b] y = Round(h) }''')
+        >>> [found.node for found in check_trainable(model, wrt=["w"], engine=get_engine()).blockers]
+        ['b']
+    """
+    targets = [loss] if isinstance(loss, str) else list(loss or ())
+    targets = targets or [value.name or "" for value in model.graph.outputs]
+    blockers = list(_about_tensors(model, wrt))
+    blockers += _about_functions(model)
+    blockers += _about_quantization(model)
+    work = model.clone()
+    reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
+    reports += engine.prepare(work)
+    refused = {name: why for report in reports for name, why in report.kept.items()}
+    reached = reach(work, wrt, targets)
+    known = {(blocker.node, blocker.op) for blocker in blockers}
+    for found in _about_nodes(reached, engine, refused):
+        if (found.node, found.op) not in known:
+            blockers.append(found)
+    rewrites = [
+        Report(report.rewrite, dict(report.changed), {}, list(report.notes))
+        for report in reports
+        if report.changed or report.notes
+    ]
+    notes = [
+        f"'{name}' will not be trained: no output depends differentiably on it "
+        "(unused, or behind an ArgMax, a comparison or an integer cast)"
+        for name in reached.unreachable
+    ]
+    trained = tuple(name for name in wrt if name not in reached.unreachable)
+    if wrt and not trained:
+        blockers.append(
+            Blocker(
+                ", ".join(targets),
+                "model",
+                "no output depends differentiably on any of the parameters",
+                "Name the output before the ArgMax or the cast, or train other parameters.",
+            )
+        )
+    return TrainabilityReport(tuple(blockers), tuple(rewrites), tuple(notes), trained)
+
+
+def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:
+    for node in reached.nodes:
+        reason = engine.gradient_support(node)
+        if reason is None:
+            continue
+        told = refused.get(label(node))
+        if told is not None:
+            reason = told.removeprefix(f"{node.op_type}: ")
+        why, _, fix = reason.partition("; ")
+        fix = f"{fix[:1].upper()}{fix[1:]}." if fix else _DEFAULT_FIX
+        yield Blocker(label(node), node.op_type, why, fix)
+
+
+def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
+    for name in wrt:
+        value = find_value(model.graph, name)
+        if value is None:
+            yield Blocker(name, "tensor", "there is no such tensor", "Check the name.")
+        elif value.dtype is not None and value.dtype not in FLOAT_TYPES:
+            yield Blocker(
+                name,
+                "tensor",
+                f"its type {value.dtype} has no gradient",
+                "Freeze it, or start from the float model.",
+            )
+        elif value.dtype not in (None, ir.DataType.FLOAT):
+            yield Blocker(
+                name,
+                "tensor",
+                f"parameters of type {value.dtype} cannot be trained, only float32 can",
+                "Export the model in float32; a mixed-precision step keeps float32 parameters too.",
+            )
+    for value in model.graph.inputs:
+        if value.dtype == ir.DataType.STRING:
+            yield Blocker(
+                value.name or "",
+                "tensor",
+                "string tensors cannot be part of a training step",
+                "Cut the text processing off the model and feed numbers.",
+            )
+
+
+def _about_functions(model: ir.Model) -> Iterator[Blocker]:
+    for domain, name, _ in model.functions:
+        yield Blocker(
+            f"{domain}::{name}",
+            "function",
+            "functions have no gradient",
+            "Normalize the model first (ortboost.graph.normalize inlines them).",
+        )
+
+
+def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
+    """Layers whose weights are stored as integers: no gradient path leads to those."""
+    stored = {"DequantizeLinear": 0, "MatMulInteger": 1, "ConvInteger": 1, "QLinearConv": 3}
+    stored |= {"QLinearMatMul": 3, "MatMulNBits": 1}
+    for node in model.graph:
+        place = stored.get(node.op_type)
+        if place is None or place >= len(node.inputs):
+            continue
+        value = node.inputs[place]
+        if value is not None and value.is_initializer():
+            yield Blocker(
+                label(node),
+                node.op_type,
+                f"the weight '{value.name}' is quantized",
+                "Start from the float model; quantize after training.",
+            )

@@ -1,0 +1,1 @@
+"""What the MindSpore faces (``nn``, ``amp``, ``Model``...) share: checks, cells, live state, callbacks."""

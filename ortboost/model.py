@@ -1,0 +1,413 @@
+"""``Model``: training, validation and prediction in one object, as in MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ortboost.amp import LossScaleManager, build_train_network, check_level
+from ortboost.faces.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.faces.callbacks import Callback, CallbackParam, RunContext, as_callbacks, call_all
+from ortboost.faces.cell import Cell
+from ortboost.errors import nearest
+from ortboost.faces.batches import Batches
+from ortboost.network import Network
+from ortboost.nn.loss import LossBase
+from ortboost.nn.metrics import Loss, Metric, get_metrics
+from ortboost.nn.optimizer import Optimizer
+from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.nn.wrap import WithEvalCell, WithLossCell, check_loss
+from ortboost.tensor import Tensor
+
+__all__ = ["Model"]
+
+_KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32")
+
+
+class Model:
+    """A network with what it takes to train and validate it.
+
+    Args:
+        network: The network. Without an optimizer it may be a training cell.
+        loss_fn: The loss; ``None`` if the network computes its own, or is a
+            :class:`ortboost.nn.WithLossCell`.
+        optimizer: The optimizer, made with the network's parameters.
+        metrics: A set of names (``{"accuracy", "loss"}``, see :func:`ortboost.nn.metrics.names`) or
+            a dict from a name to a metric.
+        eval_network: A cell that answers what the metrics take; by default
+            :class:`ortboost.nn.WithEvalCell`.
+        eval_indexes: Which of its outputs are loss, prediction and label.
+        amp_level: Only ``O0`` in this version.
+        boost_level: Only ``O0`` in this version.
+        **kwargs: ``loss_scale_manager``; ``keep_batchnorm_fp32`` is taken and changes nothing.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, ArgumentKeyError: As documented by MindSpore.
+        NotInThisVersionError: A level other than ``O0``.
+
+    Example:
+        >>> model = Model(net, loss, opt, metrics={"accuracy"})        # doctest: +SKIP
+        >>> model.train(2, [(images, labels)], callbacks=LossMonitor())  # doctest: +SKIP
+        epoch: 1 step: 1, loss is 2.302585
+        epoch: 2 step: 1, loss is 2.2811
+        >>> model.eval([(images, labels)])                             # doctest: +SKIP
+        {'accuracy': 0.25}
+    """
+
+    def __init__(
+        self,
+        network: Cell,
+        loss_fn: LossBase | None = None,
+        optimizer: Optimizer | None = None,
+        metrics: Any = None,
+        eval_network: Cell | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str = "O0",
+        **kwargs: Any,
+    ) -> None:
+        check_type("Model", "network", network, Cell)
+        if loss_fn is not None:
+            check_loss("Model", loss_fn)
+        if optimizer is not None:
+            check_type("Model", "optimizer", optimizer, Optimizer)
+        if eval_network is not None:
+            check_type("Model", "eval_network", eval_network, Cell)
+        for key in kwargs:
+            if key not in _KEYWORDS:
+                raise ArgumentValueError(
+                    f"There is no argument '{key}'.", where="Model", fix=nearest(key, _KEYWORDS)
+                )
+        manager = kwargs.get("loss_scale_manager")
+        if manager is not None:
+            check_type("Model", "loss_scale_manager", manager, LossScaleManager)
+        # MindSpore's name for the argument of build_train_network is 'level'.
+        check_level("level", amp_level)
+        check_level("boost_level", boost_level)
+        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
+        self._metrics = get_metrics(metrics)
+        self._eval_indexes = _check_indexes(eval_indexes)
+        self._backbone = _backbone(network)
+        self._train_network: Any = network
+        if optimizer is not None:
+            self._train_network = build_train_network(
+                network, optimizer, loss_fn, loss_scale_manager=manager
+            )
+        elif loss_fn is not None and isinstance(network, Network):
+            self._train_network = WithLossCell(network, loss_fn)
+        self._eval_network = eval_network
+        if eval_network is None and self._metrics:
+            self._eval_network = self._default_eval_network()
+
+    def _default_eval_network(self) -> WithEvalCell:
+        loss = self._loss_fn
+        if loss is None and isinstance(self._network, WithLossCell):
+            loss = self._network.loss_fn
+        if loss is None:
+            raise ArgumentValueError(
+                "Metrics need a loss function or an evaluation network.",
+                where="Model, metrics",
+                fix="Give loss_fn, or eval_network and eval_indexes.",
+            )
+        return WithEvalCell(self._backbone, loss)
+
+    @property
+    def train_network(self) -> Cell:
+        """The cell that is called at each step."""
+        cell: Cell = self._train_network
+        return cell
+
+    @property
+    def eval_network(self) -> Cell | None:
+        """The cell that is called for each batch of validation."""
+        return self._eval_network
+
+    @property
+    def predict_network(self) -> Network:
+        """The network."""
+        return self._backbone
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train.
+
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches, see :class:`ortboost.faces.batches.Batches`.
+            callbacks: A callback or a list of them.
+            dataset_sink_mode: Taken and without effect: data is fed step by step.
+            sink_size: Must be -1 with ``dataset_sink_mode``; ignored without, as in MindSpore.
+            initial_epoch: Epochs that are done already, below ``epoch``.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        """
+        _check_sink("Model.train", dataset_sink_mode, sink_size)
+        self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
+
+    def fit(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        valid_dataset: Any = None,
+        valid_frequency: int | Sequence[int] = 1,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train, with a validation after some epochs; prints its result.
+
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches to train on.
+            valid_dataset: Batches to validate on; ``None`` for no validation.
+            valid_frequency: Validate after every so many epochs, or after just these.
+            callbacks: A callback or a list of them.
+            dataset_sink_mode: Taken and without effect.
+            valid_dataset_sink_mode: Taken and without effect.
+            sink_size: As for :meth:`train`.
+            initial_epoch: Epochs that are done already.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        """
+        owner = "Model.fit"
+        _check_sink(owner, dataset_sink_mode, sink_size)
+        check_type(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
+        chosen = _validation_epochs(owner, valid_frequency)
+        if valid_dataset is None:
+            self._run(owner, epoch, train_dataset, callbacks, initial_epoch)
+            return
+        self._need_metrics(owner)
+        batches = self._batches(valid_dataset, owner)
+        listeners = as_callbacks(callbacks)
+
+        def validate(number: int, args: CallbackParam) -> None:
+            if chosen(number):
+                args.eval_results = self._evaluate(batches, listeners)
+                print(f"Eval result: epoch {number}, metrics: {args.eval_results}", flush=True)
+            else:
+                args.eval_results = {}
+
+        self._run(owner, epoch, train_dataset, callbacks, initial_epoch, validate)
+
+    def _run(
+        self,
+        owner: str,
+        epoch: Any,
+        dataset: Any,
+        callbacks: Any,
+        initial_epoch: Any,
+        validate: Callable[[int, CallbackParam], None] | None = None,
+    ) -> None:
+        check_type(owner, "epoch", epoch, int)
+        check_range(owner, "epoch", epoch, 1)
+        check_type(owner, "initial_epoch", initial_epoch, int)
+        check_range(owner, "initial_epoch", initial_epoch, 0, epoch, open_high=True)
+        if not isinstance(self._train_network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+            raise ArgumentTypeError(
+                "There is no optimizer to train with.",
+                where=owner,
+                fix="Give Model a loss_fn and an optimizer, or a training cell as network.",
+            )
+        listeners = as_callbacks(callbacks)
+        batches = self._batches(dataset, owner)
+        args = CallbackParam(
+            mode="train",
+            epoch_num=epoch,
+            batch_num=batches.size,
+            cur_epoch_num=initial_epoch,
+            cur_step_num=initial_epoch * batches.size,
+            cur_step_in_epoch=0,
+            network=self._backbone,
+            train_network=self._train_network,
+            eval_network=self._eval_network,
+            loss_fn=self._loss_fn,
+            optimizer=self._train_network.optimizer,
+            train_dataset=dataset,
+            train_dataset_element=None,
+            net_outputs=None,
+            dataset_sink_mode=False,
+            list_callback=listeners,
+        )
+        context = RunContext(args)
+        self._train_network.set_train(True)
+        call_all(listeners, "on_train_begin", context)
+        for number in range(initial_epoch, epoch):
+            args.cur_epoch_num, args.cur_step_in_epoch = number + 1, 0
+            call_all(listeners, "on_train_epoch_begin", context)
+            for batch in batches.epoch(number):
+                args.cur_step_num += 1
+                args.cur_step_in_epoch += 1
+                args.train_dataset_element = batch
+                call_all(listeners, "on_train_step_begin", context)
+                args.net_outputs = self._train_network(*batch)
+                call_all(listeners, "on_train_step_end", context)
+                if context.get_stop_requested():
+                    break
+            if validate is not None and not context.get_stop_requested():
+                validate(number + 1, args)
+            call_all(listeners, "on_train_epoch_end", context)
+            if context.get_stop_requested():
+                break
+        call_all(listeners, "on_train_end", context)
+
+    # ---- validation and prediction ------------------------------------------------------------
+
+    def eval(
+        self, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
+    ) -> dict[str, float]:
+        """Validate.
+
+        Args:
+            valid_dataset: Batches, see :class:`ortboost.faces.batches.Batches`.
+            callbacks: A callback or a list of them.
+            dataset_sink_mode: Taken and without effect.
+
+        Returns:
+            Name of the metric to its value.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        """
+        check_type("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
+        self._need_metrics("Model.eval")
+        batches = self._batches(valid_dataset, "Model.eval")
+        return self._evaluate(batches, as_callbacks(callbacks))
+
+    def _evaluate(self, batches: Batches, listeners: list[Callback]) -> dict[str, float]:
+        network = self._eval_network
+        if network is None:
+            raise ArgumentValueError("There is nothing to validate.", where="Model.eval", fix="")
+        for metric in self._metrics.values():
+            metric.clear()
+        args = CallbackParam(
+            mode="eval",
+            batch_num=batches.size,
+            cur_step_num=0,
+            network=self._backbone,
+            eval_network=network,
+            metrics=self._metrics,
+            net_outputs=None,
+            list_callback=listeners,
+        )
+        context = RunContext(args)
+        network.set_train(False)
+        call_all(listeners, "on_eval_begin", context)
+        call_all(listeners, "on_eval_epoch_begin", context)
+        for batch in batches.epoch(0):
+            args.cur_step_num += 1
+            call_all(listeners, "on_eval_step_begin", context)
+            args.net_outputs = outputs = network(*batch)
+            for metric in self._metrics.values():
+                self._feed(metric, outputs if isinstance(outputs, tuple) else (outputs,))
+            call_all(listeners, "on_eval_step_end", context)
+            if context.get_stop_requested():
+                break
+        args.eval_results = {name: metric.eval() for name, metric in self._metrics.items()}
+        call_all(listeners, "on_eval_epoch_end", context)
+        call_all(listeners, "on_eval_end", context)
+        results: dict[str, float] = args.eval_results
+        return results
+
+    def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
+        """Give a metric its part of the outputs of the evaluation network."""
+        if metric.indexes is not None:
+            metric.update(*(outputs[index] for index in metric.indexes))
+        elif self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
+            metric.update(*outputs)
+        else:
+            loss, prediction, label = self._eval_indexes or (0, 1, 2)
+            chosen = [loss] if isinstance(metric, Loss) else [prediction, label]
+            metric.update(*(outputs[index] for index in chosen))
+
+    def predict(self, *predict_data: Any) -> Tensor | tuple[Tensor, ...]:
+        """The network's outputs, by the inference graph.
+
+        Args:
+            *predict_data: One array for each input.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: The arrays do not fit.
+        """
+        result: Tensor | tuple[Tensor, ...] = self._backbone(*predict_data)
+        return result
+
+    def _need_metrics(self, owner: str) -> None:
+        if not self._metrics:
+            raise ArgumentValueError(
+                "There are no metrics.",
+                where=owner,
+                fix="Give Model(metrics={'accuracy', 'loss'}).",
+            )
+
+    def _batches(self, dataset: Any, owner: str) -> Batches:
+        return Batches(dataset, [spec.name for spec in self._backbone.inputs], owner)
+
+
+def _backbone(network: Cell) -> Network:
+    """The network within wrapping cells."""
+    if isinstance(network, Network):
+        return network
+    if isinstance(network, WithLossCell):
+        return network.backbone_network
+    if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+        return _backbone(network.network)
+    raise ArgumentTypeError(
+        f"'network' is {type(network).__name__}.",
+        where="Model, network",
+        fix="Give a network loaded with ortboost.load(path).",
+    )
+
+
+def _check_indexes(value: Any) -> tuple[int, int, int] | None:
+    if value is None:
+        return None
+    check_type("Model", "eval_indexes", value, list, tuple)
+    if len(value) != 3 or not all(isinstance(index, int) for index in value):
+        raise ArgumentValueError(
+            f"'eval_indexes' is {value!r}.",
+            where="Model, eval_indexes",
+            fix="Give three numbers: of the loss, the prediction and the label.",
+        )
+    return value[0], value[1], value[2]
+
+
+def _check_sink(owner: str, mode: Any, size: Any) -> None:
+    check_type(owner, "dataset_sink_mode", mode, bool)
+    check_type(owner, "sink_size", size, int)
+    if size != -1 and size < 1:
+        raise ArgumentValueError(
+            f"'sink_size' is {size}.", where=owner, fix="Give -1, or a number above 0."
+        )
+    if mode and size != -1:
+        raise NotInThisVersionError(
+            "A sink size is not in this version.", where=owner, fix="Leave sink_size out."
+        )
+
+
+def _validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
+    """Whether an epoch, counted from 1, is followed by a validation."""
+    if isinstance(frequency, list | tuple | set | range):
+        epochs = set(frequency)
+        return lambda number: number in epochs
+    check_type(owner, "valid_frequency", frequency, int, list)
+    check_range(owner, "valid_frequency", frequency, 1)
+    return lambda number: number % frequency == 0

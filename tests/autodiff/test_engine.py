@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff import native
+from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine, gradient_name
+from ortboost.autodiff.native import NativeEngine, diagnose
+from ortboost.errors import DependencyError, ModelError, UsageError
+from tests.autodiff.oracle import assert_gradients, graph, random_feeds
+from tests.support import run
+
+NET = """g (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] h, float loss) {
+    m = MatMul(x, w) h = Add(m, b) t = Tanh(h) s = Mul(t, t) loss = ReduceMean<keepdims=0>(s) }"""
+
+
+def test_registry():
+    assert "native" in engine_names()
+    engine = get_engine()
+    assert isinstance(engine, Engine)
+    assert get_engine("native").name == "native"
+    assert engine.unavailable() is None
+    with pytest.raises(UsageError, match="no autodiff engine") as error:
+        get_engine("nativ")
+    assert "did you mean 'native'" in error.value.fix
+
+
+def test_order_of_inputs_and_outputs_shapes_and_source_untouched():
+    model = graph(NET)
+    model.metadata_props["made_by"] = "test"
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    result = differentiate(model, "loss", ["b", "w"])
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+    assert [v.name for v in result.graph.inputs] == ["x", "w", "b"]
+    assert [v.name for v in result.graph.outputs] == ["h", "loss", "b_grad", "w_grad"]
+    shapes = [str(v.shape) for v in result.graph.outputs]
+    assert shapes == ["[N,3]", "[]", "[3]", "[4,3]"]
+    assert all(v.dtype == ir.DataType.FLOAT for v in result.graph.outputs)
+    assert set(result.opset_imports) <= {"", "com.microsoft"}
+    assert result.metadata_props["made_by"] == "test"
+    assert result.ir_version <= 10
+    names = [node.name for node in result.graph.all_nodes()]
+    assert all(names)
+    assert len(names) == len(set(names))
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_gradients_at_any_batch_size(batch):
+    model = graph(NET)
+    assert_gradients(model, ["w", "b", "x"], random_feeds(model, N=batch))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Mul(w, w)",
+        "y = Add(w, w)",
+        "y = MatMul(w, w)",
+        "y = Concat<axis=0>(w, w, w)",
+        "a = Mul(w, w) c = Exp(w) y = Mul(a, c)",
+        "a = Mul(w, x) c = Mul(w, a) y = Sub(c, w)",
+    ],
+)
+def test_a_parameter_used_more_than_once(body):
+    model = graph(f"""g (float[3,3] x, float[3,3] w) => (float loss) {{
+        {body} z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }}""")
+    assert_gradients(model, ["w"], random_feeds(model))
+
+
+def test_a_loss_that_is_used_elsewhere():
+    model = graph("""g (float[3] x, float[3] w) => (float loss, float scaled, float both) {
+        y = Mul(x, w) loss = ReduceMean<keepdims=0>(y)
+        two = Constant<value_float=2.0>() scaled = Mul(loss, two) both = Add(scaled, loss) }""")
+    result = assert_gradients(model, ["w"], random_feeds(model))
+    assert [v.name for v in result.graph.outputs] == ["loss", "scaled", "both", "w_grad"]
+    assert_gradients(model, ["w"], random_feeds(model), loss="both")
+
+
+def test_the_loss_need_not_be_an_output():
+    model = graph("""g (float[3] x, float[3] w) => (float[3] y) {
+        y = Mul(x, w) loss = ReduceMean<keepdims=0>(y) }""")
+    result = differentiate(model, "loss", ["w"])
+    assert [v.name for v in result.graph.outputs] == ["y", "w_grad"]
+    feeds = random_feeds(model)
+    np.testing.assert_allclose(run(result, feeds)["w_grad"], feeds["x"] / 3, rtol=1e-6)
+
+
+def test_gradient_of_an_inner_value():
+    model = graph(NET)
+    result = differentiate(model, "loss", ["m", "w"])
+    feeds = random_feeds(model)
+    found = run(result, feeds)
+    t = np.tanh(feeds["x"] @ feeds["w"] + feeds["b"])
+    np.testing.assert_allclose(found["m_grad"], 2 * t * (1 - t**2) / t.size, rtol=1e-4, atol=1e-6)
+
+
+def test_names_of_the_model_that_look_like_gradients():
+    model = graph("""g (float[3] x, float[3] w) => (float loss) {
+        w_grad = Mul(x, w) loss_grad = Exp(w_grad) w_grad_0 = Mul(loss_grad, w)
+        loss = ReduceMean<keepdims=0>(w_grad_0) }""")
+    assert_gradients(model, ["w"], random_feeds(model))
+
+
+def test_an_output_named_as_a_gradient_is_refused():
+    model = graph("""g (float[3] x, float[3] w) => (float loss, float[3] w_grad) {
+        w_grad = Mul(x, w) loss = ReduceMean<keepdims=0>(w_grad) }""")
+    with pytest.raises(ModelError, match="names of gradients"):
+        differentiate(model, "loss", ["w"])
+
+
+def test_unnamed_and_doubly_named_nodes():
+    model = graph(NET)
+    for node in model.graph:
+        node.name = "same"
+    assert_gradients(model, ["w"], random_feeds(model))
+    for node in model.graph:
+        node.name = None
+    assert_gradients(model, ["w"], random_feeds(model))
+
+
+def test_original_outputs_survive_the_optimizer():
+    """Gelu, LayerNormalization and constant patterns are fused; values that are outputs stay."""
+    model = graph("""g (float[3,4] x, float[4] w) => (float loss, float[3,4] e, float[3,4] c, float[3,4] d) {
+        h = Mul(x, w) r = Constant<value_float=1.4142135>() one = Constant<value_float=1.0>()
+        half = Constant<value_float=0.5>() q = Div(h, r) e = Erf(q) p = Add(e, one) u = Mul(h, p)
+        g2 = Mul(u, half) c = Identity(g2) d = Identity(h) y = Mul(c, d)
+        loss = ReduceMean<keepdims=0>(y) }""")
+    result = assert_gradients(model, ["w"], random_feeds(model))
+    assert [v.name for v in result.graph.outputs] == ["loss", "e", "c", "d", "w_grad"]
+    feeds = random_feeds(model)
+    found, plain = run(result, feeds), run(model, feeds)
+    for name in plain:
+        np.testing.assert_allclose(found[name], plain[name], rtol=1e-5, atol=1e-6)
+
+
+def test_large_constants_stay_constants():
+    table = np.random.default_rng(0).standard_normal((5000, 2)).astype(np.float32)
+    model = graph("""g (float[2] w, int64[N] i) => (float loss) {
+        t = Identity(w) loss = ReduceMean<keepdims=0>(t) }""")
+    value = ir.Value(
+        name="table",
+        type=ir.TensorType(ir.DataType.FLOAT),
+        shape=ir.Shape(table.shape),
+        const_value=ir.tensor(table),
+    )
+    model.graph.register_initializer(value)
+    rows = ir.node("Gather", [value, model.graph.inputs[1]], attributes={"axis": 0}, name="rows")
+    product = ir.node("Mul", [rows.outputs[0], model.graph.inputs[0]], name="product")
+    first = model.graph.node(0)
+    model.graph.insert_before(first, [rows, product])
+    first.replace_input_with(0, product.outputs[0])
+    result = differentiate(model, "loss", ["w"])
+    assert [v.name for v in result.graph.inputs] == ["w", "i"]
+    assert result.graph.initializers["table"].const_value.shape == (5000, 2)
+    index = np.array([4999, 3], dtype=np.int64)
+    found = run(result, {"w": np.ones(2, np.float32), "i": index})
+    np.testing.assert_allclose(found["w_grad"], table[index].sum(0) / 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "wrt", "what", "where"),
+    [
+        ("los", ["w"], "The loss is not a value", "los"),
+        ("h", ["w"], "must be one float number", "'h'"),
+        ("loss", [], "No tensor was named", "loss"),
+        ("loss", ["w", "w"], "named twice", "w"),
+        ("loss", ["w", "ww"], "neither graph inputs", "ww"),
+        ("loss", ["w", "z"], "does not depend", "z"),
+        ("loss", ["i"], "Only float tensors", "i"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused_by_name(loss, wrt, what, where):
+    model = graph("""g (float[N,4] x, float[4] w, float[4] z, int64[N] i) => (float[N,4] h, float loss) {
+        h = Mul(x, w) loss = ReduceMean<keepdims=0>(h) }""")
+    with pytest.raises(ModelError, match=what) as error:
+        differentiate(model, loss, wrt)
+    assert where in error.value.where
+    assert error.value.fix
+
+
+def test_operators_without_gradient_are_named():
+    model = graph("""g (float[3] x, float[3] w) => (float loss) {
+        h = Mul(x, w) [rounding] r = Round(h) [flooring] f = Floor(r) y = Add(f, h)
+        loss = ReduceMean<keepdims=0>(y) }""")
+    with pytest.raises(ModelError, match="have no gradient") as error:
+        differentiate(model, "loss", ["w"])
+    assert "rounding (Round)" in error.value.where
+    assert "flooring (Floor)" in error.value.where
+
+
+def test_opsets_beyond_the_engine_are_refused():
+    with pytest.raises(ModelError, match="takes opset 18 to 21"):
+        differentiate(graph(NET, opset=22), "loss", ["w"])
+
+
+def test_gradient_name():
+    assert gradient_name("fc.weight") == "fc.weight_grad"
+
+
+class TestDiagnosis:
+    """What is wrong with the installation, from what the package metadata say."""
+
+    @pytest.fixture
+    def installed(self, monkeypatch):
+        def use(importable=True, **found):
+            def version(name):
+                try:
+                    return found[name.replace("-", "_")]
+                except KeyError:
+                    raise native.importlib.metadata.PackageNotFoundError(name) from None
+
+            monkeypatch.setattr(native.importlib.metadata, "version", version)
+            if not importable:
+
+                def fail():
+                    raise ImportError("cannot import name 'GradientGraphBuilder'")
+
+                monkeypatch.setattr(native, "_bindings", fail)
+
+        return use
+
+    def test_good(self, installed):
+        installed(onnxruntime_training_cpu="1.19.2")
+        assert diagnose() is None
+
+    def test_missing(self, installed):
+        installed(importable=False)
+        found = diagnose()
+        assert "not installed" in found.what
+        assert "pip install onnxruntime-training-cpu==1.19.2" in found.fix
+
+    def test_two_wheels(self, installed):
+        installed(onnxruntime="1.31.1", onnxruntime_training_cpu="1.19.2")
+        found = diagnose()
+        assert "share one folder" in found.what
+        assert found.fix == (
+            "pip uninstall -y onnxruntime-training-cpu onnxruntime && "
+            "pip install --force-reinstall --no-deps onnxruntime-training-cpu==1.19.2"
+        )
+
+    def test_inference_wheel(self, installed):
+        installed(importable=False, onnxruntime_gpu="1.31.1")
+        assert "pip uninstall -y onnxruntime-gpu" in diagnose().fix
+
+    def test_damaged(self, installed):
+        installed(importable=False, onnxruntime_training_cpu="1.19.2")
+        assert "damaged" in diagnose().what
+
+    def test_wrong_version(self, installed, monkeypatch):
+        installed(onnxruntime_training_cpu="1.18.0")
+        monkeypatch.setattr("onnxruntime.__version__", "1.18.0")
+        assert "made for onnxruntime-training 1.19.2, this is 1.18.0" in diagnose().what
+
+    def test_error_has_the_cure(self, installed):
+        installed(importable=False)
+        with pytest.raises(DependencyError) as error:
+            get_engine()
+        assert "pip install" in error.value.fix
+        assert "Cure:" in NativeEngine().unavailable()

@@ -1,0 +1,77 @@
+import pytest
+
+from ortboost.cli.parse import (
+    parse_clip,
+    parse_group,
+    parse_loss_scale,
+    parse_mapping,
+    parse_pairs,
+)
+from ortboost.errors import ConfigError, UsageError
+from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("off", NO_SCALE),
+        ("fixed:1024", FixedScaleConfig(1024)),
+        ("fixed:scale=8", FixedScaleConfig(8)),
+        ("dynamic", DynamicScaleConfig()),
+        ("dynamic:4096", DynamicScaleConfig(init=4096)),
+        ("dynamic:init=2**12,window=10", DynamicScaleConfig(init=4096, window=10)),
+        (
+            "dynamic:init=2,min=2,max=64,factor=4",
+            DynamicScaleConfig(init=2, min_scale=2, max_scale=64, factor=4),
+        ),
+    ],
+)
+def test_loss_scale(text, wanted):
+    assert parse_loss_scale(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("dynamik", UsageError, "did you mean 'dynamic'"),
+        ("fixed:scal=3", ConfigError, "did you mean 'scale'"),
+        ("dynamic:window=0", ConfigError, "window"),
+        ("fixed:much", ConfigError, "much"),
+    ],
+)
+def test_bad_loss_scale_names_the_cure(text, kind, words):
+    with pytest.raises(kind) as caught:
+        parse_loss_scale(text)
+    assert words in str(caught.value)
+
+
+def test_pairs_read_numbers_words_and_text():
+    pairs = parse_pairs(["a=1", "b=1e-3", "c=true", "d=none", "e=2**10", "f=x", "g-h=.5"], "--o")
+    assert pairs == {"a": 1, "b": 1e-3, "c": True, "d": None, "e": 1024.0, "f": "x", "g_h": 0.5}
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        parse_pairs(["a"], "--o")
+
+
+def test_mapping():
+    assert parse_mapping(["x=images", "labels=y"]) == {"x": "images", "labels": "y"}
+    with pytest.raises(UsageError, match="INPUT=KEY"):
+        parse_mapping(["x="])
+
+
+def test_clip():
+    assert parse_clip("value:0.5").limit == 0.5
+    for text in ("1.0", "norm:", "norm:x"):
+        with pytest.raises(UsageError):
+            parse_clip(text)
+    with pytest.raises(ConfigError, match="'global-norm'"):
+        parse_clip("globalnorm:1")
+
+
+def test_group():
+    group = parse_group("head:fc*|out.*:lr=cosine:0.1;warmup=5,weight_decay=0")
+    assert (group.name, group.patterns) == ("head", ("fc*", "out.*"))
+    assert group.learning_rate == "cosine:0.1,warmup=5"
+    assert group.weight_decay == 0
+    for text in ("head", "head:fc*", "head:fc*:rate=1", "head:fc*:weight_decay=x", "::lr=1"):
+        with pytest.raises((UsageError, ConfigError)):
+            parse_group(text)

@@ -1,0 +1,243 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ortboost.deploy.export
+from ortboost.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+MLP = str(ROOT / "models/mlp.onnx")
+DIGITS = str(ROOT / "models/digits.npz")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run = tmp_path_factory.mktemp("cli") / "run"
+    assert main(["convert", MLP, "-o", str(run), "--lr", "0.1", "-q"]) == 0
+    words = ["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "2", "-q"]
+    assert main(words) == 0
+    return run
+
+
+def error_lines(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert lines[0].startswith("error: ")
+    assert any(line.startswith("  where: ") for line in lines)
+    assert any(line.startswith("  fix:   ") for line in lines)
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    "verb", ["check", "convert", "train", "export", "eval", "inspect", "doctor"]
+)
+def test_help_shows_examples(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Example" in text
+    assert f"  ortboost {verb}" in text
+
+
+def test_version_and_bare_command(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("ortboost ")
+    main([])
+    assert "Commands:" in "".join(capsys.readouterr())
+
+
+def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "model.onnx"
+    words = ["convert", MLP, "-o", str(run), "--optimizer", "adam", "--lr", "3e-3", "--explain"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "4 tensors, 2,410 numbers" in text
+    assert "fc1.weight: trained as weight" in text
+    assert f"next: ortboost train {run}" in text
+    assert main(["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "2"]) == 0
+    captured = capsys.readouterr()
+    assert "best val_accuracy" in captured.out
+    assert str(run / "curves.png") in captured.out
+    assert (run / "curves.png").is_file()
+    assert "epoch 2/2" in captured.err
+    assert main(["export", str(run), "-o", str(out), "--verify", DIGITS, "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert "360 samples (data)" in text
+    assert "strip_training" in text
+    assert main(["eval", str(out), "--data", DIGITS]) == 0
+    assert capsys.readouterr().out.startswith("accuracy ")
+
+
+def test_json_is_one_object_on_stdout(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "model.onnx"
+    keys = {
+        ("convert", MLP, "-o", str(run)): "catalogue",
+        ("train", str(run), "--data", DIGITS, "--max-steps", "3"): "applied_steps",
+        ("export", str(run), "-o", str(out)): "parity",
+        ("eval", str(run), "--data", DIGITS): "accuracy",
+        ("inspect", str(out)): "ops",
+        ("inspect", str(run)): "fingerprint",
+        ("inspect", str(run / "step.onnx")): "catalogue",
+        ("check", MLP): "blockers",
+        ("doctor",): "findings",
+    }
+    for words, key in keys.items():
+        assert main([*words, "--json"]) == 0, words
+        assert key in json.loads(capsys.readouterr().out), words
+
+
+def test_quiet_says_nothing(tmp_path, capsys):
+    assert main(["convert", MLP, "-o", str(tmp_path / "run"), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out + captured.err == ""
+
+
+def test_inspect_shows_parameters_layers_state_and_reports(trained, capsys):
+    assert main(["inspect", MLP, "--params", "--layers"]) == 0
+    text = capsys.readouterr().out
+    assert "input 1 of Gemm" in text
+    assert "[batch, 32]" in text
+    assert main(["inspect", str(trained), "--state", "--reports"]) == 0
+    text = capsys.readouterr().out
+    assert "ortboost/slot/momentum/fc2.bias" in text
+    assert "attach_loss" in text
+    assert main(["inspect", str(ROOT / "models/resnet20.onnx"), "--layers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wide = next(line for line in lines if "layer2.0/shortcut/shortcut.1/BatchNormalization" in line)
+    assert "…" not in wide
+    assert wide.split()[1] == "BatchNormalization"
+
+
+def test_doctor_finds_this_environment_fit(capsys):
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "Ready to train." in text
+    assert "engine native" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "hint"),
+    [
+        (["trian"], 2, "Did you mean 'train'"),
+        (["train"], 2, "Missing argument"),
+        (["train", "x", "--data", "y", "--epochs", "0"], 2, "epochs"),
+        (["train", "x", "--data", "y", "--no-such"], 2, "--no-such"),
+        (["convert", MLP, "-o", "{tmp}/r", "--loss-scale", "dynamo"], 2, "dynamic"),
+        (["convert", MLP, "-o", "{tmp}/r", "--freeze", "fc9.*"], 2, "fc1.weight"),
+        (["convert", MLP, "-o", "{tmp}/r", "--optimizer", "adm"], 3, "'adam'"),
+        (["convert", MLP, "-o", "{tmp}/r", "--loss", "mce"], 3, "'mse'"),
+        (["convert", MLP, "-o", "{tmp}/r", "--optimizer-arg", "momentun=1"], 3, "'momentum'"),
+        (["convert", "{tmp}/none.onnx", "-o", "{tmp}/r"], 8, "Check the path"),
+        (["convert", DIGITS, "-o", "{tmp}/r"], 8, "not a readable ONNX model"),
+        (["inspect", "{tmp}"], 8, "ortboost convert"),
+        (["eval", MLP, "--data", "{tmp}/none.npz"], 8, "none.npz"),
+        (["eval", MLP, "--data", MLP], 8, "mlp.onnx"),
+        (["eval", MLP, "--data", DIGITS, "--device", "cuda"], 7, "--device cpu"),
+        (["eval", MLP, "--data", DIGITS, "--device", "tpu"], 2, "cpu"),
+        (["eval", MLP, "--data", DIGITS, "--map", "x=pixels"], 2, "pixels"),
+    ],
+)
+def test_errors_say_what_where_and_fix(words, status, hint, tmp_path, capsys):
+    assert main([word.format(tmp=tmp_path) for word in words]) == status
+    assert hint in error_lines(capsys)
+
+
+def test_a_trained_run_is_not_lost_by_mistake(trained, capsys):
+    before = sorted(p.name for p in trained.rglob("*"))
+    assert main(["convert", MLP, "-o", str(trained)]) == 2
+    assert "--overwrite" in error_lines(capsys)
+    assert main(["train", str(trained), "--data", DIGITS]) == 2
+    assert "--resume" in error_lines(capsys)
+    assert sorted(p.name for p in trained.rglob("*")) == before
+
+
+def test_a_model_that_cannot_be_trained_leaves_with_four(tmp_path, capsys):
+    import onnx_ir as ir
+
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[batch, 4] x) => (float[batch, 3] logits)
+    <float[4, 3] w = {1,2,3,4,5,6,7,8,9,10,11,12}>
+    { h = MatMul(x, w)  r = Round(h)  logits = Det_free(r) }""".replace("Det_free(r)", "Floor(r)")
+    path = tmp_path / "blocked.onnx"
+    ir.save(ir.from_onnx_text(text), path)
+    assert main(["check", str(path)]) == 4
+    text = capsys.readouterr().out
+    assert "Round" in text
+    assert "Floor" in text
+    assert main(["convert", str(path), "-o", str(tmp_path / "run")]) == 4
+    assert "Round" in error_lines(capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_export_leaves_with_five_and_keeps_the_old_file(
+    trained, tmp_path, capsys, monkeypatch
+):
+    import onnx_ir as ir
+
+    out = tmp_path / "model.onnx"
+    out.write_bytes(b"the good one")
+    original = ortboost.deploy.export.fold_bn
+
+    def corrupt(model):
+        weight = model.graph.initializers["fc2.weight"]
+        weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(1.1))
+        return original(model)
+
+    monkeypatch.setattr(ortboost.deploy.export, "fold_bn", corrupt)
+    assert main(["export", str(trained), "-o", str(out), "--verify", DIGITS]) == 5
+    assert "logits" in error_lines(capsys)
+    assert out.read_bytes() == b"the good one"
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_divergence_leaves_with_six_and_names_the_tensors(tmp_path, capsys):
+    run, data = tmp_path / "run", tmp_path / "bad.npz"
+    x = np.full((64, 64), 1e30, np.float32)
+    np.savez(data, x=x, y=np.arange(64) % 10)
+    words = ["convert", MLP, "-o", str(run), "--loss-scale", "dynamic:init=4", "-q"]
+    assert main(words) == 0
+    status = main(
+        ["train", str(run), "--data", str(data), "--batch-size", "8", "--epochs", "20", "-q"]
+    )
+    assert status == 6
+    text = capsys.readouterr().err
+    assert "not finite" in text
+    assert "fc2.weight_grad" in text
+    assert "epoch" not in text
+    assert list((run / "checkpoints").glob("*.safetensors"))
+
+
+def test_traceback_only_with_two_v(tmp_path, capsys):
+    words = ["inspect", str(tmp_path / "none.onnx")]
+    assert main([*words, "-v"]) == 8
+    assert "Traceback" not in capsys.readouterr().err
+    assert main([*words, "-vv"]) == 8
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_leaves_with_130(tmp_path):
+    run = tmp_path / "run"
+    assert main(["convert", MLP, "-o", str(run), "-q"]) == 0
+    train = [sys.executable, "-m", "ortboost", "train", str(run), "--data", DIGITS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*train, "--epochs", "100000"], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    deadline = time.monotonic() + 60
+    while not (run / "checkpoints").is_dir() or not list((run / "checkpoints").glob("*.json")):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "no checkpoint in a minute"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, text = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert "--resume" in text

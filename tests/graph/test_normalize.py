@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from tests.support import (
+    GOLDEN,
+    NAMES,
+    assert_three_lines,
+    model_path,
+    run,
+    small_mlp,
+    text_model,
+    weights,
+)
+
+from ortboost.errors import ModelError
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import convert_opset, normalize
+from ortboost.transforms.trainable_norm import to_inference
+
+OPSETS, IR_VERSION = range(18, 22), 10
+EXPORTS = sorted(path.stem for path in (GOLDEN / "exports").glob("*.onnx"))
+FILES = [*(GOLDEN / "exports" / f"{name}.onnx" for name in EXPORTS), *map(model_path, NAMES)]
+
+
+def normalized(source) -> ir.Model:
+    model = load_model(source)
+    normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    return model
+
+
+def inference_bytes(path) -> bytes:
+    """The file with its dropout and batch normalization off, without our help."""
+    proto = onnx.load(path)
+    fixed = {i.name for i in proto.graph.initializer}
+    kept = [i for i in proto.graph.input if i.name not in fixed]
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    for node in proto.graph.node:
+        if node.op_type == "Dropout":
+            del node.input[2:]
+        if node.op_type == "BatchNormalization":
+            del node.output[1:]
+            for attribute in [a for a in node.attribute if a.name == "training_mode"]:
+                node.attribute.remove(attribute)
+    return proto
+
+
+def test_the_exports_are_there():
+    assert EXPORTS == [
+        "convbn_dynamo",
+        "convbn_dynamo_folded",
+        "convbn_opset9",
+        "convbn_torchscript",
+        "mlp_dynamo",
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_form_that_comes_out(path):
+    model = normalized(path)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert model.opset_imports[""] in OPSETS
+    assert model.ir_version <= IR_VERSION
+    assert not model.functions
+    assert not [v.name for v in model.graph.inputs if v.is_initializer()]
+    assert not [n for n in model.graph.all_nodes() if n.op_type == "Constant"]
+    names = [node.name for node in model.graph.all_nodes()]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape[0].value == "batch"
+        assert all(isinstance(dim, int) for dim in value.shape[1:])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_numbers_stay(path, size):
+    model = normalized(path)
+    to_inference(model)
+    spec = model.graph.inputs[0]
+    rng = np.random.default_rng(size)
+    shape = (size, *(int(d) for d in spec.shape[1:]))
+    x = rng.standard_normal(shape).astype(np.float32)
+    if spec.dtype == ir.DataType.INT64:
+        x = rng.integers(0, 256, shape)
+    before = run(inference_bytes(path), {spec.name: x})["logits"]
+    np.testing.assert_allclose(run(model, {spec.name: x})["logits"], before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_second_time_changes_nothing(path):
+    model = normalized(path)
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    assert normalize(model, opsets=OPSETS, ir_version=IR_VERSION) == []
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_functions_are_inlined():
+    function = helper.make_function(
+        "local",
+        "Scale",
+        ["x"],
+        ["y"],
+        [
+            helper.make_node("Constant", [], ["two"], value_float=2.0),
+            helper.make_node("Mul", ["x", "two"], ["y"]),
+        ],
+        [helper.make_opsetid("", 18)],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Scale", ["x"], ["a"], domain="local"),
+            helper.make_node("Scale", ["a"], ["b"], domain="local"),
+        ],
+        "net",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, ["batch", 2])],
+    )
+    proto = helper.make_model(
+        graph,
+        functions=[function],
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("local", 1)],
+        ir_version=10,
+    )
+    model = load_model(proto)
+    reports = normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    assert reports[0].rewrite == "inline_functions"
+    assert "local::Scale" in reports[0].changed
+    assert [node.op_type for node in model.graph] == ["Mul", "Mul"]
+    names = [node.name for node in model.graph]
+    assert len(set(names)) == 2
+    x = weights(3, 2)
+    np.testing.assert_allclose(run(model, {"x": x})["b"], 4 * x)
+
+
+def test_weights_that_are_inputs_are_named_in_the_report():
+    model = load_model(GOLDEN / "exports" / "convbn_opset9.onnx")
+    reports = {r.rewrite: r for r in normalize(model, opsets=OPSETS, ir_version=IR_VERSION)}
+    assert "conv1.weight" in reports["weights_are_not_inputs"].changed
+    assert reports["convert_opset"].changed == {"model": "opset 9 -> 18"}
+    assert [value.name for value in model.graph.inputs] == ["x"]
+
+
+def test_a_newer_opset_comes_down():
+    model = text_model(
+        '<ir_version: 11, opset_import: ["" : 23]> net (float[batch,4] x) => (float[batch,4] y)'
+        " { y = Relu(x) }"
+    )
+    reports = {r.rewrite: r for r in normalize(model, opsets=OPSETS, ir_version=IR_VERSION)}
+    assert model.opset_imports[""] == 21
+    assert model.ir_version == 10
+    assert {"convert_opset", "ir_version"} <= set(reports)
+    x = weights(2, 4)
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], np.maximum(x, 0))
+
+
+def test_an_operator_that_no_older_opset_has_is_refused():
+    model = text_model(
+        '<ir_version: 11, opset_import: ["" : 23]> net (float[batch,4] x, float[4] s) =>'
+        " (float[batch,4] y) { y = RMSNormalization(x, s) }"
+    )
+    with pytest.raises(ModelError) as info:
+        convert_opset(model, OPSETS)
+    assert_three_lines(info.value)
+    assert "23" in info.value.what
+
+
+def test_a_model_without_a_standard_opset_is_refused():
+    model = ir.Model(ir.Graph([], [], nodes=[], opset_imports={"com.microsoft": 1}), ir_version=10)
+    with pytest.raises(ModelError) as info:
+        normalize(model, opsets=OPSETS, ir_version=IR_VERSION)
+    assert_three_lines(info.value)
+
+
+def test_an_allowed_opset_is_left_alone():
+    model = small_mlp()
+    model.opset_imports[""] = 20
+    assert not convert_opset(model, OPSETS).modified
+    assert model.opset_imports[""] == 20
+
+
+def test_duplicate_and_missing_node_names_are_mended():
+    proto = ir.to_proto(small_mlp())
+    for node in proto.graph.node:
+        node.name = "same"
+    model = normalized(proto)
+    names = [node.name for node in model.graph]
+    assert names[0] == "same"
+    assert len(set(names)) == 3
+
+
+def test_stale_shapes_of_a_fixed_batch_do_not_survive():
+    proto = ir.to_proto(small_mlp())
+    proto.graph.value_info.append(
+        helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, [7, 6])
+    )
+    model = normalized(proto)
+    hidden = next(node.outputs[0] for node in model.graph if node.outputs[0].name == "h")
+    assert hidden.shape[0].value == "batch"
+    assert run(model, {"x": weights(3, 4)})["logits"].shape == (3, 3)
+
+

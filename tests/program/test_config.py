@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tests.support import assert_three_lines
+
+from ortboost.errors import ConfigError, OrtBoostError
+from ortboost.graph.query import Parameter
+from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
+from ortboost.optimizers import AdamW, Lars, Sgd
+from ortboost.program.config import (
+    ClipConfig,
+    ParameterGroup,
+    ProgramConfig,
+    decays,
+    scale_from_dict,
+    scale_to_dict,
+)
+from ortboost.transforms.attach_loss import LossConfig
+
+CONFIGS = [
+    ProgramConfig(),
+    ProgramConfig(loss=LossConfig("mse", "sum", label_shape=("batch", 1)), optimizer=AdamW()),
+    ProgramConfig(optimizer=Lars(inner=Sgd(momentum=0.5)), loss_scale=NO_SCALE, check_finite=False),
+    ProgramConfig(
+        loss_scale=FixedScaleConfig(64.0),
+        clip=ClipConfig("global-norm", 1.0),
+        groups=(
+            ParameterGroup("head", ("fc*",), "cosine:0.1", 0.5),
+            ParameterGroup("rest", ("*",)),
+        ),
+        trainable=("fc*",),
+        freeze=("conv*",),
+        frozen_norm=("bn*",),
+        metrics=("accuracy",),
+        new_head=5,
+        gate_buffers=False,
+        running_variance="onnx",
+        gradient_divisor=4.0,
+        decay="all",
+        weight_decay=0.1,
+    ),
+    ProgramConfig(loss_scale=DynamicScaleConfig(max_scale=None, factor=3.0)),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_survives_json(config):
+    assert ProgramConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_loss_weights_survive_json():
+    config = ProgramConfig(
+        loss=LossConfig("bce-with-logits", weight=np.float32([1, 2]), pos_weight=[3.0, 4.0])
+    )
+    again = ProgramConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert list(again.loss.weight) == [1.0, 2.0]
+    assert list(again.loss.pos_weight) == [3.0, 4.0]
+
+
+def test_keys_may_stay_out():
+    assert ProgramConfig.from_dict({}) == ProgramConfig()
+    assert ProgramConfig.from_dict({"loss_scale": {"kind": "fixed"}}).loss_scale == FixedScaleConfig()
+    assert ProgramConfig.from_dict({"loss_scale": {"init": 8.0}}).loss_scale == DynamicScaleConfig(8.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        ({"optimiser": {}}, "'optimizer'"),
+        ({"loss": {"reductoin": "sum"}}, "'reduction'"),
+        ({"loss": {"name": "softmax-crossentropy"}}, "'softmax-cross-entropy'"),
+        ({"optimizer": {"name": "addam"}}, "'adam'"),
+        ({"clip": {"by": "global", "limit": 1.0}}, "'global-norm'"),
+        ({"clip": {"by": "norm", "limits": 1.0}}, "'limit'"),
+        ({"loss_scale": {"kind": "dynamc"}}, "'dynamic'"),
+        ({"loss_scale": {"kind": "dynamic", "windw": 5}}, "'window'"),
+        ({"loss_scale": {"kind": "off", "scale": 5}}, "choices"),
+        ({"groups": [{"name": "a", "pattern": ["x"]}]}, "'patterns'"),
+        ({"groups": [{"name": "a", "patterns": "fc*"}]}, "fc*"),
+        ({"freeze": "fc*"}, "fc*"),
+        ({"decay": "weight"}, "'weights'"),
+        ({"metrics": ["acuracy"]}, "'accuracy'"),
+        ({"running_variance": "biased"}, "'unbiased'"),
+    ],
+)
+def test_mistakes_name_the_cure(data, hint):
+    with pytest.raises(ConfigError) as info:
+        ProgramConfig.from_dict(data)
+    assert_three_lines(info.value)
+    assert hint in info.value.fix
+
+
+GROUP = ParameterGroup("a", ("x",))
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ProgramConfig(weight_decay=-1.0),
+        lambda: ProgramConfig(weight_decay=NAN),
+        lambda: ProgramConfig(weight_decay=INF),
+        lambda: ProgramConfig(gradient_divisor=0.0),
+        lambda: ProgramConfig(gradient_divisor=NAN),
+        lambda: ProgramConfig(gradient_divisor=INF),
+        lambda: ProgramConfig(groups=(GROUP, GROUP)),
+        lambda: ProgramConfig(check_finite=False),
+        lambda: ProgramConfig(trainable="fc*"),
+        lambda: ProgramConfig(frozen_norm="bn*"),
+        lambda: ProgramConfig(metrics="accuracy"),
+        lambda: ParameterGroup("", ("x",)),
+        lambda: ParameterGroup("a/b", ("x",)),
+        lambda: ParameterGroup("a", "fc*"),
+        lambda: ParameterGroup("a", ("x",), weight_decay=-0.1),
+        lambda: ClipConfig("norm", 0.0),
+        lambda: ClipConfig("norm", NAN),
+        lambda: ClipConfig("norm", INF),
+        lambda: ClipConfig("norms", 1.0),
+    ],
+)
+def test_values_out_of_range(make):
+    with pytest.raises(OrtBoostError) as info:
+        make()
+    assert isinstance(info.value, ConfigError)
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize(
+    ("decay", "roles"),
+    [
+        ("all", {"weight", "bias", "norm_scale", "norm_shift"}),
+        ("no-norm", {"weight", "bias"}),
+        ("weights", {"weight"}),
+    ],
+)
+def test_decay_filters(decay, roles):
+    every = ("weight", "bias", "norm_scale", "norm_shift")
+    kept = {r for r in every if decays(Parameter("p", (1,), None, r, ""), decay)}
+    assert kept == roles
+
+
+@pytest.mark.parametrize("scale", [NO_SCALE, FixedScaleConfig(3.0), DynamicScaleConfig(init=4.0)])
+def test_scales_survive_json(scale):
+    assert scale_from_dict(json.loads(json.dumps(scale_to_dict(scale)))) == scale

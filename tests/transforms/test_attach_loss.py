@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.support import GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
+
+from ortboost.autodiff.engine import get_engine
+from ortboost.errors import ConfigError, ModelError, UsageError
+from ortboost.transforms.attach_loss import LossConfig, attach_loss
+
+with np.load(GOLDEN / "mindspore" / "losses.npz") as _file:
+    MS = {name: _file[name] for name in _file.files if name != "meta"}
+
+CE = "softmax-cross-entropy"
+CASES = {
+    "softmax_sparse": ({"name": CE}, "labels_sparse"),
+    "softmax_onehot": ({"name": CE, "sparse": False}, "labels_onehot"),
+    "softmax_soft": ({"name": CE, "sparse": False}, "labels_soft"),
+    "mse": ({"name": "mse"}, "target"),
+    "l1": ({"name": "l1"}, "target"),
+    "bce": ({"name": "bce-with-logits"}, "labels_binary"),
+    "bce_soft": ({"name": "bce-with-logits"}, "labels_soft"),
+    "bce_weight": ({"name": "bce-with-logits", "weight": MS["weight"]}, "labels_binary"),
+    "bce_pos_weight": (
+        {"name": "bce-with-logits", "pos_weight": MS["pos_weight"]},
+        "labels_binary",
+    ),
+    "bce_both": (
+        {"name": "bce-with-logits", "weight": MS["weight"], "pos_weight": MS["pos_weight"]},
+        "labels_binary",
+    ),
+}
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def through(shape: str = "batch,4", rank: int = 2) -> ir.Model:
+    """A network that passes its input on, times a weight of one that makes it trainable."""
+    return text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float[{shape}] x, float[1] w) =>'
+        f" (float[{shape}] logits) {{ logits = Mul(x, w) }}",
+        w=np.ones(1, np.float32),
+    )
+
+
+def attached(config: LossConfig, model: ir.Model | None = None):
+    model = model or through()
+    return model, attach_loss(model, config)
+
+
+def value_and_grad(config: LossConfig, x: np.ndarray, labels: np.ndarray, shape="batch,4"):
+    """The loss as shown, and its gradient with respect to the logits, by the native engine."""
+    model, where = attached(config, through(shape))
+    engine = get_engine()
+    engine.prepare(model)
+    model.graph.outputs[:] = [v for v in model.graph.outputs if v.name == where.loss]
+    # A gradient with respect to the input is one with respect to the logits: the weight is one.
+    gradients = engine.differentiate(model, where.objective, ["x"])
+    feeds = {"x": x, "labels": labels}
+    found = run(gradients, feeds)
+    return found[where.loss], found["x_grad"]
+
+
+def labels_of(key: str) -> np.ndarray:
+    return MS[key].astype(np.int64) if key == "labels_sparse" else MS[key]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_value_and_gradient_are_those_of_mindspore(case, reduction):
+    fields, key = CASES[case]
+    config = LossConfig(reduction=reduction, **fields)
+    loss, gradient = value_and_grad(config, MS["logits"], labels_of(key))
+    expected = MS[f"{case}/{reduction}/value"]
+    assert loss.shape == expected.shape
+    np.testing.assert_allclose(loss, expected, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(gradient, MS[f"{case}/{reduction}/grad"], rtol=2e-5, atol=1e-6)
+
+
+def formula(fields, x, y):
+    """Losses in float64 by numpy, before the reduction."""
+    x, y = x.astype(np.float64), np.asarray(y, np.float64)
+    name = fields["name"]
+    if name == CE:
+        shifted = x - x.max(1, keepdims=True)
+        log_softmax = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        if fields.get("sparse", True):
+            return -np.take_along_axis(log_softmax, y[:, None].astype(int), 1)[:, 0]
+        return -(y * log_softmax).sum(1)
+    if name == "mse":
+        return (x - y) ** 2
+    if name == "l1":
+        return np.abs(x - y)
+    weight, positive = fields.get("weight", 1.0), fields.get("pos_weight", 1.0)
+    return weight * (positive * y * np.logaddexp(0, -x) + (1 - y) * np.logaddexp(0, x))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_the_slope_of_the_formula(case, reduction):
+    fields, key = CASES[case]
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((5, 4)) * 3).astype(np.float32)
+    labels = labels_of(key)
+    loss, gradient = value_and_grad(LossConfig(reduction=reduction, **fields), x, labels)
+    reduce = np.mean if reduction == "mean" else np.sum
+    np.testing.assert_allclose(loss, reduce(formula(fields, x, labels)), rtol=2e-6)
+    slope, step = np.zeros(x.shape), 1e-5
+    for index in np.ndindex(*x.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = x.astype(np.float64)
+            moved[index] += sign * step
+            ends.append(reduce(formula(fields, moved, labels)))
+        slope[index] = (ends[0] - ends[1]) / (2 * step)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("label", "slope"), [(0.0, 0.5), (1.0, -0.5), (0.25, 0.25)])
+def test_bce_has_the_slope_of_the_sigmoid_at_zero(label, slope):
+    x, labels = np.zeros((2, 4), np.float32), np.full((2, 4), label, np.float32)
+    loss, gradient = value_and_grad(LossConfig("bce-with-logits", "sum"), x, labels)
+    np.testing.assert_allclose(loss, 8 * np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["softmax_sparse", "softmax_onehot", "bce", "bce_both"])
+@pytest.mark.parametrize("size", [1e3, 1e4, 1e30])
+def test_large_logits_stay_finite(case, size):
+    fields, key = CASES[case]
+    x = np.where(np.arange(20).reshape(5, 4) % 3 == 0, size, -size).astype(np.float32)
+    labels = labels_of(key)
+    loss, gradient = value_and_grad(LossConfig(**fields), x, labels)
+    assert np.isfinite(loss)
+    assert np.isfinite(gradient).all()
+    np.testing.assert_allclose(loss, formula(fields, x, labels).mean(), rtol=1e-5)
+
+
+def test_images_with_sparse_labels():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
+    labels = rng.integers(0, 3, (2, 4, 5))
+    loss, gradient = value_and_grad(LossConfig(), x, labels, "batch,3,4,5")
+    flat = np.moveaxis(x, 1, -1).reshape(-1, 3)
+    expected = formula({"name": CE}, flat, labels.reshape(-1)).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient.sum(1), 0, atol=1e-7)
+
+
+def test_images_with_dense_labels():
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
+    labels = rng.random((2, 3, 4, 5)).astype(np.float32)
+    loss, _ = value_and_grad(LossConfig(sparse=False), x, labels, "batch,3,4,5")
+    rows = [np.moveaxis(a, 1, -1).reshape(-1, 3) for a in (x, labels)]
+    expected = formula({"name": CE, "sparse": False}, *rows).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_ignored_labels_do_not_count(reduction):
+    x, labels = MS["logits"], np.array([0, -100, 2, -100, 1])
+    config = LossConfig(reduction=reduction, ignore_index=-100)
+    loss, gradient = value_and_grad(config, x, labels)
+    kept = labels != -100
+    losses = np.zeros(5)
+    losses[kept] = formula({"name": CE}, x[kept], labels[kept])
+    expected = {"mean": losses[kept].mean(), "sum": losses.sum(), "none": losses}[reduction]
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert not gradient[~kept].any()
+    assert gradient[kept].any(axis=1).all()
+
+
+# ---- the graph ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_graph_is_valid_and_says_what_it_takes(case, reduction):
+    fields, key = CASES[case]
+    model, where = attached(LossConfig(reduction=reduction, **fields))
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    labels = model.graph.inputs[-1]
+    assert labels.name == where.labels == "labels"
+    assert labels.shape[0].value == "batch"
+    sparse = case == "softmax_sparse"
+    assert labels.dtype == (ir.DataType.INT64 if sparse else ir.DataType.FLOAT)
+    assert [value.name for value in model.graph.outputs] == ["logits", "loss"]
+    assert where.prediction == "logits"
+    assert where.loss == "loss"
+    assert (where.objective == "loss") == (reduction != "none")
+    names = {value.name: value for node in model.graph for value in node.outputs}
+    assert tuple(names[where.objective].shape) == ()
+    assert where.report.changed
+
+
+def test_labels_can_have_another_name_and_shape():
+    config = LossConfig("mse", labels="target", label_shape=("batch", 1))
+    model, where = attached(config)
+    assert where.labels == "target"
+    assert [str(d) for d in model.graph.inputs[-1].shape] == ["batch", "1"]
+    x = MS["logits"]
+    target = np.zeros((5, 1), np.float32)
+    found = run(model, {"x": x, "target": target})
+    np.testing.assert_allclose(found["loss"], (x**2).mean(), rtol=1e-6)
+
+
+def two_heads() -> ir.Model:
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x) => (float[batch,4] a, float[batch,4] b, int64[batch] n) {
+          a = Relu(x)
+          b = Neg(x)
+          n = ArgMax<axis = 1, keepdims = 0>(x)
+        }"""
+    )
+
+
+def test_several_outputs_need_a_name():
+    with pytest.raises(UsageError) as info:
+        attached(LossConfig(), two_heads())
+    assert_three_lines(info.value)
+    assert "a, b, n" in info.value.where
+
+
+def test_the_named_output_is_taken():
+    model, where = attached(LossConfig(output="b"), two_heads())
+    assert where.prediction == "b"
+    assert [value.name for value in model.graph.outputs] == ["a", "b", "n", "loss"]
+    x = MS["logits"]
+    found = run(model, {"x": x, "labels": np.zeros(5, np.int64)})
+    np.testing.assert_allclose(found["loss"], formula({"name": CE}, -x, np.zeros(5)).mean(), rtol=1e-6)
+
+
+def test_an_unknown_output_is_refused_with_the_nearest():
+    with pytest.raises(UsageError) as info:
+        attached(LossConfig(output="logit"))
+    assert_three_lines(info.value)
+    assert "'logits'" in info.value.fix
+
+
+def test_labels_may_not_take_the_name_of_an_input():
+    with pytest.raises(UsageError) as info:
+        attached(LossConfig(labels="x"))
+    assert_three_lines(info.value)
+    assert "--labels" in info.value.fix
+
+
+@pytest.mark.parametrize("taken", ["labels", "h"])
+def test_labels_may_not_take_the_name_of_a_tensor(taken):
+    model = small_mlp()
+    if taken == "labels":
+        next(iter(model.graph)).outputs[0].name = "labels"
+    model, where = attached(LossConfig(labels=taken), model)
+    names = [v.name for v in model.graph.inputs]
+    names += [v.name for node in model.graph for v in node.outputs]
+    assert len(set(names)) == len(names)
+    assert where.labels == taken
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def test_an_integer_output_is_no_prediction():
+    with pytest.raises(ModelError) as info:
+        attached(LossConfig(output="n"), two_heads())
+    assert_three_lines(info.value)
+
+
+def test_cross_entropy_needs_classes():
+    with pytest.raises(ModelError) as info:
+        attached(LossConfig(), through("batch"))
+    assert_three_lines(info.value)
+
+
+def test_an_inner_tensor_called_loss_makes_way():
+    model = small_mlp()
+    next(iter(model.graph)).outputs[0].name = "loss"
+    model, where = attached(LossConfig(), model)
+    assert where.loss == "loss"
+    assert [value.name for value in model.graph.outputs] == ["logits", "loss"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+@pytest.mark.parametrize("kind", ["input", "initializer", "output"])
+def test_a_tensor_called_loss_that_users_see_is_refused(kind):
+    model = small_mlp()
+    if kind == "input":
+        model.graph.inputs[0].name = "loss"
+    elif kind == "output":
+        model.graph.outputs[0].name = "loss"
+    else:
+        value = model.graph.initializers.pop("b1")
+        value.name = "loss"
+        model.graph.register_initializer(value)
+    with pytest.raises(ModelError) as info:
+        attached(LossConfig(), model)
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "softmax"}, {"reduction": "avg"}], ids=["name", "reduction"]
+)
+def test_unknown_settings_name_the_nearest(fields):
+    with pytest.raises(ConfigError) as info:
+        LossConfig(**fields)
+    assert_three_lines(info.value)
+
+
+# ---- a model with its own loss ----------------------------------------------------------------
+
+
+def own_loss(name: str, shape: str) -> ir.Model:
+    body = "s = Mul(d, d) t = ReduceSum<keepdims = 0>(s)"
+    last = f"{name} = Identity(t)" if not shape else f"{name} = Unsqueeze(t, zero)"
+    return text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4] w, int64[1] zero)'
+        f" => (float{f'[{shape}]' if shape else ''} {name}) {{ d = Sub(x, w) {body} {last} }}",
+        w=weights(4),
+        zero=np.array([0]),
+    )
+
+
+@pytest.mark.parametrize("name", ["cost", "loss"])
+@pytest.mark.parametrize("shape", ["", "1"])
+def test_the_models_own_loss(name, shape):
+    model, where = attached(LossConfig("output"), own_loss(name, shape))
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert where.labels is None
+    assert where.loss == where.objective == "loss"
+    assert [value.name for value in model.graph.inputs] == ["x"]
+    assert [value.name for value in model.graph.outputs] == ["loss"]
+    found = run(model, {"x": MS["logits"]})
+    assert found["loss"].shape == ()
+    np.testing.assert_allclose(found["loss"], ((MS["logits"] - weights(4)) ** 2).sum(), rtol=1e-6)
+
+
+def test_an_output_with_several_elements_is_no_loss():
+    with pytest.raises(ModelError) as info:
+        attached(LossConfig("output"))
+    assert_three_lines(info.value)

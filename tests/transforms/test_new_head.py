@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.support import (
+    NAMES,
+    assert_three_lines,
+    model_path,
+    run,
+    small_convnet,
+    small_mlp,
+    text_model,
+    weights,
+)
+
+from ortboost.errors import ModelError, UsageError
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import normalize
+from ortboost.transforms.new_head import find_head, new_head
+
+HEADS = {
+    "gemm": ("logits = Gemm(x, w, b)", (4, 3), 1),
+    "gemm_transposed": ("logits = Gemm<transB = 1>(x, w, b)", (3, 4), 0),
+    "matmul_add": ("h = MatMul(x, w) logits = Add(h, b)", (4, 3), 1),
+    "add_first": ("h = MatMul(x, w) logits = Add(b, h)", (4, 3), 1),
+    "transposed_matmul": (
+        "t = Transpose<perm = [1, 0]>(w) h = MatMul(x, t) logits = Add(h, b)",
+        (3, 4),
+        0,
+    ),
+    "softmax": ("h = Gemm(x, w, b) logits = Softmax(h)", (4, 3), 1),
+    "cast": ("h = Gemm(x, w, b) i = Identity(h) logits = Cast<to = 1>(i)", (4, 3), 1),
+}
+
+
+def headed(kind: str) -> ir.Model:
+    body, shape, _ = HEADS[kind]
+    return text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w, float[3] b)'
+        f" => (float[batch,3] logits) {{ {body} }}",
+        w=weights(*shape),
+        b=weights(3, seed=1),
+    )
+
+
+def values(model: ir.Model) -> dict[str, np.ndarray]:
+    return {name: v.const_value.numpy() for name, v in model.graph.initializers.items()}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_head_is_found(kind):
+    head = find_head(headed(kind))
+    assert head.weight.name == "w"
+    assert head.bias.name == "b"
+    assert head.out_axis == HEADS[kind][2]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_head_gets_its_size_and_new_weights(kind, size):
+    model = headed(kind)
+    before = values(model)
+    report = new_head(model, size)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    found = run(model, {"x": weights(5, 4)})["logits"]
+    assert found.shape == (5, size)
+    output = model.graph.outputs[0].shape
+    assert output[0].value == "batch"
+    assert output[1] == size
+    assert set(report.changed) == {"w", "b"}
+    after = values(model)
+    assert after["b"].shape == (size,)
+    bound = 1 / np.sqrt(4)
+    for name in ("w", "b"):
+        assert after[name].dtype == np.float32
+        assert np.abs(after[name]).max() <= bound
+        assert not np.isin(after[name], before[name]).any()
+
+
+def test_a_head_without_bias_stays_without():
+    model = text_model(
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w) =>'
+        " (float[batch,3] logits) { logits = MatMul(x, w) }",
+        w=weights(4, 3),
+    )
+    assert set(new_head(model, 5).changed) == {"w"}
+    assert run(model, {"x": weights(2, 4)})["logits"].shape == (2, 5)
+
+
+def test_the_spread_is_that_of_a_linear_layer():
+    model = small_mlp(hidden=64)
+    new_head(model, 500)
+    drawn = values(model)["w2"]
+    assert drawn.shape == (500, 64)
+    # Uniform on [-1/8, 1/8]: standard deviation 1 / (8 sqrt 3).
+    np.testing.assert_allclose(drawn.std(), 1 / (8 * np.sqrt(3)), rtol=0.02)
+    np.testing.assert_allclose(drawn.mean(), 0, atol=0.002)
+
+
+def test_the_seed_decides():
+    drawn = []
+    for seed in (0, 0, 1):
+        model = small_mlp()
+        new_head(model, 5, seed=seed)
+        drawn.append(values(model)["w2"])
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).all()
+
+
+@pytest.mark.parametrize("make", [small_mlp, small_convnet])
+def test_the_backbone_keeps_its_bits(make):
+    model = make()
+    before = values(model)
+    changed = set(new_head(model, 5).changed)
+    for name, array in values(model).items():
+        if name not in changed:
+            np.testing.assert_array_equal(array, before[name])
+    assert len(changed) == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_models_get_a_head(name):
+    model = load_model(model_path(name))
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    report = new_head(model, 5)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert model.graph.outputs[0].shape[1] == 5
+    assert model.graph.outputs[0].shape[0].value == "batch"
+    assert len(report.changed) == 2
+
+
+def test_the_output_can_be_named():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,3] v, float[4,2] w) => (float[batch,3] a, float[batch,2] b) {
+          a = MatMul(x, v)
+          b = MatMul(x, w)
+        }""",
+        v=weights(4, 3),
+        w=weights(4, 2),
+    )
+    assert set(new_head(model, 5, output="b").changed) == {"w"}
+    found = run(model, {"x": weights(2, 4)})
+    assert (found["a"].shape, found["b"].shape) == ((2, 3), (2, 5))
+
+
+def refused(kind, model, *args, **kwargs):
+    before = values(model)
+    with pytest.raises(kind) as info:
+        new_head(model, *args, **kwargs)
+    assert_three_lines(info.value)
+    for name, array in values(model).items():
+        np.testing.assert_array_equal(array, before[name])
+    return info.value
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_that_makes_no_sense(size):
+    refused(UsageError, small_mlp(), size)
+
+
+def test_an_unknown_output():
+    assert "logits" in refused(UsageError, small_mlp(), 5, output="no").fix
+
+
+def test_a_shared_head_is_not_replaced():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w) => (float[batch,4] y) {
+          h = MatMul(x, w)
+          y = MatMul(h, w)
+        }""",
+        w=weights(4, 4),
+    )
+    assert "'w'" in refused(ModelError, model, 5).what
+
+
+@pytest.mark.parametrize("body", ["y = Relu(x)", "y = MatMul(x, x)", "h = MatMul(x, w) y = Relu(h)"])
+def test_a_model_that_does_not_end_in_a_dense_layer(body):
+    model = text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float[4,4] x, float[4,4] w) =>'
+        f" (float[4,4] y) {{ {body} }}",
+        w=weights(4, 4),
+    )
+    refused(ModelError, model, 5)
+
+
+def test_a_head_that_other_nodes_read_too():
+    # Both outputs come from the same layer: a new size would change an output nobody asked about.
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,3] w) => (float[batch,3] logits, float[batch,3] p) {
+          logits = MatMul(x, w)
+          p = Softmax(logits)
+        }""",
+        w=weights(4, 3),
+    )
+    new_head(model, 6)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    found = run(model, {"x": weights(2, 4)})
+    assert found["p"].shape == found["logits"].shape == (2, 6)

@@ -1,0 +1,339 @@
+"""Time of a training step, as ratios within one run.
+
+For every model in ``models/`` four things are timed, in turns, on the same batch, the same weights
+and the same number of threads:
+
+``ours``
+    the step as ``ortboost convert`` makes it: forward, backward, dynamic loss scale, finite check,
+    and one gate for the update by SGD with momentum;
+``plain``
+    the same without scale, check and gate: every step is applied;
+``bare``
+    only the loss, the gradients and the running statistics, with no update at all;
+``torch``
+    PyTorch eager: ``zero_grad``, forward, ``backward``, ``SGD(momentum=0.9).step()``, reading the loss.
+
+In each round everyone makes some steps, in an order that changes from round to round. A ratio is
+the median of the ratios of the rounds, so that what else runs on the machine hits both sides; the
+numbers in brackets are its quartiles. Without PyTorch only the last two columns can be shown.
+
+Examples:
+    All models at batch 32 with two threads::
+
+        python -m tools.bench.step
+
+    Two models with one thread, more rounds, numbers as JSON::
+
+        python -m tools.bench.step --model resnet20 --model lenet5 --threads 1 --rounds 40 \\
+            --json step.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.passes import common
+
+from ortboost.autodiff.engine import gradient_name
+from ortboost.loss_scale import NO_SCALE
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.program.program import Program
+from ortboost.runtime.session import open_session, runtime
+from ortboost.runtime.stepper import Stepper
+from tools.bench.report import environment, heading, table, write_json
+
+__all__ = ["MODELS", "Ratio", "bare_step", "compare", "main", "measure", "torch_step"]
+
+MODELS = (
+    "mlp",
+    "lenet5",
+    "resnet20",
+    "resnet_bottleneck",
+    "mobilenet_like",
+    "transformer_tiny",
+)
+_FOLDER = Path(__file__).resolve().parents[2] / "models"
+_RATE = 1e-3
+_CLASSES, _VOCABULARY = 10, 256
+_WARM_STEPS = 5
+
+Step = Callable[[], float]
+"""Makes one step and returns the loss before it."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of times.
+
+    Args:
+        median: Over the rounds.
+        low: Lower quartile.
+        high: Upper quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
+        """From the times of two contestants in the same rounds."""
+        ratios = [a / b for a, b in zip(above, below, strict=True)]
+        low, median, high = statistics.quantiles(ratios, n=4)
+        return cls(median, low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+    def percent(self) -> str:
+        """As what it costs more."""
+        low, high = 100 * (self.low - 1), 100 * (self.high - 1)
+        return f"{100 * (self.median - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def random_batch(program: Program, batch: int, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """A batch of random inputs and labels that fits a program.
+
+    Args:
+        program: The program; the first dimension of its inputs is the batch.
+        batch: Number of samples.
+        seed: Seed.
+    """
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, NDArray[Any]] = {}
+    for spec in program.catalogue.batch:
+        shape = (batch, *(int(length) for length in spec.shape[1:] if length is not None))
+        if spec.dtype.kind == "f":
+            feeds[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
+        else:
+            high = _CLASSES if spec.name == program.labels else _VOCABULARY
+            feeds[spec.name] = rng.integers(0, high, shape).astype(spec.dtype)
+    return feeds
+
+
+def our_step(program: Program, feeds: Mapping[str, NDArray[Any]], threads: int) -> Step:
+    """The step of a program, through the same class that training uses."""
+    stepper = Stepper(program, device="cpu", threads=threads)
+    hyper = {name: _RATE for name in stepper.groups}
+    return lambda: stepper.step(feeds, hyper).loss
+
+
+def bare_step(program: Program, feeds: Mapping[str, NDArray[Any]], threads: int) -> Step:
+    """Loss, gradients and running statistics of an ungated program, without the update."""
+    model = program.step.clone()
+    gradients = {gradient_name(e.name) for e in program.catalogue.state if e.kind == "parameter"}
+    buffers = {e.next for e in program.catalogue.state if e.kind == "buffer"}
+    kept = [value for value in model.graph.outputs if value.name in buffers]
+    kept += [out for node in model.graph for out in node.outputs if out.name in gradients]
+    loss = next(value for value in model.graph.outputs if value.name == "loss")
+    model.graph.outputs[:] = [loss, *dict.fromkeys(kept)]
+    common.RemoveUnusedNodesPass()(model)
+    session = open_session(model, device="cpu", threads=threads)
+    binding = session.io_binding()
+    wanted = {value.name for value in session.get_inputs()}
+    held = {  # the binding does not keep the arrays alive, the step below does
+        name: runtime().OrtValue.ortvalue_from_numpy(np.array(array), "cpu")
+        for name, array in program.initial.items()
+        if name in wanted
+    }
+    for name, value in held.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("loss", "cpu")
+    for output in model.graph.outputs[1:]:
+        shape = [int(length) for length in output.shape or ()]
+        dtype = (output.dtype or ir.DataType.FLOAT).numpy()
+        place = runtime().OrtValue.ortvalue_from_shape_and_type(shape, dtype, "cpu")
+        binding.bind_ortvalue_output(output.name, place)
+        held[output.name or ""] = place
+
+    def step(_held: Mapping[str, Any] = held) -> float:
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        session.run_with_iobinding(binding)
+        return float(binding.get_outputs()[0].numpy())
+
+    return step
+
+
+def torch_step(
+    name: str, program: Program, feeds: Mapping[str, NDArray[Any]], threads: int
+) -> Step | None:
+    """PyTorch eager on the network and weights of a model; ``None`` without PyTorch."""
+    try:
+        import torch
+        from torch.nn import functional
+
+        from tools.export_torch import NETWORKS, build
+    except ImportError:
+        return None
+    torch.set_num_threads(threads)
+    module = build(NETWORKS[name])
+    weights = {
+        entry.name: torch.from_numpy(np.array(program.initial[entry.name]))
+        for entry in program.catalogue.state
+        if entry.kind in ("parameter", "buffer")
+    }
+    missing, unexpected = module.load_state_dict(weights, strict=False)
+    lost = [key for key in missing if not key.endswith("num_batches_tracked")]
+    if lost or unexpected:
+        raise SystemExit(f"{name}: PyTorch has other weights: {[*lost, *unexpected]}")
+    optimizer = torch.optim.SGD(module.parameters(), lr=_RATE, momentum=0.9)
+    x = torch.from_numpy(feeds[NETWORKS[name].input_name])
+    labels = torch.from_numpy(feeds[program.labels or "labels"])
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(module(x), labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def compare(
+    contestants: Mapping[str, Step], rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Seconds for one step of each contestant, for each round.
+
+    Args:
+        contestants: Name to step.
+        rounds: Number of rounds.
+        seconds: Time for each contestant in a round, about; at least two steps.
+    """
+    counts = {}
+    for name, step in contestants.items():
+        for _ in range(_WARM_STEPS):
+            step()
+        start = time.perf_counter()
+        step()
+        counts[name] = max(int(seconds / (time.perf_counter() - start)), 2)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    order = list(contestants)
+    for _ in range(rounds):
+        for name in order:
+            step, count = contestants[name], counts[name]
+            step()  # caches and threads belong to someone else until now
+            start = time.perf_counter()
+            for _ in range(count):
+                step()
+            times[name].append((time.perf_counter() - start) / count)
+        order = [*order[1:], order[0]]
+    return times
+
+
+def measure(name: str, batch: int, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """Time all contestants on one model."""
+    program = build_program(_FOLDER / f"{name}.onnx", ProgramConfig())
+    plain = build_program(
+        _FOLDER / f"{name}.onnx", ProgramConfig(loss_scale=NO_SCALE, check_finite=False)
+    )
+    feeds = random_batch(program, batch)
+    contestants = {
+        "ours": our_step(program, feeds, threads),
+        "plain": our_step(plain, feeds, threads),
+        "bare": bare_step(plain, feeds, threads),
+    }
+    torch = torch_step(name, program, feeds, threads)
+    if torch is not None:
+        contestants["torch"] = torch
+    if not program.catalogue.randomness:  # else dropout makes every loss its own
+        _same_loss(name, {who: step() for who, step in contestants.items()})
+    times = compare(contestants, rounds, seconds)
+    ratios = {
+        "gate": Ratio.of(times["ours"], times["plain"]),
+        "update": Ratio.of(times["ours"], times["bare"]),
+    }
+    if torch is not None:
+        ratios["torch"] = Ratio.of(times["ours"], times["torch"])
+    return {
+        "model": name,
+        "milliseconds": {who: 1000 * statistics.median(spent) for who, spent in times.items()},
+        "ratios": ratios,
+    }
+
+
+def _same_loss(name: str, losses: Mapping[str, float]) -> None:
+    reference = losses["ours"]
+    for who, loss in losses.items():
+        if not abs(loss - reference) <= 1e-4 * abs(reference):
+            raise SystemExit(f"{name}: '{who}' has the loss {loss}, 'ours' has {reference}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench.step",
+        description="Time of a training step against PyTorch eager and the bare gradient graph.",
+        epilog=(
+            "examples:\n"
+            "  python -m tools.bench.step\n"
+            "  python -m tools.bench.step --model resnet20 --threads 1 --rounds 40\n"
+            "  python -m tools.bench.step --batch 128 --json step.json\n"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model", action="append", choices=MODELS, help="which model (default: all)"
+    )
+    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
+    parser.add_argument("--threads", type=int, choices=(1, 2), default=2, help="default: 2")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of everyone (default: 20)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    arguments = parser.parse_args(argv)
+    if arguments.rounds < 2:
+        parser.error("quartiles need at least 2 rounds")
+
+    settings = (arguments.batch, arguments.threads, arguments.rounds, arguments.seconds)
+    results = []
+    for name in arguments.model or MODELS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        results.append(measure(name, *settings))
+    about = environment()
+    print(heading(about))
+    print(
+        f"Batch {arguments.batch}, {arguments.threads} threads, {arguments.rounds} rounds. "
+        "Medians; quartiles in brackets.\n"
+    )
+    _show(results)
+    if arguments.json:
+        plain = [
+            {**r, "ratios": {k: vars(ratio) for k, ratio in r["ratios"].items()}} for r in results
+        ]
+        options = dict(zip(("batch", "threads", "rounds", "seconds"), settings, strict=True))
+        write_json(arguments.json, {"environment": about, "options": options, "results": plain})
+    return 0
+
+
+def _show(results: Sequence[dict[str, Any]]) -> None:
+    compared = all("torch" in result["ratios"] for result in results)
+    heads = ["model", "ours ms"]
+    heads += ["torch ms", "ours / torch"] if compared else []
+    heads += ["scale, check, gate", "the same and the update"]
+    rows = []
+    for result in results:
+        ratios, spent = result["ratios"], result["milliseconds"]
+        row = [result["model"], f"{spent['ours']:.2f}"]
+        row += [f"{spent['torch']:.2f}", str(ratios["torch"])] if compared else []
+        rows.append([*row, ratios["gate"].percent(), ratios["update"].percent()])
+    print(table(heads, rows))
+    if not compared:
+        print("\nPyTorch is not installed: there is no comparison with it.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
