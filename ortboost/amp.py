@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ortboost.errors import DivergedError, nearest
 from ortboost.faces.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
@@ -14,7 +15,6 @@ from ortboost.faces.arguments import (
     is_number,
 )
 from ortboost.faces.cell import Cell
-from ortboost.errors import DivergedError, nearest
 from ortboost.loss_scale import HostScaleState, host_update
 from ortboost.nn.loss import LossBase
 from ortboost.nn.loss_scale import (

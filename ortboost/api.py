@@ -142,7 +142,8 @@ def check(model: ModelSource, config: ProgramConfig | None = None) -> Trainabili
     engine = get_engine(config.engine)
     forward = prepare_forward(load_model(model), config, engine)
     wrt = [parameter.name for parameter in forward.trained]
-    return check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
+    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
+    return dataclasses.replace(found, notes=(*forward.notes, *found.notes))
 
 
 def train(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         )
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
+        with open(temporary, "wb") as probe:
+            mode = os.fstat(probe.fileno()).st_mode  # what the user's umask gives a new file
         yield temporary
         with open(temporary, "rb+") as written:
+            os.fchmod(written.fileno(), stat.S_IMODE(mode))  # safetensors makes its files private
             os.fsync(written.fileno())
         os.replace(temporary, target)
         _sync_folder(target.parent)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ortboost.amp import LossScaleManager, build_train_network, check_level
+from ortboost.errors import nearest
 from ortboost.faces.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -13,10 +14,9 @@ from ortboost.faces.arguments import (
     check_range,
     check_type,
 )
-from ortboost.faces.callbacks import Callback, CallbackParam, RunContext, as_callbacks, call_all
-from ortboost.faces.cell import Cell
-from ortboost.errors import nearest
 from ortboost.faces.batches import Batches
+from ortboost.faces.callback import Callback, CallbackParam, RunContext, as_callbacks, call_all
+from ortboost.faces.cell import Cell
 from ortboost.network import Network
 from ortboost.nn.loss import LossBase
 from ortboost.nn.metrics import Loss, Metric, get_metrics

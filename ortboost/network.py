@@ -1,4 +1,4 @@
-"""``Network`` and ``Parameter``: an ONNX model with the methods of MindSpore's cells."""
+"""``Network``: an ONNX model with the methods of MindSpore's cells."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError, check_type
-from ortboost.faces.cell import Cell
 from ortboost.errors import UsageError
+from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.faces.cell import Cell
+from ortboost.faces.live_state import LiveState
+from ortboost.faces.parameter import Parameter
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import find_parameters, known_shape
-from ortboost.faces.live_state import LiveState
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.tensor import Tensor, as_array
@@ -25,138 +26,6 @@ from ortboost.transforms.trainable_norm import to_inference, to_training
 __all__ = ["Network", "Parameter", "as_input", "load"]
 
 _OPSETS, _IR_VERSION = range(18, 22), 10
-
-
-class Parameter:
-    """A named tensor that is trained, or a running statistic (``requires_grad`` is False).
-
-    Its value is that of the network wherever it is at the moment: before training that of the
-    file, after a step the trained one, read back from the device when asked for.
-
-    Args:
-        default_input: The value.
-        name: Its name.
-        requires_grad: Whether it is to be trained. Read when a training step is compiled, so a
-            parameter can be frozen between two steps.
-
-    Example:
-        >>> Parameter(np.ones([2, 3], np.float32), name="w")
-        Parameter (name=w, shape=(2, 3), dtype=float32, requires_grad=True)
-    """
-
-    def __init__(
-        self, default_input: Any, name: str | None = None, requires_grad: bool = True
-    ) -> None:
-        value = np.asarray(Tensor(default_input))
-        self._attach(name or "Parameter", LiveState(), value.shape, value.dtype, requires_grad, "")
-        self.state.write(self.name, value)
-
-    def _attach(
-        self,
-        name: str,
-        state: LiveState,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        requires_grad: bool,
-        role: str,
-    ) -> None:
-        self.name, self.state, self.shape, self.dtype = name, state, shape, dtype
-        self.requires_grad, self.role = requires_grad, role
-
-    @classmethod
-    def of_state(
-        cls, state: LiveState, name: str, *, requires_grad: bool = True, role: str = ""
-    ) -> Parameter:
-        """The parameter that stands for one tensor of a state."""
-        value = state.read(name)
-        parameter = cls.__new__(cls)
-        parameter._attach(name, state, value.shape, value.dtype, requires_grad, role)
-        return parameter
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether it is trained; can be set."""
-        return self._requires_grad
-
-    @requires_grad.setter
-    def requires_grad(self, value: bool) -> None:
-        check_type(f"parameter '{self.name}'", "requires_grad", value, bool)
-        self._requires_grad = value
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    def asnumpy(self) -> NDArray[Any]:
-        """A copy of the present value."""
-        return self.state.read(self.name)
-
-    @property
-    def data(self) -> Tensor:
-        """The present value as a :class:`ortboost.Tensor`; a copy."""
-        return Tensor(self.asnumpy())
-
-    def value(self) -> Tensor:
-        """The same as :attr:`data`."""
-        return self.data
-
-    def set_data(self, data: Any, slice_shape: bool = False) -> Parameter:
-        """Replace the value, on the device too if the network is being trained.
-
-        Args:
-            data: Array or Tensor of this shape; another float precision is converted.
-            slice_shape: For compatibility; True is refused, shapes are fixed in the graph.
-
-        Raises:
-            ArgumentTypeError: It is no array, or not of a kind that can be converted.
-            ArgumentValueError: It has another shape.
-
-        Example:
-            >>> p = Parameter(np.zeros(2, np.float32), name="b")
-            >>> p.set_data(np.ones(2)).asnumpy()
-            array([1., 1.], dtype=float32)
-        """
-        where = f"parameter '{self.name}'"
-        if not isinstance(data, np.ndarray | Parameter) and not hasattr(data, "asnumpy"):
-            raise ArgumentTypeError(
-                f"set_data got {type(data).__name__}.",
-                where=where,
-                fix="Give a numpy array or a Tensor of the parameter's shape.",
-            )
-        array = as_array(data, "data")
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise ArgumentTypeError(
-                f"{array.dtype} cannot become {self.dtype}.",
-                where=where,
-                fix=f"Convert it first: data.astype('{self.dtype}').",
-            )
-        if array.shape != self.shape or slice_shape:
-            raise ArgumentValueError(
-                f"set_data got the shape {array.shape}.",
-                where=where,
-                fix=f"Give an array of the shape {self.shape}.",
-            )
-        self.state.write(self.name, array.astype(self.dtype, copy=False))
-        return self
-
-    def init_data(self) -> Parameter:
-        """For compatibility: the value is always there."""
-        return self
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.asarray(self.asnumpy(), dtype=dtype)
-
-    def __repr__(self) -> str:
-        return (
-            f"Parameter (name={self.name}, shape={self.shape}, dtype={self.dtype}, "
-            f"requires_grad={self.requires_grad})"
-        )
 
 
 class Network(Cell):

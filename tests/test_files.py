@@ -90,3 +90,11 @@ def test_missing_json_is_named(tmp_path):
     with pytest.raises(FileError, match="missing") as caught:
         read_json(tmp_path / "a.json")
     assert "a.json" in str(caught.value)
+
+
+def test_a_private_file_becomes_one_with_the_usual_rights(tmp_path):
+    (tmp_path / "usual").write_bytes(b"")
+    with atomic_path(tmp_path / "made") as temporary:
+        temporary.unlink()
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "usual").stat().st_mode

@@ -17,7 +17,7 @@ LAYERS = [
     {"program"},
     {"runtime"},
     {"deploy", "training"},
-    {"api", "tensor", "network", "amp", "faces", "nn", "boost", "model", "train", "doctor", "inspection"},
+    {"api", "faces", "tensor", "network", "amp", "faces", "nn", "boost", "model", "train", "doctor", "inspection"},
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -57,6 +57,10 @@ def _graph_as_double(graph: onnx.GraphProto) -> None:
         _tensor_as_double(tensor)
     for node in graph.node:
         for attribute in node.attribute:
+            if attribute.name in ("value_float", "value_floats"):
+                values = attribute.f if attribute.name == "value_float" else attribute.floats
+                tensor = onnx.numpy_helper.from_array(np.array(values, dtype=np.float64))
+                attribute.CopyFrom(onnx.helper.make_attribute("value", tensor))
             if attribute.HasField("t"):
                 _tensor_as_double(attribute.t)
             if attribute.HasField("g"):

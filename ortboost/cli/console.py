@@ -32,6 +32,8 @@ class Output:
     def __post_init__(self) -> None:
         level = logging.WARNING if self.verbose == 0 else logging.INFO
         logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(message)s")
+        for library in ("onnxscript", "onnx_ir", "matplotlib"):  # they warn of what is handled here
+            logging.getLogger(library).setLevel(logging.INFO if self.verbose else logging.ERROR)
 
     @property
     def people(self) -> bool:

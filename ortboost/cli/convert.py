@@ -1,4 +1,7 @@
-"""``ortboost convert`` and ``ortboost check``: from the options to a program configuration."""
+"""``ortboost convert`` and ``ortboost check``: from the options to a program configuration.
+
+What takes time to import is imported inside the verbs, so that ``--help`` answers at once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import typer
 
 from ortboost.cli.console import Output
 from ortboost.cli.options import Json, Quiet, Verbose
-from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale, parse_pairs
 
 __all__ = ["VERBS", "check", "convert"]
 
@@ -105,6 +107,7 @@ def convert(
 ) -> None:
     """Turn a model into a training program."""
     from ortboost import api
+    from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale
 
     printer = Output(json, quiet, verbose)
     settled = _config(
@@ -199,6 +202,7 @@ def check(
 
 
 def _optimizer(name: str | None, arguments: list[str] | None) -> Any:
+    from ortboost.cli.parse import parse_pairs
     from ortboost.optimizers import optimizer_from_dict
 
     if name is None and not arguments:

@@ -19,7 +19,6 @@ from ortboost.cli.options import (
     Threads,
     Verbose,
 )
-from ortboost.cli.parse import parse_mapping
 
 __all__ = ["VERBS", "evaluate", "export", "train"]
 
@@ -63,6 +62,7 @@ def train(
 ) -> None:
     """Train a program."""
     from ortboost import api
+    from ortboost.cli.parse import parse_mapping
     from ortboost.training import EarlyStopping, Goal, make_progress
 
     printer = Output(json, quiet, verbose)
@@ -130,6 +130,7 @@ def evaluate(
 ) -> None:
     """Measure a trained program or an ONNX file on data."""
     from ortboost import api
+    from ortboost.cli.parse import parse_mapping
 
     printer = Output(json, quiet, verbose)
     found = api.evaluate(
@@ -172,6 +173,7 @@ def export(
 ) -> None:
     """Write the inference graph of a trained program, checked against the program."""
     from ortboost import api
+    from ortboost.cli.parse import parse_mapping
 
     printer = Output(json, quiet, verbose)
     result = api.export(

@@ -1,170 +1,28 @@
-"""Callbacks of :class:`ortboost.Model` under MindSpore's names.
-
-A callback's methods get a :class:`RunContext`; ``run_context.original_args()`` holds, as attributes:
-``epoch_num``, ``batch_num`` (steps in an epoch, 0 if not known), ``cur_epoch_num`` and
-``cur_step_num`` (from 1), ``cur_step_in_epoch``, ``network``, ``train_network``, ``loss_fn``,
-``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``; in
-validation also ``valid_dataset``, ``metrics`` and, after it, ``eval_results``.
-"""
+"""The callbacks that come with :class:`ortboost.Model`, under MindSpore's names."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError, check_range, check_type
+from ortboost.faces.arguments import ArgumentValueError, check_range, check_type
+from ortboost.faces.callback import Callback, CallbackParam, RunContext
+from ortboost.faces.model_checkpoint import CheckpointConfig, ModelCheckpoint
 from ortboost.network import Network
-from ortboost.faces.serialization import save_checkpoint
 
 __all__ = [
     "Callback",
-    "CallbackParam",
     "CheckpointConfig",
     "EarlyStopping",
     "LossMonitor",
     "ModelCheckpoint",
     "RunContext",
     "TimeMonitor",
-    "as_callbacks",
-    "call_all",
 ]
-
-
-class CallbackParam(dict[str, Any]):
-    """A dict whose items are attributes too."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
-
-
-class RunContext:
-    """What a callback is told, and how it stops the run.
-
-    Args:
-        original_args: The parameters of the run.
-    """
-
-    def __init__(self, original_args: Mapping[str, Any]) -> None:
-        self._original_args = (
-            original_args
-            if isinstance(original_args, CallbackParam)
-            else CallbackParam(original_args)
-        )
-        self._stop = False
-
-    def original_args(self) -> CallbackParam:
-        """The parameters of the run; see the module."""
-        return self._original_args
-
-    def request_stop(self) -> None:
-        """Stop after this step."""
-        self._stop = True
-
-    def get_stop_requested(self) -> bool:
-        """Whether a stop was asked for."""
-        return self._stop
-
-
-class Callback:
-    """Base of the callbacks; override what is needed.
-
-    The ``on_train_*`` and ``on_eval_*`` methods call the short ones (``begin``, ``epoch_begin``,
-    ``step_begin``, ``step_end``, ``epoch_end``, ``end``) unless overridden.
-    """
-
-    def begin(self, run_context: RunContext) -> None:
-        """Before everything."""
-
-    def epoch_begin(self, run_context: RunContext) -> None:
-        """Before an epoch."""
-
-    def step_begin(self, run_context: RunContext) -> None:
-        """Before a step."""
-
-    def step_end(self, run_context: RunContext) -> None:
-        """After a step."""
-
-    def epoch_end(self, run_context: RunContext) -> None:
-        """After an epoch."""
-
-    def end(self, run_context: RunContext) -> None:
-        """After everything."""
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        """Before training."""
-        self.begin(run_context)
-
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Before an epoch of training."""
-        self.epoch_begin(run_context)
-
-    def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Before a step of training."""
-        self.step_begin(run_context)
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        """After a step of training."""
-        self.step_end(run_context)
-
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """After an epoch of training."""
-        self.epoch_end(run_context)
-
-    def on_train_end(self, run_context: RunContext) -> None:
-        """After training."""
-        self.end(run_context)
-
-    def on_eval_begin(self, run_context: RunContext) -> None:
-        """Before validation."""
-        self.begin(run_context)
-
-    def on_eval_epoch_begin(self, run_context: RunContext) -> None:
-        """Before the pass of validation."""
-        self.epoch_begin(run_context)
-
-    def on_eval_step_begin(self, run_context: RunContext) -> None:
-        """Before a batch of validation."""
-        self.step_begin(run_context)
-
-    def on_eval_step_end(self, run_context: RunContext) -> None:
-        """After a batch of validation."""
-        self.step_end(run_context)
-
-    def on_eval_epoch_end(self, run_context: RunContext) -> None:
-        """After the pass of validation."""
-        self.epoch_end(run_context)
-
-    def on_eval_end(self, run_context: RunContext) -> None:
-        """After validation."""
-        self.end(run_context)
-
-
-def as_callbacks(value: Any) -> list[Callback]:
-    """Callbacks as a list.
-
-    Raises:
-        ArgumentTypeError: Something is no callback.
-    """
-    items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
-    for item in items:
-        if not isinstance(item, Callback):
-            raise ArgumentTypeError(
-                f"A {type(item).__name__} is no callback.",
-                where="callbacks",
-                fix="Give a Callback or a list of them.",
-            )
-    return items
 
 
 class LossMonitor(Callback):
@@ -233,104 +91,6 @@ class TimeMonitor(Callback):
         print(
             f"Train epoch time: {spent:.3f} ms, per step time: {spent / steps:.3f} ms", flush=True
         )
-
-
-class CheckpointConfig:
-    """When :class:`ModelCheckpoint` saves, and how many files it keeps.
-
-    Args:
-        save_checkpoint_steps: Save at every so many steps; 0 goes by seconds.
-        save_checkpoint_seconds: Save after so many seconds, if above 0 and steps are 0.
-        keep_checkpoint_max: The oldest files beyond this number are removed; 0 keeps all.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument is no int, or below 0.
-    """
-
-    def __init__(
-        self,
-        save_checkpoint_steps: int = 1,
-        save_checkpoint_seconds: int = 0,
-        keep_checkpoint_max: int = 5,
-    ) -> None:
-        for name, value in (
-            ("save_checkpoint_steps", save_checkpoint_steps),
-            ("save_checkpoint_seconds", save_checkpoint_seconds),
-            ("keep_checkpoint_max", keep_checkpoint_max),
-        ):
-            check_type("CheckpointConfig", name, value, int)
-            check_range("CheckpointConfig", name, value, 0)
-        self.save_checkpoint_steps = save_checkpoint_steps
-        self.save_checkpoint_seconds = save_checkpoint_seconds
-        self.keep_checkpoint_max = keep_checkpoint_max
-
-
-class ModelCheckpoint(Callback):
-    """Save the weights as ``<directory>/<prefix>-<epoch>_<step>.safetensors``.
-
-    Args:
-        prefix: Start of the names.
-        directory: Folder; made if missing, the present one if not given.
-        config: When to save.
-
-    Raises:
-        ArgumentTypeError: ``config`` is no CheckpointConfig.
-        ArgumentValueError: ``prefix`` is no text, or holds a '/'.
-    """
-
-    def __init__(
-        self,
-        prefix: str = "CKP",
-        directory: str | None = None,
-        config: CheckpointConfig | None = None,
-    ) -> None:
-        if not isinstance(prefix, str) or "/" in prefix or not prefix:
-            raise ArgumentValueError(
-                f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short text."
-            )
-        if config is not None:
-            check_type("ModelCheckpoint", "config", config, CheckpointConfig)
-        self._prefix, self._directory = prefix, Path(directory or ".")
-        self._config = config or CheckpointConfig()
-        self._last_step, self._last_time = 0, 0.0
-        self._files: list[Path] = []
-
-    @property
-    def latest_ckpt_file_name(self) -> str:
-        """The newest file; empty before the first."""
-        return str(self._files[-1]) if self._files else ""
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        """Make the folder."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._last_step = run_context.original_args().cur_step_num
-        self._last_time = time.monotonic()
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        """Save if it is time."""
-        args, config = run_context.original_args(), self._config
-        if config.save_checkpoint_steps:
-            due = args.cur_step_num - self._last_step >= config.save_checkpoint_steps
-        else:
-            passed = time.monotonic() - self._last_time
-            due = 0 < config.save_checkpoint_seconds <= passed
-        if due:
-            self._save(args)
-
-    def on_train_end(self, run_context: RunContext) -> None:
-        """Save the last state, unless that was just done."""
-        args = run_context.original_args()
-        if args.cur_step_num != self._last_step:
-            self._save(args)
-
-    def _save(self, args: CallbackParam) -> None:
-        name = f"{self._prefix}-{args.cur_epoch_num}_{args.cur_step_in_epoch}"
-        path = save_checkpoint(args.network, self._directory / f"{name}.safetensors")
-        self._last_step, self._last_time = args.cur_step_num, time.monotonic()
-        self._files = [file for file in self._files if file != path] + [path]
-        keep = self._config.keep_checkpoint_max
-        while keep and len(self._files) > keep:
-            self._files.pop(0).unlink(missing_ok=True)
 
 
 class EarlyStopping(Callback):
@@ -421,13 +181,6 @@ class EarlyStopping(Callback):
             where="EarlyStopping, monitor",
             fix=f"Give one of loss, {', '.join(results)}; eval_loss needs the metric 'loss'.",
         )
-
-
-def call_all(callbacks: Sequence[Callback], method: str, run_context: RunContext) -> None:
-    """Call one method of every callback."""
-    for callback in callbacks:
-        function: Callable[[RunContext], None] = getattr(callback, method)
-        function(run_context)
 
 
 def _loss_of(outputs: Any) -> float:

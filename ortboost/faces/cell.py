@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ortboost.faces.arguments import NotInThisVersionError, check_type
-
-if TYPE_CHECKING:
-    from ortboost.network import Parameter
+from ortboost.faces.parameter import Parameter
 
 __all__ = ["Cell"]
 

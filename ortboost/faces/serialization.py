@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.faces.cell import Cell
+from ortboost.faces.parameter import Parameter
 from ortboost.files import atomic_path
-from ortboost.network import Parameter
 from ortboost.program.program import read_tensors
 
 __all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]

@@ -164,7 +164,7 @@ def _classify(value: ir.Value) -> tuple[str, str]:
         return "constant", "not used"
     found: tuple[str, str] | None = None
     for node, index in uses:
-        where = f"input {index} of {node.op_type} '{node.name}'"
+        where = _position(node, index)
         if node.op_type == "BatchNormalization" and index in (3, 4):
             return ("running_mean" if index == 3 else "running_var"), where
         if index in _SETTINGS.get(node.op_type, ()):
@@ -178,7 +178,7 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     if found is not None:
         return found
     node, index = uses[0]
-    where = f"input {index} of {node.op_type} '{node.name}'"
+    where = _position(node, index)
     tensor = value.const_value
     shape = () if tensor is None else _tensor_shape(tensor)
     elements = int(np.prod(shape, dtype=np.int64))
@@ -191,6 +191,10 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
         return ("bias" if len(shape) == 1 and node.op_type == "Add" else "weight"), where
     return "constant", f"not a weight position, {where}"
+
+
+def _position(node: ir.Node, index: int) -> str:
+    return f"input {index} of {node.op_type} '{node.name or node.outputs[0].name}'"
 
 
 def _tensor_shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:

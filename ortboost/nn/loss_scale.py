@@ -13,6 +13,7 @@ import numpy as np
 
 from ortboost.faces.arguments import ArgumentTypeError, check_range, check_type, is_number
 from ortboost.faces.cell import Cell
+from ortboost.faces.parameter import Parameter
 from ortboost.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
@@ -20,7 +21,6 @@ from ortboost.loss_scale import (
     ScaleState,
     update,
 )
-from ortboost.network import Parameter
 
 __all__ = ["DynamicLossScaleUpdateCell", "FixedLossScaleUpdateCell", "LossScaleUpdateCell"]
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.errors import nearest
 from ortboost.faces.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
@@ -17,7 +18,6 @@ from ortboost.faces.arguments import (
     check_range,
     check_type,
 )
-from ortboost.errors import nearest
 from ortboost.tensor import as_array
 
 __all__ = [

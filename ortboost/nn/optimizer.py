@@ -8,43 +8,28 @@ another training step.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from ortboost.faces.arguments import (
-    ArgumentKeyError,
-    ArgumentRuntimeError,
-    ArgumentTypeError,
-    ArgumentValueError,
     NotInThisVersionError,
     check_range,
     check_type,
-    is_number,
 )
 from ortboost.faces.cell import Cell
-from ortboost.errors import UsageError, nearest
 from ortboost.faces.live_state import LiveState
-from ortboost.network import Parameter
-from ortboost.nn.learning_rate_schedule import LearningRateSchedule
+from ortboost.nn.parameter_groups import (
+    check_decay,
+    check_rate,
+    rate_at,
+    read_parameters,
+    shown_rate,
+)
 from ortboost.optimizers import Optimizer as Rule
 from ortboost.program import catalogue as names
 from ortboost.program.config import ParameterGroup
 
 __all__ = ["Optimizer", "exact_patterns"]
-
-_GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Parameters that share a rate and a decay; ``None`` is the optimizer's own."""
-
-    params: list[Parameter]
-    rate: Any = None
-    weight_decay: float | None = None
 
 
 class Optimizer(Cell):
@@ -76,14 +61,14 @@ class Optimizer(Cell):
     ) -> None:
         super().__init__()
         owner = type(self).__name__
-        self._learning_rate = _check_rate(owner, learning_rate)
-        self.weight_decay = _check_decay(owner, weight_decay)
+        self._learning_rate = check_rate(owner, learning_rate)
+        self.weight_decay = check_decay(owner, weight_decay)
         if isinstance(loss_scale, int) and not isinstance(loss_scale, bool):
             loss_scale = float(loss_scale)
         check_type(owner, "loss_scale", loss_scale, float)
         check_range(owner, "loss_scale", loss_scale, 0, open_low=True)
         self.loss_scale = loss_scale
-        self.is_group, self._groups, self.parameters = _read_parameters(owner, parameters)
+        self.is_group, self._groups, self.parameters = read_parameters(owner, parameters)
         self.state = LiveState()
         self.applied_steps = 0
         """Updates applied so far; skipped steps do not count."""
@@ -109,7 +94,7 @@ class Optimizer(Cell):
                 ParameterGroup(
                     name=f"group{index}",
                     patterns=exact_patterns(p.name for p in group.params),
-                    learning_rate=None if group.rate is None else str(_shown(group.rate)),
+                    learning_rate=None if group.rate is None else str(shown_rate(group.rate)),
                     weight_decay=self.weight_decay
                     if group.weight_decay is None
                     else group.weight_decay,
@@ -128,10 +113,10 @@ class Optimizer(Cell):
             ArgumentRuntimeError: A list of rates has no entry for it.
         """
         step = self.applied_steps
-        rates = {names.LEARNING_RATE: _rate_at(self._learning_rate, step)}
+        rates = {names.LEARNING_RATE: rate_at(self._learning_rate, step)}
         for index, group in enumerate(self._groups if self.is_group else ()):
             if group.rate is not None:
-                rates[names.learning_rate_name(f"group{index}")] = _rate_at(group.rate, step)
+                rates[names.learning_rate_name(f"group{index}")] = rate_at(group.rate, step)
         return rates
 
     # ---- what users ask for -------------------------------------------------------------------
@@ -143,7 +128,7 @@ class Optimizer(Cell):
 
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
-        self._learning_rate = _check_rate(type(self).__name__, value)
+        self._learning_rate = check_rate(type(self).__name__, value)
 
     @property
     def global_step(self) -> int:
@@ -186,167 +171,3 @@ class Optimizer(Cell):
 def exact_patterns(parameters: Iterable[str]) -> tuple[str, ...]:
     """Patterns that match just these names, whatever characters they hold."""
     return tuple(glob.escape(name) for name in parameters)
-
-
-def _read_parameters(owner: str, parameters: Any) -> tuple[bool, list[_Group], list[Parameter]]:
-    if parameters is None:
-        raise ArgumentValueError(
-            "No parameters were given.", where=owner, fix="Give net.trainable_params()."
-        )
-    if isinstance(parameters, Parameter | Mapping) or not isinstance(parameters, Iterable):
-        raise ArgumentTypeError(
-            f"'params' is {type(parameters).__name__}.",
-            where=owner,
-            fix="Give a list of parameters or of dicts: net.trainable_params().",
-        )
-    items = list(parameters)
-    if not items:
-        raise ArgumentValueError(
-            "The list of parameters is empty.", where=owner, fix="Is everything frozen?"
-        )
-    if isinstance(items[0], Mapping):
-        return True, *_read_groups(owner, items)
-    _check_parameters(owner, items)
-    _check_unique(owner, items, ArgumentValueError)
-    return False, [_Group(items)], items
-
-
-def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[_Group], list[Parameter]]:
-    groups: list[_Group] = []
-    order: list[Parameter] | None = None
-    for index, item in enumerate(items):
-        where = f"{owner}, group {index}"
-        if not isinstance(item, Mapping):
-            raise ArgumentTypeError(
-                f"Group {index} is {type(item).__name__}.", where=where, fix="Give dicts only."
-            )
-        for key in item:
-            if key not in _GROUP_KEYS:
-                raise ArgumentKeyError(
-                    f"A group has no key '{key}'.", where=where, fix=nearest(str(key), _GROUP_KEYS)
-                )
-        if "order_params" in item:
-            if len(item) > 1:
-                raise ArgumentValueError(
-                    "'order_params' stands in a dict of its own.", where=where, fix="Split it."
-                )
-            order = list(item["order_params"])
-            _check_parameters(where, order)
-            continue
-        if "params" not in item:
-            raise ArgumentKeyError(
-                "A group has no 'params'.", where=where, fix="Give {'params': [...], 'lr': ...}."
-            )
-        params = list(item["params"])
-        if not params:
-            raise ArgumentValueError(
-                "A group has an empty 'params'.", where=where, fix="Leave the group out."
-            )
-        _check_parameters(where, params)
-        centralize = item.get("grad_centralization", False)
-        check_type(where, "grad_centralization", centralize, bool)
-        if centralize:
-            raise NotInThisVersionError(
-                "Gradient centralization is not in this version.",
-                where=where,
-                fix="Leave 'grad_centralization' out.",
-            )
-        rate = item.get("lr")
-        decay = item.get("weight_decay")
-        groups.append(
-            _Group(
-                params,
-                None if rate is None else _check_rate(where, rate, "lr"),
-                None if decay is None else _check_decay(where, decay),
-            )
-        )
-    everything = [p for group in groups for p in group.params]
-    _check_unique(owner, everything, ArgumentRuntimeError)
-    if order is not None and {id(p) for p in order} != {id(p) for p in everything}:
-        raise ArgumentValueError(
-            "'order_params' does not list just the parameters of the groups.",
-            where=owner,
-            fix="Give net.trainable_params() there.",
-        )
-    return groups, everything if order is None else order
-
-
-def _check_parameters(where: str, items: Sequence[Any]) -> None:
-    for item in items:
-        if not isinstance(item, Parameter):
-            raise ArgumentTypeError(
-                f"A {type(item).__name__} is no parameter.",
-                where=where,
-                fix="Give parameters of the network: net.trainable_params().",
-            )
-
-
-def _check_unique(owner: str, items: Sequence[Parameter], kind: type[UsageError]) -> None:
-    seen = set()
-    for item in items:
-        if id(item) in seen:
-            raise kind(
-                f"The parameter '{item.name}' was given twice.",
-                where=owner,
-                fix="Give each parameter once.",
-            )
-        seen.add(id(item))
-
-
-def _check_decay(owner: str, value: Any) -> float:
-    if isinstance(value, Cell):
-        raise NotInThisVersionError(
-            "A weight decay that is a Cell is not in this version.",
-            where=owner,
-            fix="Give a float.",
-        )
-    if not is_number(value):
-        check_type(owner, "weight_decay", value, int, float)
-    check_range(owner, "weight_decay", value, 0)
-    return float(value)
-
-
-def _check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
-    """A number, a 1-D float array, or a schedule."""
-    if isinstance(value, LearningRateSchedule):
-        return value
-    if isinstance(value, str | bytes | bool) or (
-        not is_number(value) and not isinstance(value, Iterable)
-    ):
-        raise ArgumentTypeError(
-            f"'{name}' is {type(value).__name__}.",
-            where=owner,
-            fix="Give a number, a list of numbers, or a schedule such as nn.CosineDecayLR.",
-        )
-    array = np.asarray(value if is_number(value) or hasattr(value, "shape") else list(value))
-    if array.dtype.kind not in "iuf" and array.size:
-        raise ArgumentTypeError(
-            f"'{name}' holds no numbers.", where=owner, fix="Give numbers of 0 or more."
-        )
-    if array.ndim > 1 or not array.size:
-        raise ArgumentValueError(
-            f"'{name}' has the shape {array.shape}.",
-            where=owner,
-            fix="Give a number, or one number for each step.",
-        )
-    check_range(owner, name, float(array.min()), 0)
-    return float(array) if array.ndim == 0 else array.astype(np.float64)
-
-
-def _rate_at(rate: Any, step: int) -> float:
-    if isinstance(rate, LearningRateSchedule):
-        return float(rate(step))
-    if isinstance(rate, float):
-        return rate
-    if step >= len(rate):
-        raise ArgumentRuntimeError(
-            f"The list of learning rates ends after {len(rate)} updates.",
-            where=f"update {step + 1}",
-            fix="Give a rate for every step, or use a schedule.",
-        )
-    return float(rate[step])
-
-
-def _shown(rate: Any) -> Any:
-    """What the program's manifest says of a rate that the host feeds."""
-    return rate if isinstance(rate, float) else f"by the host: {type(rate).__name__}"

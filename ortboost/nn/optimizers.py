@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ortboost.errors import nearest
 from ortboost.faces.arguments import (
     ArgumentKeyError,
     ArgumentTypeError,
@@ -13,8 +14,7 @@ from ortboost.faces.arguments import (
     check_range,
     check_type,
 )
-from ortboost.errors import nearest
-from ortboost.network import Parameter
+from ortboost.faces.parameter import Parameter
 from ortboost.nn.optimizer import Optimizer, exact_patterns
 from ortboost.optimizers import Adam as AdamRule
 from ortboost.optimizers import AdamW as AdamWRule

@@ -18,8 +18,9 @@ from ortboost.faces.arguments import (
     is_number,
 )
 from ortboost.faces.cell import Cell
+from ortboost.faces.parameter import Parameter
 from ortboost.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
-from ortboost.network import Network, Parameter
+from ortboost.network import Network
 from ortboost.nn.compiled import CompiledSteps
 from ortboost.nn.loss import LossBase
 from ortboost.nn.loss_scale import LossScaleUpdateCell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,7 @@ class Forward:
         loss: Where the loss is.
         parameters: Its float tensors by name.
         trained: Those that are trained.
+        notes: Remarks on the choice of what is trained.
         next_of: Buffer to the value that the forward pass computes for it.
         reports: What was done so far.
     """
@@ -118,6 +119,7 @@ class Forward:
     loss: AttachedLoss
     parameters: Mapping[str, Parameter]
     trained: tuple[Parameter, ...]
+    notes: tuple[str, ...]
     next_of: Mapping[str, str]
     reports: tuple[Report, ...]
 
@@ -151,7 +153,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     dropout = dropout_to_training(model)
     trained, choice = choose_trainable(model, parameters, config)
     reports += [loss.report, norms.report, dropout, choice]
-    return Forward(model, loss, parameters, trained, norms.next_of, tuple(reports))
+    return Forward(
+        model, loss, parameters, trained, tuple(choice.notes), norms.next_of, tuple(reports)
+    )
 
 
 def _leave_prefix(model: ir.Model) -> None:
@@ -224,6 +228,7 @@ def choose_trainable(
             trained.append(parameter)
         elif parameter.role == "constant" and parameter.size > 1:
             report.kept[name] = f"constant: {parameter.reason}"
+    report.notes += _tied_norms(model, trained)
     if not trained:
         raise ModelError(
             "There is nothing to train.",
@@ -231,6 +236,21 @@ def choose_trainable(
             fix="Loosen --freeze or --trainable; see 'ortboost inspect MODEL --params'.",
         )
     return tuple(trained), report
+
+
+def _tied_norms(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
+    """Exporters that store equal tensors once tie the normalizations of a fresh model together."""
+    notes = []
+    for parameter in trained:
+        value = model.graph.initializers[parameter.name]
+        nodes = {usage.node.name for usage in value.uses()}
+        if parameter.role.startswith("norm_") and len(nodes) > 1:
+            notes.append(
+                f"'{parameter.name}' serves {len(nodes)} normalizations and is trained as one tensor; "
+                "if they were separate, export again without merging equal tensors "
+                "(torch.onnx.export(..., optimize=False))"
+            )
+    return notes
 
 
 def _separated_buffers(

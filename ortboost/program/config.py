@@ -245,15 +245,10 @@ class ProgramConfig:
             arguments["loss_scale"] = scale_from_dict(arguments["loss_scale"])
         if "groups" in arguments:
             arguments["groups"] = tuple(
-                ParameterGroup(
-                    **{**_known(ParameterGroup, g, "groups"), "patterns": tuple(g["patterns"])}
-                )
-                for g in arguments["groups"]
+                ParameterGroup(**_listed(_known(ParameterGroup, group, "groups"), "patterns"))
+                for group in arguments["groups"]
             )
-        for key in ("trainable", "freeze", "frozen_norm", "metrics", "adapt"):
-            if arguments.get(key) is not None:
-                arguments[key] = tuple(arguments[key])
-        return cls(**arguments)
+        return cls(**_listed(arguments, "trainable", "freeze", "frozen_norm", "metrics"))
 
 
 def decays(parameter: Parameter, decay: DecayFilter) -> bool:

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import warnings
-import zlib
 
 import pytest
 
 from tests.autodiff.oracle import Case, cases, probe
 
-# Operators in which the bare builder was found wrong: all of their cases are always run.
-TRAPS = {
-    "BatchNormalization",
-    "Cos",
-    "Dropout",
-    "Erf",
-    "LayerNormalization",
-    "LeakyRelu",
-    "Pow",
-    "ScatterElements",
-    "ScatterND",
-    "Split",
-}
 REFUSED = {
     "Ceil",
     "Floor",
@@ -49,16 +35,13 @@ def expected_status(case: Case) -> str:
     return "refused" if refused else "ok"
 
 
-def parameters():
-    for number, case in enumerate(cases()):
-        chosen = case.op in TRAPS or zlib.crc32(case.name.encode()) % 6 == 0
-        marks = [] if chosen else [pytest.mark.slow]
-        yield pytest.param(
-            case, id=f"{number}-{case.op}-{case.note}".replace(" ", "_"), marks=marks
-        )
+CASES = [
+    pytest.param(case, id=f"{number}-{case.op}-{case.note}".replace(" ", "_"))
+    for number, case in enumerate(cases())
+]
 
 
-@pytest.mark.parametrize("case", parameters())
+@pytest.mark.parametrize("case", CASES)
 def test_gradient(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # the oracle overflows where we must not

@@ -59,8 +59,8 @@ CASES = {
         ["w"],
     ),
     "split_partly_used": (
-        """g (float[3,6] x, float[6] w) => (float loss) { h = Mul(x, w)
-            a, b, c = Split<axis=1, num_outputs=3>(h) y = Mul(a, c)
+        """g (float[2] x, float[6] w) => (float loss) {
+            a, b, c = Split<num_outputs=3>(w) q = Mul(a, b) y = Mul(q, x)
             loss = ReduceMean<keepdims=0>(y) }""",
         ["w"],
     ),

@@ -37,7 +37,7 @@ def _where(site: Site) -> list[ir.Value | None] | None:
     full = broadcast_shape([condition, *branches])
     if full is not None and all(known_shape(branch) == full for branch in branches):
         return None
-    if all(_is_expanded(branch) for branch in branches):
+    if all(_is_expanded(branch) for branch in branches) or _only_shape(site.node):
         return None
     # The shape is that of a Where whose values nobody reads; no gradient flows through Shape.
     dtype = branches[0].dtype
@@ -54,14 +54,22 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
     single = site.array(1)
     if single is not None and single.size == 1 and single.ndim <= len(known_shape(base) or ()):
         narrow = False
-    if not cast and not narrow:
+    if (not cast and not narrow) or _only_shape(site.node):
         return None
     if narrow:
         shape = site.shape_of(site.op("Pow", base, exponent))
         base = site.op("Expand", base, shape, shape=full)
-    if cast and base.dtype is not None:
+    if cast and single is not None:
+        exponent = site.const(single)
+    elif cast and base.dtype is not None:
         exponent = site.op("Cast", exponent, dtype=base.dtype, to=int(base.dtype))
     return [site.op("Pow", base, exponent, shape=full)]
+
+
+def _only_shape(node: ir.Node) -> bool:
+    """Whether only the shape of the output is of interest, as in the nodes made here."""
+    uses = node.outputs[0].uses()
+    return bool(uses) and all(usage.node.op_type == "Shape" for usage in uses)
 
 
 def _is_expanded(value: ir.Value) -> bool:

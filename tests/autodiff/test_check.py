@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff.check import check_trainable
+from ortboost.autodiff.engine import get_engine
+from ortboost.autodiff.native_support import gradient_support
+from ortboost.autodiff.table import support_table
+from tests.autodiff.oracle import graph
+
+ENGINE = get_engine("native")
+
+
+def check(model, wrt, loss=None):
+    return check_trainable(model, wrt=wrt, loss=loss, engine=ENGINE)
+
+
+def test_all_blockers_at_once_with_reason_and_fix():
+    model = graph("""g (float[N,4,H,W] x, float[4,4,3,3] w, float[4] p, double[4] d, int64[4] k,
+        string[N] names) => (float[N,4,H,W] y) {
+        [conv] a = Conv<auto_pad="SAME_UPPER", strides=[2,2]>(x, w)
+        [round] b = Round(a)
+        [scatter] i = ArgMax(b)
+        [mod] y = Mod<fmod=1>(b, a)
+    }""")
+    found = check(model, ["w", "p", "d", "k", "nothing"])
+    by_name = {blocker.node: blocker for blocker in found.blockers}
+    assert set(by_name) == {"conv", "round", "mod", "d", "k", "nothing", "names"}
+    assert "auto_pad=SAME_UPPER" in by_name["conv"].reason
+    assert by_name["conv"].fix == "Export with explicit pads, or with fixed height and width."
+    assert "only float32 can" in by_name["d"].reason
+    assert "no gradient" in by_name["k"].reason
+    assert all(blocker.fix for blocker in found.blockers)
+    assert not found.trainable
+    assert any("'p' will not be trained" in note for note in found.notes)
+    assert found.trained == ("w",)
+    json.dumps(found.to_dict())
+
+
+def test_what_will_be_rewritten_is_told_and_nothing_is_changed():
+    model = graph("""g (float[N,4] x, float[4] w, float[1] s, float[4] m) => (float[N,4] y) {
+        h = Mul(x, w) [act] a = HardSwish(h) [like] l = CastLike(a, s) [prelu] y = PRelu(l, s) }""")
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    found = check(model, ["w", "s"])
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+    assert found.trainable
+    changed = {name: what for report in found.rewrites for name, what in report.changed.items()}
+    assert changed == {
+        "act": "HardSwish: decomposed",
+        "prelu": "PRelu: decomposed",
+        "like": "CastLike: written as Cast",
+    }
+
+
+def test_operators_beside_the_gradient_path_do_not_matter():
+    model = graph("""g (float[N,4] x, float[4] w) => (float[N,4] y, float[N,4] r) {
+        a = Round(x) y = Mul(a, w) r = Round(y) }""")
+    assert check(model, ["w"], loss="y").trainable
+    assert [blocker.op for blocker in check(model, ["w"], loss=["y", "r"]).blockers] == ["Round"]
+
+
+@pytest.mark.parametrize(
+    ("body", "op", "reason"),
+    [
+        ("h = Mul(x, w) y = com.microsoft.FusedMatMul(h, h)", "FusedMatMul", "made for inference"),
+        ("h = Mul(x, w) y = other.domain.Thing(h)", "Thing", "not a standard operator"),
+        ("h = Mul(x, w) y = NonMaxSuppressed(h)", "NonMaxSuppressed", "no gradient"),
+        (
+            "c = Greater(x, w) e = ReduceMax(x) z = Equal(e, e) q = Squeeze(z) y = If (q) <"
+            "then_branch = a () => (float[3,3] p) { p = Mul(x, w) },"
+            "else_branch = b () => (float[3,3] r) { r = Identity(x) }>",
+            "If",
+            "control flow",
+        ),
+        ("q = Cast<to=3>(w) k = Constant<value_float=0.1>() y = Sign(w)", "Sign", "zero almost"),
+    ],
+)
+def test_kinds_of_blockers(body, op, reason):
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1, "other.domain" : 1]>\n'
+        f"g (float[3,3] x, float[3,3] w) => (float[3,3] y) {{ {body} }}"
+    )
+    (blocker,) = check(model, ["w"]).blockers
+    assert blocker.op == op
+    assert reason in blocker.reason
+
+
+def test_quantized_weights():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[3] x, float[3] w) => (float[3] y) <int8[3] q = {1, 2, 3}, float s = {0.5}> {
+        [dq] k = DequantizeLinear(q, s) h = Mul(x, w) y = Mul(h, k) }""")
+    (blocker,) = check(model, ["w"]).blockers
+    assert (blocker.node, blocker.op) == ("dq", "DequantizeLinear")
+    assert "quantize after training" in blocker.fix
+
+
+def test_functions():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my" : 1]>
+        g (float[3] x, float[3] w) => (float[3] y) { h = Mul(x, w) y = my.twice(h) }
+        <domain: "my", opset_import: ["" : 18]> twice (a) => (b) { b = Add(a, a) }""")
+    found = check(model, ["w"])
+    assert ("my::twice", "function") in {(b.node, b.op) for b in found.blockers}
+
+
+def test_nothing_trainable_is_a_blocker():
+    model = graph("g (float[3] x, float[3] w) => (int64[1] y) { h = Mul(x, w) y = ArgMax(h) }")
+    (blocker,) = check(model, ["w"]).blockers
+    assert "before the ArgMax" in blocker.fix
+
+
+def test_every_reason_is_a_sentence_without_stop():
+    node = ir.node("LSTM", [], num_outputs=1)
+    assert gradient_support(node).startswith("recurrent operators have no gradient; ")
+
+
+def test_the_document_has_the_table_that_the_code_makes():
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "docs" / "trainability.md").read_text()
+    between = text.split("<!-- table -->\n")[1]
+    assert between == support_table()

@@ -1,0 +1,449 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.support import (
+    NAMES,
+    assert_three_lines,
+    batch_for,
+    golden,
+    model_path,
+    run,
+    shipped_program,
+    small_convnet,
+    small_mlp,
+    stepper,
+    text_model,
+    weights,
+)
+
+from ortboost.errors import ConfigError, DependencyError, ModelError, OrtBoostError, UsageError
+from ortboost.loss_scale import NO_SCALE
+from ortboost.optimizers import Adam, Sgd
+from ortboost.program.build import build_program
+from ortboost.program.catalogue import read_catalogue
+from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
+
+RATE = {"learning_rate": 0.1}
+
+
+def state_names(program, *kinds):
+    return [entry.name for entry in program.catalogue.entries(*kinds)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestShipped:
+    def test_structure_of_the_step(self, name):
+        program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
+        graph, catalogue = program.step.graph, program.catalogue
+        assert [n.op_type for n in graph].count("If") == 1
+        assert [value.name for value in graph.inputs] == [
+            *(spec.name for spec in catalogue.batch),
+            *(spec.name for spec in catalogue.hyper),
+            *(entry.name for entry in catalogue.state),
+        ]
+        assert [value.name for value in graph.outputs] == [
+            *(spec.name for spec in catalogue.outputs),
+            *(entry.next for entry in catalogue.state if entry.next),
+        ]
+        assert [spec.name for spec in catalogue.outputs] == [
+            "loss",
+            "overflow",
+            "loss_scale",
+            "accuracy",
+        ]
+        for entry in catalogue.state:
+            assert entry.next in (None, f"ortboost/next/{entry.name}")
+        names = [node.name for node in graph.all_nodes()]
+        assert len(set(names)) == len(names)
+
+    def test_the_file_describes_itself(self, name):
+        program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
+        assert read_catalogue(program.step) == program.catalogue
+        assert program.step.metadata_props["ortboost.kind"] == "step"
+        assert program.evaluation.metadata_props["ortboost.kind"] == "eval"
+
+    def test_the_graphs_are_valid(self, name):
+        program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
+        onnx.checker.check_model(ir.to_proto(program.evaluation), full_check=True)
+        # The checker has no schemas for com.microsoft, and passes over what it does not know.
+        step = ir.to_proto(program.step)
+        for node in step.graph.node:  # onnxruntime has these two in the standard domain
+            if node.op_type in ("MaxPoolGrad", "AveragePoolGrad"):
+                node.domain = "com.microsoft"
+        onnx.checker.check_model(step)
+        domains = {node.domain for node in program.evaluation.graph.all_nodes()}
+        assert domains == {""}
+
+    def test_state_has_shapes_dtypes_and_values(self, name):
+        program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
+        assert list(program.initial) and set(program.initial) == set(state_names(program, *KINDS))
+        inputs = {value.name: value for value in program.step.graph.inputs}
+        outputs = {value.name: value for value in program.step.graph.outputs}
+        for entry in program.catalogue.state:
+            array = program.initial[entry.name]
+            assert array.shape == entry.shape
+            assert array.dtype == entry.dtype
+            for value in (inputs[entry.name], outputs.get(entry.next)):
+                if value is not None:
+                    assert tuple(value.shape) == entry.shape
+                    assert value.dtype.numpy() == entry.dtype
+        assert not any(v.const_value is not None for v in program.step.graph.inputs)
+
+    def test_what_is_trained(self, name):
+        program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
+        wanted = {str(n) for n in golden(name)["param_names"]}
+        assert {e.name for e in program.catalogue.entries("parameter") if e.next} == wanted
+        slots = {f"ortboost/slot/{slot}/{n}" for slot in Adam().slots for n in wanted}
+        assert set(state_names(program, "slot")) == slots
+        buffers = {str(n) for n in golden(name).get("buffer_names", [])}
+        assert set(state_names(program, "buffer")) == buffers
+
+    def test_the_batch_stays_symbolic(self, name):
+        program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
+        for spec in (*program.catalogue.batch, *program.evaluation_inputs):
+            assert spec.shape[0] == "batch"
+        training = stepper(program)
+        for size in (1, 3, 7):
+            result = training.step(batch_for(program, size), {"learning_rate": 1e-3})
+            assert np.isfinite(result.loss)
+
+
+KINDS = ("parameter", "buffer", "slot", "scale", "counter")
+
+
+def test_randomness_is_known():
+    assert shipped_program("transformer_tiny").catalogue.randomness
+    assert not shipped_program("lenet5").catalogue.randomness
+
+
+@pytest.mark.parametrize("as_proto", [False, True])
+def test_the_source_is_not_changed(as_proto):
+    model = small_convnet()
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    build_program(ir.to_proto(model) if as_proto else model, ProgramConfig(new_head=5))
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+# ---- what is trained ------------------------------------------------------------------------
+
+
+def trained(program):
+    return {entry.name for entry in program.catalogue.entries("parameter") if entry.next}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"cw", "s", "b", "fw", "fb"}),
+        ({"trainable": ("f*",)}, {"fw", "fb"}),
+        ({"freeze": ("f*", "s")}, {"cw", "b"}),
+        ({"trainable": ("f*", "cw"), "freeze": ("fb",)}, {"fw", "cw"}),
+        ({"trainable": ("*",)}, {"cw", "s", "b", "fw", "fb"}),
+        ({"trainable": ("*", "mean")}, {"cw", "s", "b", "fw", "fb"}),
+    ],
+)
+def test_patterns_choose(fields, expected):
+    program = build_program(small_convnet(), ProgramConfig(**fields))
+    assert trained(program) == expected
+    training = stepper(program)
+    before = training.state()
+    training.step(batch_for(program, 4), RATE)
+    after = training.state()
+    for name in ("cw", "s", "b", "fw", "fb"):
+        assert (before[name].tobytes() != after[name].tobytes()) == (name in expected), name
+    for name in ("mean", "var"):
+        assert before[name].tobytes() != after[name].tobytes()
+    assert {f"ortboost/slot/momentum/{n}" for n in expected} == set(state_names(program, "slot"))
+
+
+def test_a_constant_is_trained_if_asked_for_by_its_full_name():
+    def scaled():
+        return text_model(
+            """<ir_version: 10, opset_import: ["" : 18]>
+            net (float[batch,4] x, float[4,3] w, float temperature) => (float[batch,3] logits) {
+              h = MatMul(x, w)
+              logits = Mul(h, temperature)
+            }""",
+            w=weights(4, 3),
+            temperature=np.float32(2),
+        )
+
+    assert trained(build_program(scaled(), ProgramConfig())) == {"w"}
+    assert trained(build_program(scaled(), ProgramConfig(trainable=("*",)))) == {"w"}
+    program = build_program(scaled(), ProgramConfig(trainable=("w", "temperature")))
+    assert trained(program) == {"w", "temperature"}
+    training = stepper(program)
+    training.step(batch_for(program, 4), RATE)
+    assert training.get("temperature") != 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ProgramConfig(trainable=("conv9*",)),
+        ProgramConfig(freeze=("conv9*",)),
+        ProgramConfig(groups=(ParameterGroup("a", ("conv9*",)),)),
+        ProgramConfig(frozen_norm=("conv9*",)),
+    ],
+)
+def test_a_pattern_that_matches_nothing(config):
+    with pytest.raises(UsageError) as info:
+        build_program(small_convnet(), config)
+    assert_three_lines(info.value)
+    assert "conv9*" in info.value.what
+
+
+def test_everything_frozen():
+    with pytest.raises(ModelError) as info:
+        build_program(small_mlp(), ProgramConfig(freeze=("*",)))
+    assert_three_lines(info.value)
+
+
+def test_frozen_weights_are_state_without_a_next_value():
+    program = build_program(small_mlp(), ProgramConfig(freeze=("w1",)))
+    entry = next(e for e in program.catalogue.state if e.name == "w1")
+    assert (entry.kind, entry.next) == ("parameter", None)
+
+
+@pytest.mark.parametrize("pattern", ["bn", "s", "mean", "b*"])
+def test_norms_are_frozen_by_node_or_tensor_name(pattern):
+    program = build_program(small_convnet(), ProgramConfig(frozen_norm=(pattern,)))
+    assert {e.name: e.next for e in program.catalogue.entries("buffer")} == {
+        "mean": None,
+        "var": None,
+    }
+
+
+def test_a_model_without_norms_has_none_to_freeze():
+    with pytest.raises(UsageError) as info:
+        build_program(small_mlp(), ProgramConfig(frozen_norm=("bn*",)))
+    assert_three_lines(info.value)
+
+
+def test_a_new_head():
+    program = build_program(small_mlp(), ProgramConfig(new_head=7, seed=3))
+    assert program.initial["w2"].shape == (7, 6)
+    assert program.initial["ortboost/slot/momentum/w2"].shape == (7, 6)
+    assert any(report.rewrite == "new_head" for report in program.reports)
+    training = stepper(program)
+    feeds = {**batch_for(program, 8), "labels": np.arange(8) % 7}
+    assert np.isfinite(training.step(feeds, RATE).loss)
+    assert training.evaluator().evaluate(feeds)["logits"].shape == (8, 7)
+
+
+# ---- losses ---------------------------------------------------------------------------------
+
+
+LOSSES = {
+    "dense": (LossConfig(sparse=False), lambda n: np.eye(3, dtype=np.float32)[np.arange(n) % 3]),
+    "mse": (LossConfig("mse"), lambda n: weights(n, 3)),
+    "l1": (LossConfig("l1", "sum"), lambda n: weights(n, 3)),
+    "bce": (
+        LossConfig("bce-with-logits", pos_weight=np.float32([1, 2, 3])),
+        lambda n: (weights(n, 3) > 0).astype(np.float32),
+    ),
+    "none": (LossConfig("mse", "none"), lambda n: weights(n, 3)),
+    "ignore": (LossConfig(ignore_index=-1), lambda n: np.arange(n) % 4 - 1),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains(loss):
+    config, labels = LOSSES[loss]
+    training = stepper(build_program(small_mlp(), ProgramConfig(loss=config)))
+    feeds = {"x": weights(12, 4), "labels": labels(12)}
+    losses = [training.step(feeds, {"learning_rate": 0.02}).loss for _ in range(60)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert training.evaluator().evaluate(feeds)["loss"].mean() < losses[0]
+
+
+def own_loss(labels: str = "labels") -> ir.Model:
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[batch,3] {labels}, float[4,3] w) =>
+            (float[batch,3] scores, float cost) {{
+          scores = MatMul(x, w)
+          d = Sub(scores, {labels})
+          s = Mul(d, d)
+          cost = ReduceMean<keepdims = 0>(s)
+        }}""",
+        w=weights(4, 3),
+    )
+
+
+@pytest.mark.parametrize("name", ["labels", "target"])
+def test_a_model_with_its_own_loss(name):
+    config = ProgramConfig(loss=LossConfig("output", output="cost"))
+    program = build_program(own_loss(name), config)
+    assert program.labels is None
+    training = stepper(program)
+    feeds = {"x": weights(12, 4), name: weights(12, 3, seed=1)}
+    losses = [training.step(feeds, {"learning_rate": 0.5}).loss for _ in range(50)]
+    assert losses[-1] < 0.7 * losses[0]
+    answers = training.evaluator().evaluate(feeds)
+    assert answers["scores"].shape == (12, 3)
+    np.testing.assert_allclose(answers["loss"], training.step(feeds, RATE).loss, rtol=1e-5)
+
+
+def test_several_outputs_stay_in_the_evaluation():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,3] w) => (float[batch,3] logits, float[batch,3] p) {
+          logits = MatMul(x, w)
+          p = Softmax(logits)
+        }""",
+        w=weights(4, 3),
+    )
+    program = build_program(model, ProgramConfig(loss=LossConfig(output="logits")))
+    answers = stepper(program).evaluator().evaluate({"x": weights(2, 4), "labels": np.array([0, 1])})
+    assert set(answers) == {"logits", "p", "loss"}
+
+
+def test_accuracy_needs_classes():
+    config = ProgramConfig(loss=LossConfig("mse"), metrics=("accuracy",))
+    with pytest.raises(ConfigError) as info:
+        build_program(small_mlp(), config)
+    assert_three_lines(info.value)
+
+
+# ---- names ----------------------------------------------------------------------------------
+
+TAKEN = ("overflow", "loss_scale", "learning_rate", "loss", "labels", "accuracy")
+OURS = ("ortboost/loss_scale", "ortboost/next/w1", "ortboost/step", "ortboost/gate", "ortboost/update/Mul")
+
+
+def called(name: str, kind: str) -> ir.Model:
+    model = small_mlp()
+    if kind == "inner":
+        next(iter(model.graph)).outputs[0].name = name
+    elif kind == "parameter":
+        value = model.graph.initializers.pop("b1")
+        value.name = name
+        model.graph.register_initializer(value)
+    else:
+        values = model.graph.inputs if kind == "input" else model.graph.outputs
+        values[0].name = name
+    return model
+
+
+def one_step(model) -> float:
+    program = build_program(model, ProgramConfig(metrics=("accuracy",)))
+    return stepper(program).step(batch_for(program, 4), RATE).loss
+
+
+@pytest.mark.parametrize("name", [*TAKEN, *OURS, "w1_grad"])
+def test_inner_tensors_make_way_for_our_names(name):
+    assert one_step(called(name, "inner")) == one_step(small_mlp())
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+@pytest.mark.parametrize("name", [*TAKEN, *OURS, "w1_grad"])
+def test_inputs_and_outputs_with_our_names_are_refused(name, kind):
+    with pytest.raises(OrtBoostError) as info:
+        one_step(called(name, kind))
+    assert isinstance(info.value, (ModelError, UsageError))
+    assert_three_lines(info.value)
+    assert name in str(info.value)
+
+
+def test_a_rewrite_of_ours_in_the_source_does_no_harm():
+    assert one_step(called("ortboost/slot/momentum/w1", "parameter")) == one_step(small_mlp())
+
+
+# ---- refusals -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "double"])
+def test_other_types_than_float32_are_refused(dtype):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({dtype}[batch,4] x, {dtype}[4,3] w) => ({dtype}[batch,3] y) {{ y = MatMul(x, w) }}""",
+        w=weights(4, 3).astype("float16" if dtype == "float16" else "float64"),
+    )
+    with pytest.raises(ModelError) as info:
+        build_program(model, ProgramConfig())
+    assert_three_lines(info.value)
+    assert "float32" in str(info.value)
+
+
+def test_all_blockers_are_listed_at_once():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w) => (float[batch,4] y) {
+          a = MatMul(x, w)
+          [first] b = Hardmax(a)
+          [second] c = Mish(a)
+          [third] d = Hardmax(a)
+          e = Add(b, c)
+          y = Add(d, e)
+        }""",
+        w=weights(4, 4),
+    )
+    with pytest.raises(ModelError) as info:
+        build_program(model, ProgramConfig())
+    assert_three_lines(info.value)
+    assert "'first'" in info.value.where
+    assert "'third'" in info.value.where
+
+
+def test_an_unknown_engine():
+    with pytest.raises((UsageError, DependencyError)) as info:
+        build_program(small_mlp(), ProgramConfig(engine="natvie"))
+    assert_three_lines(info.value)
+
+
+# ---- the evaluation graph -------------------------------------------------------------------
+
+
+def test_evaluation_runs_on_the_state_alone():
+    program = build_program(small_convnet(), ProgramConfig())
+    feeds = batch_for(program, 5)
+    known = {v.name for v in program.evaluation.graph.inputs}
+    data = {k: v for k, v in {**program.initial, **feeds}.items() if k in known}
+    answers = run(program.evaluation, data)
+    expected = run(small_convnet(), {"x": feeds["x"]})["logits"]
+    np.testing.assert_allclose(answers["logits"], expected, rtol=1e-5, atol=1e-6)
+
+
+# ---- the fingerprint --------------------------------------------------------------------------
+
+BASE = ProgramConfig()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"optimizer": Sgd()},
+        {"optimizer": Adam()},
+        {"weight_decay": 0.1},
+        {"loss_scale": NO_SCALE},
+        {"loss": LossConfig(reduction="sum")},
+        {"freeze": ("w1",)},
+        {"metrics": ("accuracy",)},
+        {"gradient_divisor": 2.0},
+        {"new_head": 5},
+        {"groups": (ParameterGroup("a", ("w1",), "0.5"),)},
+    ],
+    ids=str,
+)
+def test_the_fingerprint_follows_the_configuration(fields):
+    changed = build_program(small_mlp(), dataclasses.replace(BASE, **fields))
+    assert changed.fingerprint != build_program(small_mlp(), BASE).fingerprint
+
+
+def test_the_fingerprint_does_not_follow_the_values():
+    one, other = (build_program(small_mlp(seed=s), BASE) for s in (0, 10))
+    assert (one.initial["w1"] != other.initial["w1"]).all()
+    assert one.fingerprint == other.fingerprint
+
+
+def test_the_fingerprint_is_reproducible():
+    assert build_program(small_mlp(), BASE).fingerprint == build_program(small_mlp(), BASE).fingerprint
+    one = build_program(model_path("resnet20"), BASE).fingerprint
+    assert one == build_program(model_path("resnet20"), BASE).fingerprint

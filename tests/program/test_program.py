@@ -1,0 +1,301 @@
+"""The program folder: written, read back, refused when damaged, and usable without ortboost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.support import (
+    NAMES,
+    assert_same_bits,
+    assert_three_lines,
+    batch_for,
+    shipped_program,
+    small_convnet,
+    small_mlp,
+    stepper,
+)
+
+from ortboost.errors import FileError
+from ortboost.graph.io import load_model, save_model
+from ortboost.program.build import build_program
+from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue
+from ortboost.program.config import ProgramConfig
+from ortboost.program.program import Program, check_state, read_tensors
+
+RATE = {"learning_rate": 0.1}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build_program(small_convnet(), ProgramConfig()).save(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_round_trip(name, tmp_path):
+    program = shipped_program(name)
+    assert program.save(tmp_path / "new" / "run") == tmp_path / "new" / "run"
+    assert sorted(os.listdir(tmp_path / "new" / "run")) == [
+        "eval.onnx",
+        "program.json",
+        "state.safetensors",
+        "step.onnx",
+    ]
+    again = Program.load(tmp_path / "new" / "run")
+    assert again.fingerprint == program.fingerprint
+    assert again.catalogue == program.catalogue
+    assert again.config == program.config
+    assert again.reports == program.reports
+    assert (again.engine, again.source, again.prediction) == (
+        program.engine,
+        program.source,
+        program.prediction,
+    )
+    assert_same_bits(dict(again.initial), {n: np.asarray(a) for n, a in program.initial.items()})
+    runs = [stepper(p) for p in (program, again)]
+    for i in range(3):
+        feeds = batch_for(program, 3, seed=i)
+        losses = [s.step(feeds, {"learning_rate": 0.01}, seed=i).loss for s in runs]
+        assert losses[0] == losses[1]
+    assert_same_bits(runs[0].state(), runs[1].state())
+
+
+def test_the_manifest_is_readable_json(folder):
+    manifest = json.loads((folder / "program.json").read_text())
+    assert manifest["format"] == 1
+    assert manifest["graphs"] == {"step": "step.onnx", "eval": "eval.onnx"}
+    assert {r["rewrite"] for r in manifest["reports"]} >= {"attach_loss", "choose_trainable"}
+    assert manifest["config"]["optimizer"]["name"] == "momentum"
+    assert [e["name"] for e in manifest["catalogue"]["state"]][:2] == ["cw", "s"]
+
+
+def test_zero_dimensional_state_stays_so(folder):
+    state = load_file(folder / "state.safetensors")
+    assert state["ortboost/step"].shape == ()
+    assert state["ortboost/loss_scale"].shape == ()
+
+
+def damaged(folder, name) -> FileError:
+    with pytest.raises(FileError) as info:
+        Program.load(folder)
+    assert_three_lines(info.value)
+    assert name in info.value.where
+    return info.value
+
+
+@pytest.mark.parametrize("name", ["program.json", "step.onnx", "eval.onnx", "state.safetensors"])
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated", "garbage"])
+def test_a_damaged_file_is_named(folder, name, how):
+    path = folder / name
+    content = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes(
+            {"empty": b"", "truncated": content[: len(content) // 2], "garbage": b"\xff" * 200}[how]
+        )
+    damaged(folder, name)
+
+
+def edited(folder, edit):
+    path = folder / "program.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m.update(format=2),
+        lambda m: m.pop("catalogue"),
+        lambda m: m.update(catalogue=[]),
+        lambda m: m["catalogue"].update(version=9),
+        lambda m: m["catalogue"].update(state=7),
+        lambda m: m["catalogue"]["state"][0].pop("shape"),
+        lambda m: m["catalogue"]["state"][0].update(dtype="float33"),
+        lambda m: m.pop("config"),
+        lambda m: m["config"].update(unknown=1),
+        lambda m: m["config"].update(optimizer={"name": "momentun"}),
+        lambda m: m["config"].update(decay="half"),
+        lambda m: m.pop("fingerprint"),
+        lambda m: m.update(reports=[1]),
+        lambda m: m.update(reports=[{"rewrite": "x"}]),
+        lambda m: m.pop("engine"),
+    ],
+)
+def test_a_damaged_manifest_is_named(folder, edit):
+    edited(folder, edit)
+    damaged(folder, "program.json")
+
+
+def test_a_manifest_that_is_no_object(folder):
+    (folder / "program.json").write_text("[]")
+    damaged(folder, "program.json")
+
+
+@pytest.mark.parametrize("name", ["step.onnx", "eval.onnx"])
+def test_a_graph_of_another_program(folder, tmp_path, name):
+    other = build_program(small_convnet(), ProgramConfig(weight_decay=0.5, frozen_norm=("bn",)))
+    other = build_program(small_mlp(), ProgramConfig()) if name == "eval.onnx" else other
+    other.save(tmp_path / "other")
+    (folder / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    damaged(folder, name)
+
+
+@pytest.mark.parametrize("how", ["missing", "extra", "shape", "dtype"])
+def test_a_state_that_does_not_fit(folder, how):
+    path = folder / "state.safetensors"
+    state = load_file(path)
+    if how == "missing":
+        del state["cw"]
+    elif how == "extra":
+        state["stranger"] = np.zeros(1)
+    elif how == "shape":
+        state["cw"] = state["cw"].reshape(-1)
+    else:
+        state["cw"] = state["cw"].astype(np.float64)
+    save_file(state, path)
+    error = damaged(folder, "state.safetensors")
+    assert ("stranger" if how == "extra" else "cw") in error.what
+
+
+def test_a_folder_without_a_program(tmp_path):
+    assert "ortboost convert" in damaged(tmp_path, "program.json").fix
+    assert "no program" in damaged(tmp_path / "no", "program.json").what
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError) as info:
+        build_program(small_mlp(), ProgramConfig()).save(tmp_path / "file" / "run")
+    assert_three_lines(info.value)
+
+
+def test_no_manifest_before_everything_else_is_there(tmp_path, monkeypatch):
+    from ortboost.program import program as module
+
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(module, "save_file", fail)
+    with pytest.raises(OSError, match="no space"):
+        build_program(small_mlp(), ProgramConfig()).save(tmp_path / "run")
+    assert "program.json" not in os.listdir(tmp_path / "run")
+
+
+def test_catalogue_survives_json():
+    catalogue = Catalogue(
+        (TensorSpec("x", np.dtype(np.float32), ("batch", 3, None)),),
+        (TensorSpec("learning_rate", np.dtype(np.float32), ()),),
+        (StateEntry("w", "parameter", np.dtype(np.float32), (2,), None, "weight"),),
+        (TensorSpec("overflow", np.dtype(np.bool_), ()),),
+        True,
+    )
+    assert Catalogue.from_dict(json.loads(json.dumps(catalogue.to_dict()))) == catalogue
+    assert catalogue.entries("parameter") == catalogue.state
+    assert catalogue.entries("slot", "scale") == ()
+
+
+def test_a_file_without_a_catalogue():
+    with pytest.raises(FileError) as info:
+        read_catalogue(small_mlp())
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"version": 7}', '{"version": 1}'])
+def test_a_damaged_catalogue(text):
+    model = small_mlp()
+    model.metadata_props["ortboost.catalogue"] = text
+    with pytest.raises(FileError) as info:
+        read_catalogue(model)
+    assert_three_lines(info.value)
+
+
+def test_reading_tensors_that_are_not_there(tmp_path):
+    with pytest.raises(FileError) as info:
+        read_tensors(tmp_path / "no.safetensors")
+    assert_three_lines(info.value)
+    assert "no.safetensors" in info.value.where
+
+
+def test_check_state_accepts_what_fits():
+    program = build_program(small_mlp(), ProgramConfig())
+    check_state(program.catalogue, program.initial, where="here")
+
+
+# ---- without ortboost -------------------------------------------------------------------------
+
+BARE = """
+import json, struct, sys
+import numpy as np
+import onnxruntime as ort
+
+folder, data, out = sys.argv[1:4]
+raw = open(f"{folder}/state.safetensors", "rb").read()
+size = struct.unpack("<Q", raw[:8])[0]
+header = json.loads(raw[8 : 8 + size])
+kinds = {"F32": np.float32, "I64": np.int64, "I32": np.int32, "BOOL": np.bool_}
+state = {}
+for name, entry in header.items():
+    if name != "__metadata__":
+        begin, end = entry["data_offsets"]
+        piece = raw[8 + size + begin : 8 + size + end]
+        state[name] = np.frombuffer(piece, kinds[entry["dtype"]]).reshape(entry["shape"])
+
+options = ort.SessionOptions()
+options.intra_op_num_threads = 1
+step = ort.InferenceSession(f"{folder}/step.onnx", options, providers=["CPUExecutionProvider"])
+catalogue = json.loads(step.get_modelmeta().custom_metadata_map["ortboost.catalogue"])
+shown = [spec["name"] for spec in catalogue["outputs"]]
+moving = [entry for entry in catalogue["state"] if entry["next"]]
+losses = []
+with np.load(data) as batches:
+    for i in range(int(batches["count"])):
+        feeds = {spec["name"]: batches[f"{spec['name']}_{i}"] for spec in catalogue["batch"]}
+        feeds |= {spec["name"]: np.asarray(0.05, np.float32) for spec in catalogue["hyper"]}
+        answers = step.run(shown + [e["next"] for e in moving], {**state, **feeds})
+        losses.append(answers[shown.index("loss")])
+        state.update({e["name"]: a for e, a in zip(moving, answers[len(shown):], strict=True)})
+np.savez(out, losses=losses, **{"state:" + n: a for n, a in state.items()})
+assert not [m for m in sys.modules if m.startswith(("ortboost", "onnx_ir", "safetensors", "torch"))]
+"""
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet_bottleneck"])
+def test_the_step_file_trains_without_ortboost(name, tmp_path):
+    program = shipped_program(name)
+    program.save(tmp_path / "run")
+    training, arrays, losses = stepper(program), {"count": np.array(6)}, []
+    for i in range(6):
+        feeds = batch_for(program, 8, seed=i)
+        if i == 2:
+            feeds["x"][0] = np.inf
+        arrays |= {f"{key}_{i}": value for key, value in feeds.items()}
+        losses.append(training.step(feeds, {"learning_rate": 0.05}).loss)
+    np.savez(tmp_path / "data.npz", **arrays)
+    (tmp_path / "bare.py").write_text(BARE)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    subprocess.run(
+        [sys.executable, "bare.py", "run", "data.npz", "out.npz"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+    )
+    with np.load(tmp_path / "out.npz") as out:
+        np.testing.assert_array_equal(out["losses"], np.float32(losses))
+        state = {key[6:]: out[key] for key in out.files if key.startswith("state:")}
+    assert_same_bits(state, training.state())
+    assert state["ortboost/total_skips"] == 1
+
+
+def test_the_saved_step_is_the_one_that_runs(tmp_path):
+    program = build_program(small_mlp(), ProgramConfig())
+    program.save(tmp_path)
+    save_model(load_model(tmp_path / "step.onnx"), tmp_path / "step.onnx")  # rewriting is harmless
+    assert Program.load(tmp_path).fingerprint == program.fingerprint

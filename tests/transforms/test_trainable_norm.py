@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff.engine import differentiate
+from ortboost.errors import ModelError
+from ortboost.graph.normalize import infer_shapes
+from ortboost.transforms.dropout import dropout_to_training
+from ortboost.transforms.trainable_norm import (
+    batch_norms,
+    next_name,
+    to_inference,
+    to_training,
+)
+from tests.support import run
+
+HEAD = '<ir_version: 10, opset_import: ["" : 18]>\n'
+ONE = """net (float[N,3,L] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[N,3,L] y) {
+    [bn] y = BatchNormalization<momentum=0.7, epsilon=0.001>(x, s, b, m, v) }"""
+
+
+def model_of(text, **initializers):
+    model = ir.from_onnx_text(HEAD + text)
+    for name, array in initializers.items():
+        (value,) = (v for v in model.graph.inputs if v.name == name)
+        model.graph.inputs.remove(value)
+        value.const_value = ir.tensor(np.asarray(array, np.float32), name=name)
+        model.graph.register_initializer(value)
+    infer_shapes(model)
+    return model
+
+
+def expose(model, state):
+    values = {o.name: o for node in model.graph for o in node.outputs}
+    model.graph.outputs.extend(values[name] for name in state.next_of.values())
+
+
+def feeds_of(model, seed=0, n=4, length=5):
+    rng = np.random.default_rng(seed)
+    sizes = {"N": n, "L": length}
+    return {
+        v.name: rng.uniform(
+            0.2, 2, [d if isinstance(d, int) else sizes[d.value] for d in v.shape]
+        ).astype("f4")
+        for v in model.graph.inputs
+    }
+
+
+@pytest.mark.parametrize("variance", ["unbiased", "onnx"])
+@pytest.mark.parametrize(("n", "length"), [(4, 5), (1, 1), (2, 1), (1, 7)])
+def test_next_statistics(variance, n, length):
+    model = model_of(ONE)
+    state = to_training(model, running_variance=variance)
+    assert state.next_of == {"m": "ortboost/next/m", "v": "ortboost/next/v"}
+    assert variance in state.report.changed["bn"]
+    expose(model, state)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    feeds = feeds_of(model, n=n, length=length)
+    before = {k: a.copy() for k, a in feeds.items()}
+    found = run(model, feeds)
+    count = n * length
+    flat = before["x"].transpose(1, 0, 2).reshape(3, -1).astype(np.float64)
+    mean, var = flat.mean(1), flat.var(1)
+    factor = count / max(count - 1, 1) if variance == "unbiased" else 1.0
+    np.testing.assert_allclose(found["ortboost/next/m"], 0.7 * before["m"] + 0.3 * mean, rtol=1e-5)
+    np.testing.assert_allclose(
+        found["ortboost/next/v"], 0.7 * before["v"] + 0.3 * var * factor, rtol=1e-5
+    )
+    normal = (flat - mean[:, None]) / np.sqrt(var + 0.001)[:, None]
+    wanted = normal * before["s"][:, None] + before["b"][:, None]
+    got = found["y"].transpose(1, 0, 2).reshape(3, -1)
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
+    # The state that is fed is not written to, although the runtime's kernel would.
+    for name, array in feeds.items():
+        assert np.array_equal(array, before[name]), name
+
+
+def test_fixed_sizes_need_no_counting_in_the_graph():
+    model = model_of(ONE.replace("[N,3,L]", "[4,3,5]"))
+    state = to_training(model)
+    assert "Size" not in {node.op_type for node in model.graph}
+    expose(model, state)
+    feeds = feeds_of(model)
+    flat = feeds["x"].transpose(1, 0, 2).reshape(3, -1)
+    wanted = 0.7 * feeds["v"] + 0.3 * flat.var(1, ddof=1)
+    np.testing.assert_allclose(run(model, feeds)["ortboost/next/v"], wanted, rtol=1e-5)
+
+
+def test_through_autodiff():
+    text = ONE.replace("float[N,3,L] y)", "float loss)").replace(
+        "m, v) }", "m, v) z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }"
+    )
+    model = model_of(text)
+    state = to_training(model)
+    expose(model, state)
+    result = differentiate(model, "loss", ["s", "b", "x"])
+    assert [v.name for v in result.graph.outputs] == [
+        "loss",
+        "ortboost/next/m",
+        "ortboost/next/v",
+        "s_grad",
+        "b_grad",
+        "x_grad",
+    ]
+    feeds = feeds_of(model)
+    before = {k: a.copy() for k, a in feeds.items()}
+    first, second = run(result, feeds), run(result, feeds)
+    for name in first:
+        assert np.array_equal(first[name], second[name]), name
+        assert np.isfinite(first[name]).all()
+    assert all(np.array_equal(feeds[k], before[k]) for k in feeds)
+    flat = before["x"].transpose(1, 0, 2).reshape(3, -1)
+    wanted = 0.7 * before["v"] + 0.3 * flat.var(1, ddof=1)
+    np.testing.assert_allclose(first["ortboost/next/v"], wanted, rtol=1e-5)
+
+
+def test_twice_is_once_and_back_is_the_original():
+    model = model_of(ONE)
+    original = ir.to_proto(model).SerializeToString(deterministic=True)
+    first = to_training(model)
+    again = to_training(model)
+    assert not again.report.modified
+    assert again.next_of == first.next_of
+    expose(model, first)
+    report = to_inference(model)
+    assert report.changed == {"bn": "put in inference mode"}
+    assert len(report.notes) == 2
+    assert not to_inference(model).modified
+    restored = ir.from_proto(ir.to_proto(model))
+    for value in [*model.graph.outputs]:
+        assert value.name == "y"
+    assert [n.op_type for n in restored.graph] == ["BatchNormalization"]
+    assert restored.graph.node(0).attributes["momentum"].as_float() == pytest.approx(0.7)
+    assert [i.name for i in restored.graph.node(0).inputs] == ["x", "s", "b", "m", "v"]
+    assert not restored.graph.initializers
+    assert original
+
+
+def test_frozen_nodes_stay():
+    model = model_of(ONE)
+    state = to_training(model, frozen=lambda node: node.name == "bn")
+    assert state.next_of == {}
+    assert state.report.kept == {"bn": "frozen: it keeps its running statistics"}
+    assert [n.op_type for n in model.graph] == ["BatchNormalization"]
+
+
+def test_frozen_node_exported_in_training_mode_is_put_back():
+    text = ONE.replace("[bn] y =", "[bn] y, om, ov =").replace("momentum=0.7", "training_mode=1")
+    model = model_of(text)
+    state = to_training(model, frozen=lambda _: True)
+    assert state.report.changed == {"bn": "put in inference mode: frozen"}
+    (node,) = batch_norms(model)
+    assert len(node.outputs) == 1
+
+
+def test_node_exported_in_training_mode_gets_its_state():
+    text = ONE.replace("[bn] y =", "[bn] y, om, ov =").replace("momentum=0.7", "training_mode=1")
+    state = to_training(model_of(text))
+    assert "outputs its running statistics" in state.report.changed["bn"]
+    assert state.next_of == {"m": next_name("m"), "v": next_name("v")}
+
+
+def test_a_module_applied_twice_continues_its_statistics():
+    model = model_of("""net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[N,3] y) {
+        [one] h = BatchNormalization<momentum=0.6>(x, s, b, m, v)
+        [two] y = BatchNormalization<momentum=0.6>(h, s, b, m, v) }""")
+    state = to_training(model)
+    assert "continues" in state.report.changed["two"]
+    assert state.next_of == {"m": "ortboost/next/m", "v": "ortboost/next/v"}
+    expose(model, state)
+    model.graph.outputs.append(model.graph.outputs[0].producer().inputs[0])
+    feeds = feeds_of(model)
+    found = run(model, feeds)
+    after_one = 0.6 * feeds["m"] + 0.4 * feeds["x"].mean(0)
+    after_two = 0.6 * after_one + 0.4 * found["h"].mean(0)
+    np.testing.assert_allclose(found["ortboost/next/m"], after_two, rtol=1e-5)
+    var_one = 0.6 * feeds["v"] + 0.4 * feeds["x"].var(0, ddof=1)
+    var_two = 0.6 * var_one + 0.4 * found["h"].var(0, ddof=1)
+    np.testing.assert_allclose(found["ortboost/next/v"], var_two, rtol=1e-5)
+    to_inference(model)
+    for node in batch_norms(model):
+        assert [v.name for v in node.inputs[3:]] == ["m", "v"]
+
+
+@pytest.mark.parametrize("through", ["", "Identity"])
+def test_statistics_stored_once_by_the_exporter_are_separated(through):
+    """Fresh networks have equal statistics everywhere, and exporters store equal tensors once."""
+    second = "m2 = Identity(m) v2 = Identity(v) " if through else ""
+    names = "m2, v2" if through else "m, v"
+    model = model_of(
+        f"""net (float[N,3] x, float[3] s, float[3] b, float[3] t, float[3] m, float[3] v) => (float[N,3] y) {{
+        {second}
+        [one] h = BatchNormalization(x, s, b, m, v)
+        [two] y = BatchNormalization(h, t, b, {names}) }}""",
+        m=np.zeros(3),
+        v=np.ones(3),
+    )
+    state = to_training(model)
+    assert len(state.next_of) == 4
+    assert len(state.report.notes) == 2
+    if through:
+        assert set(state.next_of) == {"m", "v", "m2", "v2"}
+    for name in state.next_of:
+        assert model.graph.initializers[name].const_value is not None
+    first, second_node = batch_norms(model)
+    assert first.inputs[3] is not second_node.inputs[3]
+
+
+def test_statistics_computed_in_the_graph_are_refused_all_at_once():
+    model = model_of("""net (float[N,3] x, float[3] s, float[3] m, float[3] v) => (float[N,3] y) {
+        q = Exp(v) [one] h = BatchNormalization(x, s, m, m, q)
+        [two] y = BatchNormalization(h, s, m, m, q) }""")
+    with pytest.raises(ModelError) as error:
+        to_training(model)
+    assert error.value.where == "one, two"
+    assert to_training(model, frozen=lambda _: True).next_of == {}
+
+
+DROP = """net (float[N,40] x) => (float[N,40] y) <float r = {0.5}, float zero = {0.0}> {
+    [a] h = Dropout(x, r) [b] k = Dropout(h, zero) [c] y = Identity(k) }"""
+
+
+def test_dropout_on_and_off():
+    model = model_of(DROP)
+    report = dropout_to_training(model)
+    assert report.changed == {"a": "put in training mode (ratio 0.5)"}
+    assert report.kept == {"b": "its ratio is 0"}
+    assert not dropout_to_training(model).modified
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    x = np.ones((50, 40), np.float32)
+    y = run(model, {"x": x})["y"]
+    assert set(np.unique(y)) == {0.0, 2.0}
+    assert to_inference(model).changed == {"a": "passes its input on"}
+    assert not to_inference(model).modified
+    assert np.array_equal(run(model, {"x": x})["y"], x)
+
+
+def test_dropout_default_ratio_and_computed_mode():
+    model = ir.from_onnx_text(
+        HEAD
+        + """net (float[N,4] x, bool t) => (float[N,4] y) <float r = {0.25}> {
+        [a] h = Dropout(x) [b] y = Dropout(h, r, t) }"""
+    )
+    report = dropout_to_training(model)
+    assert report.changed == {"a": "put in training mode (ratio 0.5)"}
+    assert report.kept == {"b": "its training_mode is computed in the graph"}
