@@ -10,13 +10,13 @@ from ortboost.errors import nearest
 from ortboost.faces.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
-    NotInThisVersionError,
     check_range,
     check_type,
 )
 from ortboost.faces.batches import Batches
 from ortboost.faces.callback import Callback, CallbackParam, RunContext, as_callbacks, call_all
 from ortboost.faces.cell import Cell
+from ortboost.faces.model_arguments import backbone_of, check_indexes, check_sink, validation_epochs
 from ortboost.network import Network
 from ortboost.nn.loss import LossBase
 from ortboost.nn.metrics import Loss, Metric, get_metrics
@@ -92,8 +92,8 @@ class Model:
         check_level("boost_level", boost_level)
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
         self._metrics = get_metrics(metrics)
-        self._eval_indexes = _check_indexes(eval_indexes)
-        self._backbone = _backbone(network)
+        self._eval_indexes = check_indexes(eval_indexes)
+        self._backbone = backbone_of(network)
         self._train_network: Any = network
         if optimizer is not None:
             self._train_network = build_train_network(
@@ -157,7 +157,7 @@ class Model:
         Raises:
             ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
-        _check_sink("Model.train", dataset_sink_mode, sink_size)
+        check_sink("Model.train", dataset_sink_mode, sink_size)
         self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
 
     def fit(
@@ -189,9 +189,9 @@ class Model:
             ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
         owner = "Model.fit"
-        _check_sink(owner, dataset_sink_mode, sink_size)
+        check_sink(owner, dataset_sink_mode, sink_size)
         check_type(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
-        chosen = _validation_epochs(owner, valid_frequency)
+        chosen = validation_epochs(owner, valid_frequency)
         if valid_dataset is None:
             self._run(owner, epoch, train_dataset, callbacks, initial_epoch)
             return
@@ -360,54 +360,3 @@ class Model:
 
     def _batches(self, dataset: Any, owner: str) -> Batches:
         return Batches(dataset, [spec.name for spec in self._backbone.inputs], owner)
-
-
-def _backbone(network: Cell) -> Network:
-    """The network within wrapping cells."""
-    if isinstance(network, Network):
-        return network
-    if isinstance(network, WithLossCell):
-        return network.backbone_network
-    if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
-        return _backbone(network.network)
-    raise ArgumentTypeError(
-        f"'network' is {type(network).__name__}.",
-        where="Model, network",
-        fix="Give a network loaded with ortboost.load(path).",
-    )
-
-
-def _check_indexes(value: Any) -> tuple[int, int, int] | None:
-    if value is None:
-        return None
-    check_type("Model", "eval_indexes", value, list, tuple)
-    if len(value) != 3 or not all(isinstance(index, int) for index in value):
-        raise ArgumentValueError(
-            f"'eval_indexes' is {value!r}.",
-            where="Model, eval_indexes",
-            fix="Give three numbers: of the loss, the prediction and the label.",
-        )
-    return value[0], value[1], value[2]
-
-
-def _check_sink(owner: str, mode: Any, size: Any) -> None:
-    check_type(owner, "dataset_sink_mode", mode, bool)
-    check_type(owner, "sink_size", size, int)
-    if size != -1 and size < 1:
-        raise ArgumentValueError(
-            f"'sink_size' is {size}.", where=owner, fix="Give -1, or a number above 0."
-        )
-    if mode and size != -1:
-        raise NotInThisVersionError(
-            "A sink size is not in this version.", where=owner, fix="Leave sink_size out."
-        )
-
-
-def _validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
-    """Whether an epoch, counted from 1, is followed by a validation."""
-    if isinstance(frequency, list | tuple | set | range):
-        epochs = set(frequency)
-        return lambda number: number in epochs
-    check_type(owner, "valid_frequency", frequency, int, list)
-    check_range(owner, "valid_frequency", frequency, 1)
-    return lambda number: number % frequency == 0

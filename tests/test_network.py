@@ -70,7 +70,7 @@ def test_parameters_have_mindspores_methods():
     ]
     assert iter(net.get_parameters()) is not net.get_parameters()
     assert set(net.parameters_dict()) == {p.name for p in net.get_parameters()}
-    assert [n for n, _ in net.parameters_and_names("net")][0] == "net.conv1.weight"
+    assert next(n for n, _ in net.parameters_and_names("net")) == "net.conv1.weight"
     weight = net.parameters_dict()["conv1.weight"]
     assert (weight.shape, weight.dtype, weight.requires_grad) == ((4, 1, 3, 3), np.float32, True)
     assert (weight.ndim, weight.size) == (4, 36)
@@ -108,6 +108,8 @@ def test_set_data_checks(data, kind):
     bias = golden.network("mlp").parameters_dict()["fc2.bias"]
     with pytest.raises(kind):
         bias.set_data(data)
+    with pytest.raises(ValueError, match="set_data"):
+        bias.set_data(np.ones(10), slice_shape=True)
     bias.set_data(np.ones(10))  # another float precision is converted
     assert bias.asnumpy().dtype == np.float32
 

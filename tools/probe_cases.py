@@ -41,6 +41,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Operator, shapes and what distinguishes the case."""
         shapes = ",".join(
             "-"
             if i is None
@@ -50,6 +51,7 @@ class Case:
         return f"{self.op}({shapes}) {self.note or self.attrs or ''} wrt{list(self.wrt)}".strip()
 
     def arrays(self) -> list[np.ndarray | None]:
+        """The inputs, random ones drawn from a seed that is the name."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         return [
             i
@@ -59,6 +61,7 @@ class Case:
         ]
 
     def build(self) -> tuple[ir.Model, list[str], dict[str, np.ndarray]]:
+        """The model, the names to differentiate for, and what to feed."""
         arrays = self.arrays()
         names = [("" if a is None else f"i{k}") for k, a in enumerate(arrays)]
         graph_inputs, initializers, feeds = [], [], {}
@@ -142,15 +145,15 @@ def output_shapes(
             return [np.asarray(a).shape for a in ReferenceEvaluator(model).run(None, feeds)]
 
 
-def I(*values: int) -> np.ndarray:
+def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def F(*values: float) -> np.ndarray:
+def floats(*values: float) -> np.ndarray:
     return np.array(values, dtype=np.float32)
 
 
-def S(value: float) -> np.ndarray:
+def scalar(value: float) -> np.ndarray:
     return np.array(value, dtype=np.float32)
 
 
@@ -170,6 +173,7 @@ def cases() -> Iterator[Case]:
     yield from softmaxes()
     yield from losses()
     yield from decomposed()
+    yield from contributed()
 
 
 def elementwise() -> Iterator[Case]:
@@ -179,27 +183,35 @@ def elementwise() -> Iterator[Case]:
         yield Case(op, [()], note="scalar")
     for op in ("Log", "Sqrt", "Reciprocal"):
         yield Case(op, [(3, 4)], **pos)
-    yield Case("Reciprocal", [F(-0.5, -2, 3)])
+    yield Case("Reciprocal", [floats(-0.5, -2, 3)])
     for alpha in (0.01, 0.3, 0.0, -0.5, 2.0):
         yield Case("LeakyRelu", [(3, 4)], attrs={"alpha": alpha})
-    yield Case("Relu", [F(0, 1, -1)], note="at zero") if False else Case("Relu", [F(2, 1, -1)])
+    yield (
+        Case("Relu", [floats(0, 1, -1)], note="at zero")
+        if False
+        else Case("Relu", [floats(2, 1, -1)])
+    )
     yield Case("Gelu", [(3, 4)], opset=20)
     yield Case("Gelu", [(3, 4)], attrs={"approximate": "tanh"}, opset=20)
-    yield Case("Gelu", [F(-8, -5, -3, 3, 5, 8)], attrs={"approximate": "tanh"}, opset=20)
+    yield Case("Gelu", [floats(-8, -5, -3, 3, 5, 8)], attrs={"approximate": "tanh"}, opset=20)
     # Clip
-    yield Case("Clip", [(3, 4), S(-1), S(1)], constant=(1, 2))
-    yield Case("Clip", [(3, 4), S(-1), S(1)], note="bounds are inputs")
-    yield Case("Clip", [(3, 4), S(-1)], note="no max", constant=(1,))
-    yield Case("Clip", [(3, 4), None, S(1)], note="no min", constant=(2,))
+    yield Case("Clip", [(3, 4), scalar(-1), scalar(1)], constant=(1, 2))
+    yield Case("Clip", [(3, 4), scalar(-1), scalar(1)], note="bounds are inputs")
+    yield Case("Clip", [(3, 4), scalar(-1)], note="no max", constant=(1,))
+    yield Case("Clip", [(3, 4), None, scalar(1)], note="no min", constant=(2,))
     yield Case("Clip", [(3, 4)], note="no bounds")
-    yield Case("Clip", [(3, 4), S(1), S(-1)], note="min>max", constant=(1, 2))
+    yield Case("Clip", [(3, 4), scalar(1), scalar(-1)], note="min>max", constant=(1, 2))
     yield Case("Cast", [(3, 4)], attrs={"to": 1})
     yield Case("Cast", [(3, 4)], attrs={"to": 1, "saturate": 0}, opset=19)
-    yield Case("Dropout", [(3, 4), S(0.0), np.array(True)], note="ratio 0", constant=(1, 2))
-    yield Case("Dropout", [(3, 4), S(0.5), np.array(False)], note="off", constant=(1, 2))
+    yield Case("Dropout", [(3, 4), scalar(0.0), np.array(True)], note="ratio 0", constant=(1, 2))
+    yield Case("Dropout", [(3, 4), scalar(0.5), np.array(False)], note="off", constant=(1, 2))
     yield Case("Dropout", [(3, 4)], note="default")
     yield Case(
-        "Dropout", [(3, 4), S(0.5), np.array(False)], note="off, mask", constant=(1, 2), outputs=2
+        "Dropout",
+        [(3, 4), scalar(0.5), np.array(False)],
+        note="off, mask",
+        constant=(1, 2),
+        outputs=2,
     )
 
 
@@ -224,23 +236,29 @@ def binary() -> Iterator[Case]:
     for a, b in shapes:
         yield Case("Pow", [a, b], (0,), low=0.5, high=3, constant=(1,))
     for value in (0.0, 1.0, 2.0, 3.0, 0.5, -1.0, -2.0, 2.5):
-        yield Case("Pow", [F(0.5, 1, 2), S(value)], (0,), note=f"exponent {value}", constant=(1,))
+        yield Case(
+            "Pow", [floats(0.5, 1, 2), scalar(value)], (0,), note=f"exponent {value}", constant=(1,)
+        )
     for value in (1.0, 2.0, 3.0, -1.0):
         yield Case(
             "Pow",
-            [F(-0.5, -1, -2), S(value)],
+            [floats(-0.5, -1, -2), scalar(value)],
             (0,),
             note=f"negative base, exponent {value}",
             constant=(1,),
         )
     for value in (1.0, 2.0, 3.0):
         yield Case(
-            "Pow", [F(0.0, 1), S(value)], (0,), note=f"zero base, exponent {value}", constant=(1,)
+            "Pow",
+            [floats(0.0, 1), scalar(value)],
+            (0,),
+            note=f"zero base, exponent {value}",
+            constant=(1,),
         )
     yield Case("Pow", [(3, 4), np.array(2, dtype=np.int64)], note="int exponent", low=0.5)
     yield Case("Pow", [(3, 4), np.array(2, dtype=np.int32)], note="int32 exponent", low=0.5)
-    yield Case("Pow", [(3, 4), F(2.0)], note="1-element exponent", low=0.5, constant=(1,))
-    yield Case("Pow", [(3, 4), S(2.0)], (0,), note="exponent is an input", low=0.5)
+    yield Case("Pow", [(3, 4), floats(2.0)], note="1-element exponent", low=0.5, constant=(1,))
+    yield Case("Pow", [(3, 4), scalar(2.0)], (0,), note="exponent is an input", low=0.5)
     yield Case("Pow", [(3, 4), (3, 4)], (0, 1), note="exponent trained", low=0.5)
     for op in ("Min", "Max"):
         for a, b in shapes:
@@ -285,7 +303,16 @@ def reductions() -> Iterator[Case]:
     ]
     for op in table:
         kw = {"low": 0.3, "high": 2.0} if op == "ReduceLogSum" else {}
-        for axes in (None, I(0), I(1), I(-1), I(0, 2), I(-3, -1), I(2, 0), I(0, 1, 2)):
+        for axes in (
+            None,
+            ints(0),
+            ints(1),
+            ints(-1),
+            ints(0, 2),
+            ints(-3, -1),
+            ints(2, 0),
+            ints(0, 1, 2),
+        ):
             for keep in (0, 1):
                 yield Case(
                     op,
@@ -316,22 +343,25 @@ def reductions() -> Iterator[Case]:
             note="empty axes keep 1",
             **kw,
         )
-        yield Case(op, [(1, 3, 1), I(0)], attrs={"keepdims": 0}, note="dims of 1", **kw)
+        yield Case(op, [(1, 3, 1), ints(0)], attrs={"keepdims": 0}, note="dims of 1", **kw)
         yield Case(op, [(1, 1)], attrs={"keepdims": 0}, note="all dims 1", **kw)
-        yield Case(op, [(5,), I(0)], attrs={"keepdims": 0}, note="vector", **kw)
-    yield Case("ReduceLogSumExp", [F(1000, 1, 999.5)], attrs={"keepdims": 0}, note="large")
+        yield Case(op, [(5,), ints(0)], attrs={"keepdims": 0}, note="vector", **kw)
+    yield Case("ReduceLogSumExp", [floats(1000, 1, 999.5)], attrs={"keepdims": 0}, note="large")
     yield Case(
-        "ReduceLogSumExp", [F(-1000, -1001, -999.5)], attrs={"keepdims": 0}, note="very negative"
+        "ReduceLogSumExp",
+        [floats(-1000, -1001, -999.5)],
+        attrs={"keepdims": 0},
+        note="very negative",
     )
     yield Case(
         "ReduceLogSumExp",
-        [np.array([[90, 100, 110], [1, 2, 3]], np.float32), I(1)],
+        [np.array([[90, 100, 110], [1, 2, 3]], np.float32), ints(1)],
         attrs={"keepdims": 0},
         note="rows",
     )
     yield Case(
         "ReduceProd",
-        [np.array([[0, 2, 3], [0, 0, 1], [1, 2, 3]], np.float32), I(1)],
+        [np.array([[0, 2, 3], [0, 0, 1], [1, 2, 3]], np.float32), ints(1)],
         note="with zeros",
     )
 
@@ -770,9 +800,9 @@ def norms() -> Iterator[Case]:
 
 
 def shapes() -> Iterator[Case]:
-    yield Case("Reshape", [(3, 4), I(2, 6)])
-    yield Case("Reshape", [(3, 4), I(0, -1, 2)])
-    yield Case("Reshape", [(3, 4), I(-1)])
+    yield Case("Reshape", [(3, 4), ints(2, 6)])
+    yield Case("Reshape", [(3, 4), ints(0, -1, 2)])
+    yield Case("Reshape", [(3, 4), ints(-1)])
     yield Case("Transpose", [(2, 3, 4)])
     yield Case("Transpose", [(2, 3, 4)], attrs={"perm": [2, 0, 1]})
     yield Case("Transpose", [(2, 3, 4)], attrs={"perm": [1, 2, 0]})
@@ -780,23 +810,23 @@ def shapes() -> Iterator[Case]:
     for axis in (0, 1, 2, -1, 3):
         yield Case("Flatten", [(2, 3, 4)], attrs={"axis": axis})
     yield Case("Squeeze", [(1, 3, 1)])
-    yield Case("Squeeze", [(1, 3, 1), I(0)])
-    yield Case("Squeeze", [(1, 3, 1), I(-1)])
-    yield Case("Squeeze", [(1, 3, 1), I(0, -1)])
-    yield Case("Unsqueeze", [(3, 4), I(0)])
-    yield Case("Unsqueeze", [(3, 4), I(-1)])
-    yield Case("Unsqueeze", [(3, 4), I(0, -1)])
-    yield Case("Unsqueeze", [(3, 4), I(3, 1)])
+    yield Case("Squeeze", [(1, 3, 1), ints(0)])
+    yield Case("Squeeze", [(1, 3, 1), ints(-1)])
+    yield Case("Squeeze", [(1, 3, 1), ints(0, -1)])
+    yield Case("Unsqueeze", [(3, 4), ints(0)])
+    yield Case("Unsqueeze", [(3, 4), ints(-1)])
+    yield Case("Unsqueeze", [(3, 4), ints(0, -1)])
+    yield Case("Unsqueeze", [(3, 4), ints(3, 1)])
     for axis in (0, 1, -1, -2):
         yield Case("Concat", [(2, 3), (2, 3)], (0, 1), {"axis": axis})
     yield Case("Concat", [(2, 3), (2, 1), (2, 4)], (0, 1, 2), {"axis": 1})
     yield Case("Concat", [(2, 3), (2, 1), (2, 4)], (1,), {"axis": -1}, note="middle only")
     yield Case("Concat", [(2, 3)], (0,), {"axis": 0}, note="one")
-    yield Case("Split", [(6, 4), I(2, 2, 2)], outputs=3, use=(0, 1), note="third unused")
-    yield Case("Split", [(6, 4), I(1, 5)], outputs=2, use=(0, 1), note="uneven")
+    yield Case("Split", [(6, 4), ints(2, 2, 2)], outputs=3, use=(0, 1), note="third unused")
+    yield Case("Split", [(6, 4), ints(1, 5)], outputs=2, use=(0, 1), note="uneven")
     yield Case(
         "Split",
-        [(4, 6), I(1, 2, 3)],
+        [(4, 6), ints(1, 2, 3)],
         attrs={"axis": 1},
         outputs=3,
         use=(0, 2),
@@ -804,7 +834,7 @@ def shapes() -> Iterator[Case]:
     )
     yield Case(
         "Split",
-        [(4, 6), I(1, 2, 3)],
+        [(4, 6), ints(1, 2, 3)],
         attrs={"axis": -1},
         outputs=3,
         use=(1, 2),
@@ -821,7 +851,7 @@ def shapes() -> Iterator[Case]:
         use=(0, 2),
         note="num_outputs uneven",
     )
-    yield Case("Split", [(6, 4), I(6)], outputs=1, note="one part")
+    yield Case("Split", [(6, 4), ints(6)], outputs=1, note="one part")
     for note, starts, ends, axes, steps in [
         ("plain", [1], [3], [0], None),
         ("steps 2", [0], [6], [0], [2]),
@@ -835,36 +865,40 @@ def shapes() -> Iterator[Case]:
         ("two axes, one reversed", [4, 0], [0, 4], [0, 1], [-1, 1]),
         ("axes reversed", [0, 1], [3, 5], [1, 0], None),
     ]:
-        ins: list[Any] = [(6, 4), I(*starts), I(*ends), None if axes is None else I(*axes)]
+        ins: list[Any] = [(6, 4), ints(*starts), ints(*ends), None if axes is None else ints(*axes)]
         if steps:
-            ins.append(I(*steps))
+            ins.append(ints(*steps))
         elif axes is None:
             ins.pop()
         yield Case("Slice", ins, note=note)
     for shape in ((3, 4), (2, 3, 4), (1, 4), (4,), (1,), (1, 1, 1)):
-        yield Case("Expand", [(1, 4), I(*shape)])
-        yield Case("Expand", [(), I(*shape)])
-    yield Case("Expand", [(3, 1), I(4)], note="smaller rank")
-    yield Case("Expand", [(3, 1), I(2, 1, 4)])
-    yield Case("Expand", [(3, 1, 2), I(1, 4, 1)])
-    yield Case("Expand", [(3, 4), I(3, 4)], note="nothing")
-    yield Case("Tile", [(2, 3), I(2, 2)])
-    yield Case("Tile", [(2, 3), I(1, 3)])
-    yield Case("Tile", [(2, 3), I(1, 1)])
-    yield Case("Tile", [(3,), I(4)])
-    yield Case("Tile", [(2, 1, 3), I(3, 2, 1)])
-    yield Case("Pad", [(3, 4), I(1, 0, 0, 2)])
-    yield Case("Pad", [(3, 4), I(1, 0, 0, 2), S(1.5)], constant=(2,))
-    yield Case("Pad", [(3, 4), I(-1, 0, 0, -2)], note="negative")
-    yield Case("Pad", [(3, 4), I(-1, 1, 2, -1)], note="mixed")
-    yield Case("Pad", [(3, 4), I(1, 2), None, I(1)], note="axes", opset=18)
-    yield Case("Pad", [(3, 4), I(1, 2), None, I(-2)], note="axes negative", opset=18)
-    yield Case("Pad", [(3, 4), I(1, 2), S(0.5), I(0)], note="axes and value", constant=(2,))
-    for mode in ("reflect", "edge", "wrap"):
-        yield Case("Pad", [(3, 4), I(1, 2, 0, 1)], attrs={"mode": mode}, opset=19)
-        yield Case("Pad", [(1, 1, 4, 4), I(0, 0, 1, 2, 0, 0, 2, 1)], attrs={"mode": mode}, opset=19)
+        yield Case("Expand", [(1, 4), ints(*shape)])
+        yield Case("Expand", [(), ints(*shape)])
+    yield Case("Expand", [(3, 1), ints(4)], note="smaller rank")
+    yield Case("Expand", [(3, 1), ints(2, 1, 4)])
+    yield Case("Expand", [(3, 1, 2), ints(1, 4, 1)])
+    yield Case("Expand", [(3, 4), ints(3, 4)], note="nothing")
+    yield Case("Tile", [(2, 3), ints(2, 2)])
+    yield Case("Tile", [(2, 3), ints(1, 3)])
+    yield Case("Tile", [(2, 3), ints(1, 1)])
+    yield Case("Tile", [(3,), ints(4)])
+    yield Case("Tile", [(2, 1, 3), ints(3, 2, 1)])
+    yield Case("Pad", [(3, 4), ints(1, 0, 0, 2)])
+    yield Case("Pad", [(3, 4), ints(1, 0, 0, 2), scalar(1.5)], constant=(2,))
+    yield Case("Pad", [(3, 4), ints(-1, 0, 0, -2)], note="negative")
+    yield Case("Pad", [(3, 4), ints(-1, 1, 2, -1)], note="mixed")
+    yield Case("Pad", [(3, 4), ints(1, 2), None, ints(1)], note="axes", opset=18)
+    yield Case("Pad", [(3, 4), ints(1, 2), None, ints(-2)], note="axes negative", opset=18)
     yield Case(
-        "Pad", [(3, 4), I(-1, 2, 0, -1)], attrs={"mode": "edge"}, opset=19, note="edge negative"
+        "Pad", [(3, 4), ints(1, 2), scalar(0.5), ints(0)], note="axes and value", constant=(2,)
+    )
+    for mode in ("reflect", "edge", "wrap"):
+        yield Case("Pad", [(3, 4), ints(1, 2, 0, 1)], attrs={"mode": mode}, opset=19)
+        yield Case(
+            "Pad", [(1, 1, 4, 4), ints(0, 0, 1, 2, 0, 0, 2, 1)], attrs={"mode": mode}, opset=19
+        )
+    yield Case(
+        "Pad", [(3, 4), ints(-1, 2, 0, -1)], attrs={"mode": "edge"}, opset=19, note="edge negative"
     )
     for upper in (0, 1):
         yield Case("Trilu", [(4, 4)], attrs={"upper": upper})
@@ -888,16 +922,16 @@ def shapes() -> Iterator[Case]:
         for ax in (0, 1, -1):
             yield Case("CumSum", [(3, 4), np.array(ax, np.int64)], attrs=at, note=f"axis {ax} {at}")
     yield Case(
-        "Resize", [(1, 1, 3, 3), None, F(1, 1, 2, 2)], attrs={"mode": "nearest"}, constant=(2,)
+        "Resize", [(1, 1, 3, 3), None, floats(1, 1, 2, 2)], attrs={"mode": "nearest"}, constant=(2,)
     )
     yield Case(
-        "Resize", [(1, 1, 3, 3), None, F(1, 1, 2, 2)], attrs={"mode": "linear"}, constant=(2,)
+        "Resize", [(1, 1, 3, 3), None, floats(1, 1, 2, 2)], attrs={"mode": "linear"}, constant=(2,)
     )
 
 
 def gathers() -> Iterator[Case]:
-    yield Case("Gather", [(4, 3), I(0, 2, 2)])
-    yield Case("Gather", [(4, 3), I(-1, 0, -4)], note="negative")
+    yield Case("Gather", [(4, 3), ints(0, 2, 2)])
+    yield Case("Gather", [(4, 3), ints(-1, 0, -4)], note="negative")
     yield Case("Gather", [(4, 3), np.array(2, np.int64)], note="scalar index")
     yield Case("Gather", [(4, 3), np.array(-1, np.int64)], note="scalar negative index")
     yield Case(
@@ -906,8 +940,8 @@ def gathers() -> Iterator[Case]:
         attrs={"axis": 1},
         note="2d axis 1",
     )
-    yield Case("Gather", [(4, 3), I(0, -1)], attrs={"axis": -1}, note="axis -1")
-    yield Case("Gather", [(2, 4, 3), I(0, -1)], attrs={"axis": 1}, note="axis 1 negative")
+    yield Case("Gather", [(4, 3), ints(0, -1)], attrs={"axis": -1}, note="axis -1")
+    yield Case("Gather", [(2, 4, 3), ints(0, -1)], attrs={"axis": 1}, note="axis 1 negative")
     yield Case("Gather", [(4, 3), np.array([1, 1], np.int32)], note="int32")
     yield Case(
         "GatherElements", [(3, 4), np.array([[0, 1, 1, 3]] * 3, np.int64)], attrs={"axis": 1}
@@ -998,13 +1032,13 @@ def gathers() -> Iterator[Case]:
         for s in (0, 1):
             yield Case(
                 "TopK",
-                [(3, 5), I(2)],
+                [(3, 5), ints(2)],
                 attrs={"largest": largest, "sorted": s, "axis": 1},
                 outputs=2,
             )
-        yield Case("TopK", [(3, 5), I(2)], attrs={"largest": largest, "axis": 0}, outputs=2)
-        yield Case("TopK", [(3, 5, 2), I(2)], attrs={"largest": largest, "axis": -2}, outputs=2)
-    yield Case("TopK", [(3, 5), I(5)], outputs=2, note="all")
+        yield Case("TopK", [(3, 5), ints(2)], attrs={"largest": largest, "axis": 0}, outputs=2)
+        yield Case("TopK", [(3, 5, 2), ints(2)], attrs={"largest": largest, "axis": -2}, outputs=2)
+    yield Case("TopK", [(3, 5), ints(5)], outputs=2, note="all")
 
 
 def softmaxes() -> Iterator[Case]:
@@ -1013,31 +1047,31 @@ def softmaxes() -> Iterator[Case]:
             for axis in sorted({-1, 0, len(x) - 1, min(1, len(x) - 1), -len(x)}):
                 yield Case(op, [x], attrs={"axis": axis})
         yield Case(op, [(2, 3, 4)], note="default axis")
-        yield Case(op, [F(1000, 1, 999)], note="large")
+        yield Case(op, [floats(1000, 1, 999)], note="large")
     yield Case("Hardmax", [(3, 4)])
 
 
 def losses() -> Iterator[Case]:
-    labels = I(0, 3, 1)
+    labels = ints(0, 3, 1)
     for op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
         for red in ("mean", "sum", "none"):
             yield Case(op, [(3, 4), labels], attrs={"reduction": red})
             yield Case(
                 op,
-                [(3, 4), labels, F(0.5, 1, 2, 3)],
+                [(3, 4), labels, floats(0.5, 1, 2, 3)],
                 attrs={"reduction": red},
                 constant=(2,),
                 note=f"weights {red}",
             )
             yield Case(
                 op,
-                [(3, 4), I(0, -1, 1)],
+                [(3, 4), ints(0, -1, 1)],
                 attrs={"reduction": red, "ignore_index": -1},
                 note=f"ignore {red}",
             )
             yield Case(
                 op,
-                [(3, 4), I(0, 2, 1), F(0.5, 1, 2, 3)],
+                [(3, 4), ints(0, 2, 1), floats(0.5, 1, 2, 3)],
                 attrs={"reduction": red, "ignore_index": 2},
                 constant=(2,),
                 note=f"weights ignore {red}",
@@ -1060,10 +1094,22 @@ def losses() -> Iterator[Case]:
     )
     yield Case(
         "SoftmaxCrossEntropyLoss",
-        [(3, 4), I(-1, -1, -1)],
+        [(3, 4), ints(-1, -1, -1)],
         attrs={"ignore_index": -1},
         note="all ignored",
     )
+
+
+def contributed() -> Iterator[Case]:
+    """Operators of com.microsoft; the runtime itself is the oracle."""
+    ms = {"domain": "com.microsoft"}
+    yield Case("Gelu", [(3, 4)], note="ms", **ms)
+    yield Case("FastGelu", [(3, 4)], note="ms", **ms)
+    yield Case("FastGelu", [(3, 4), (4,)], (0, 1), note="ms bias", **ms)
+    yield Case("BiasGelu", [(3, 4), (4,)], (0, 1), note="ms", **ms)
+    yield Case("QuickGelu", [(3, 4)], note="ms", **ms)
+    yield Case("SimplifiedLayerNormalization", [(3, 4), (4,)], (0, 1))
+    yield Case("QuickGelu", [(3, 4)], attrs={"alpha": 1.0}, **ms)
 
 
 def decomposed() -> Iterator[Case]:
@@ -1108,11 +1154,11 @@ def decomposed() -> Iterator[Case]:
         yield Case(op, [(3, 4)], attrs=at)
     for op in ("Softplus", "Elu", "Selu", "Celu", "Mish", "Sinh", "Softsign"):
         if op != "Sinh":
-            yield Case(op, [F(-1000, -100, 100, 1000)], note="extreme")
+            yield Case(op, [floats(-1000, -100, 100, 1000)], note="extreme")
     for slope in ((3, 4), (4,), (3, 1), (1,), ()):
         yield Case("PRelu", [(3, 4), slope], (0, 1))
     yield Case("PRelu", [(2, 3, 2, 2), (3, 1, 1)], (0, 1))
     yield Case("CastLike", [(3, 4), (1,)])
-    yield Case("Mod", [(3, 4), S(2.0)], attrs={"fmod": 1}, constant=(1,))
+    yield Case("Mod", [(3, 4), scalar(2.0)], attrs={"fmod": 1}, constant=(1,))
     yield Case("Softmax", [(2, 3)], attrs={"axis": 1})
     yield Case("Swish", [(3, 4)], opset=21) if False else Case("Sigmoid", [(3,)])

@@ -18,15 +18,22 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from ortboost.autodiff import native_rewrites, native_support
-from ortboost.autodiff.engine import check_request, gradient_name
+from ortboost.autodiff.engine import check_request
+from ortboost.autodiff.native_graph import (
+    drop_empty_inputs,
+    free_gradient_names,
+    lift_large_constants,
+    one_use_per_node,
+    protect_running_statistics,
+    restore,
+    unique_node_names,
+)
 from ortboost.autodiff.native_rewrites.partial import partly_used_splits
-from ortboost.autodiff.reach import find_value, reach
+from ortboost.autodiff.reach import reach
 from ortboost.autodiff.rewriting import label
 from ortboost.errors import DependencyError, ModelError
-from ortboost.graph.build import Builder, all_names
 from ortboost.report import Report
 
 __all__ = ["Diagnosis", "NativeEngine", "diagnose"]
@@ -47,7 +54,6 @@ _OWNERS = (
     "ort-nightly",
     "ort-nightly-gpu",
 )
-_LIFT_ELEMENTS = 4096
 _MAX_BYTES = 2**31 - 2**20
 
 
@@ -173,40 +179,22 @@ class NativeEngine:
         self.prepare(work)
         partly_used_splits(work, reach(work, wrt, loss))
         _refuse_unsupported(self, work, wrt, loss)
-        _free_gradient_names(work, [*wrt, loss])
-        _one_use_per_node(work, wrt)
-        _drop_empty_inputs(work)
-        _unique_node_names(work)
-        lifted = _lift_large_constants(work)
+        free_gradient_names(work, [*wrt, loss])
+        one_use_per_node(work, wrt)
+        drop_empty_inputs(work)
+        unique_node_names(work)
+        lifted = lift_large_constants(work)
         result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
-        _restore(result, model, wrt, lifted)
-        _protect_running_statistics(result)
+        restore(result, model, wrt, lifted)
+        protect_running_statistics(result)
         return result
-
-
-def _protect_running_statistics(model: ir.Model) -> None:
-    """Let BatchNormInternal work on copies of the running statistics.
-
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, graph inputs not excepted:
-    a caller's state would change under its hands, on skipped steps too, and every other reader of the
-    old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
-    """
-    builder = Builder(model.graph, "ortboost/batch_norm/copy")
-    for node in model.graph:
-        if node.op_type != "BatchNormInternal":
-            continue
-        for index in (3, 4):
-            value = node.inputs[index]
-            if value is not None and value.producer() is None:
-                copy = builder.op("Sum", value, shape=value.shape)
-                model.graph.insert_before(node, builder.take())
-                node.replace_input_with(index, copy)
 
 
 # What must not carry a gradient: operator to inputs and outputs, with the reason.
 _INERT = {
     "BatchNormalization": ((), (1, 2), "its running statistics have no gradient"),
     "Pow": ((1,), (), "the exponent has no gradient; use a constant one"),
+    "SoftmaxCrossEntropyLoss": ((2,), (), "the class weights have no gradient"),
 }
 
 
@@ -223,7 +211,7 @@ def _refuse_unsupported(
     for node in reached.nodes:
         reason = engine.gradient_support(node)
         inputs, outputs, inert = _INERT.get(node.op_type, ((), (), ""))
-        touched = [node.inputs[i] for i in inputs] + [
+        touched = [node.inputs[i] for i in inputs if i < len(node.inputs)] + [
             node.outputs[i] for i in outputs if i < len(node.outputs)
         ]
         if reason is None and any(v is not None and v.name in reached.active for v in touched):
@@ -340,142 +328,3 @@ def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
 def _nodes_of(model: ir.Model, op_type: str) -> str:
     names = [node.name or "?" for node in model.graph if node.op_type == op_type]
     return f"{op_type}: {', '.join(names[:5])}{'...' if len(names) > 5 else ''}" if names else ""
-
-
-_GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
-
-
-def _free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
-    """Rename inner values whose names the builder would want for its own."""
-    builder = Builder(model.graph, "ortboost/forward")
-    fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-    clashes = sorted(
-        name for name in fixed if name and any(name == gradient_name(other) for other in reserved)
-    )
-    if clashes:
-        raise ModelError(
-            "Inputs or outputs of the model have the names of gradients.",
-            where=", ".join(clashes),
-            fix="Rename them in the model, or take the gradients out of it first.",
-        )
-    values = [output for node in model.graph for output in node.outputs]
-    values += list(model.graph.initializers.values())
-    for value in values:
-        if (
-            value.name
-            and value.name not in fixed
-            and value.name not in reserved
-            and _GRADIENT_LIKE.search(value.name)
-        ):
-            value.name = builder.unique(f"{value.name}/forward")
-
-
-def _one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
-    """Give a requested tensor that one node reads twice an Identity for the further reads.
-
-    ``Mul(w, w)`` would make the builder define ``w_grad`` twice.
-    """
-    builder = Builder(model.graph, "ortboost/native/use")
-    for name in wrt:
-        value = find_value(model.graph, name)
-        if value is None:
-            continue
-        for node in {usage.node for usage in value.uses()}:
-            places = [index for index, given in enumerate(node.inputs) if given is value]
-            for index in places[1:]:
-                copy = builder.op("Identity", value, shape=value.shape)
-                node.replace_input_with(index, copy)
-                model.graph.insert_before(node, builder.take())
-
-
-def _drop_empty_inputs(model: ir.Model) -> None:
-    """``ReduceSum(x, "")`` is valid, but the gradient of it is not."""
-    for node in model.graph:
-        count = len(node.inputs)
-        while count and node.inputs[count - 1] is None:
-            count -= 1
-        node.resize_inputs(count)
-
-
-def _unique_node_names(model: ir.Model) -> None:
-    """Gradient nodes are named after their forward nodes, so those must be told apart."""
-    taken = all_names(model.graph)
-    seen: set[str] = set()
-    for node in model.graph.all_nodes():
-        name = node.name
-        if not name or name in seen:
-            base, count = name or node.op_type, 0
-            while not name or name in taken or name in seen:
-                count += 1
-                name = f"{base}_{count}"
-            node.name = name
-        seen.add(name)
-
-
-def _lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Turn large constants into inputs for a while: the builder takes the model as bytes."""
-    lifted: dict[str, ir.TensorProtocol] = {}
-    for name, value in list(model.graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is None or value.is_graph_input() or value.is_graph_output():
-            continue
-        if isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS:
-            lifted[name] = tensor
-            value.const_value = None
-            model.graph.initializers.pop(name)
-            value.shape = ir.Shape(tensor.numpy().shape)
-            value.type = ir.TensorType(tensor.dtype)
-            model.graph.inputs.append(value)
-    return lifted
-
-
-def _restore(
-    result: ir.Model,
-    source: ir.Model,
-    wrt: Sequence[str],
-    lifted: dict[str, ir.TensorProtocol],
-) -> None:
-    """Bring inputs, outputs and metadata back into the order and form of the source model."""
-    graph = result.graph
-    inputs = {value.name: value for value in graph.inputs}
-    outputs = {value.name: value for value in graph.outputs}
-    for name, tensor in lifted.items():
-        value = inputs.pop(name, None)
-        if value is not None:
-            graph.inputs.remove(value)
-            value.const_value = tensor
-            graph.register_initializer(value)
-    ordered = []
-    for given in source.graph.inputs:
-        value = inputs.get(given.name)
-        if value is None:  # dropped because nothing reads it any more
-            value = ir.Value(name=given.name, type=given.type, shape=given.shape)
-        value.type, value.shape = given.type, given.shape
-        ordered.append(value)
-    graph.inputs[:] = ordered
-    declared = [given.name or "" for given in source.graph.outputs]
-    missing = [name for name in declared if name not in outputs]
-    missing += [name for name in wrt if gradient_name(name) not in outputs]
-    if missing:
-        raise ModelError(
-            "onnxruntime-training lost tensors of the graph.",
-            where=", ".join(missing),
-            fix="This is a bug of ortboost; please report it with the model.",
-        )
-    given_outputs = []
-    for given in source.graph.outputs:
-        value = outputs[given.name]
-        if given.shape is not None:
-            value.shape = given.shape
-        given_outputs.append(value)
-    for name in wrt:
-        value, about = outputs[gradient_name(name)], find_value(source.graph, name)
-        if about is not None:
-            value.type = about.type or value.type
-            value.shape = about.shape if about.shape is not None else value.shape
-        given_outputs.append(value)
-    graph.outputs[:] = given_outputs
-    graph.name = source.graph.name
-    result.metadata_props.update(source.metadata_props)
-    common.RemoveUnusedOpsetsPass()(result)
-    result.opset_imports.setdefault("", source.opset_imports[""])

@@ -23,13 +23,11 @@ NATIVE = frozenset(
     "Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity LayerNormalization "
     "LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal ReduceL2 ReduceLogSumExp "
     "ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Sigmoid Sin Slice Softmax "
-    "SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where".split()
+    "SimplifiedLayerNormalization SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where".split()
 )
 """Standard operators with a right gradient, CPU and CUDA, perhaps after ``prepare``."""
 
-NATIVE_MICROSOFT = frozenset(
-    {"BiasGelu", "FastGelu", "Gelu", "QuickGelu", "SimplifiedLayerNormalization"}
-)
+NATIVE_MICROSOFT = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
 """Operators of com.microsoft with a gradient."""
 
 _STEP = "its derivative is zero almost everywhere, so nothing before it would be trained"

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ortboost.graph.query import FLOAT_TYPES
 
-__all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside"]
+__all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside", "values_by_name"]
 
 STOPS = frozenset(
     "And ArgMax ArgMin Bernoulli BitwiseAnd BitwiseNot BitwiseOr BitwiseXor ConstantOfShape Equal "  # noqa: SIM905
@@ -28,6 +28,7 @@ _STEERING = {
     "BatchNormalization": (3, 4),
     "Clip": (1, 2),  # taken as constants, as every training framework does
     "Dropout": (1, 2),
+    "Pad": (2,),
     "Resize": (1, 2),
     "Upsample": (1,),
 }
@@ -60,6 +61,15 @@ def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
             if output.name == name:
                 return output
     return None
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """All values of the main graph."""
+    found = dict(graph.initializers.items())
+    found.update({value.name: value for value in graph.inputs if value.name})
+    for node in graph:
+        found.update({output.name: output for output in node.outputs if output.name})
+    return found
 
 
 def uses_inside(node: ir.Node) -> Iterable[ir.Value]:

@@ -193,20 +193,5 @@ def rewrite_nodes(
         done = what if isinstance(what, str) else what[node.op_type]
         report.changed[node_label] = f"{node.op_type}: {done}"
         padded = [*outputs, *[None] * (len(node.outputs) - len(outputs))]
-        _replace(node, padded, builder)
+        replace_node(node, padded, builder)
     return report
-
-
-def _replace(node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder) -> None:
-    """Put the new nodes in place; a value that was there before passes through an Identity.
-
-    Otherwise it would take over the name of the old output and lose its own.
-    """
-    made = {id(new) for new in builder.nodes}
-    fresh = [
-        builder.op("Identity", value)
-        if value is not None and id(value.producer()) not in made
-        else value
-        for value in outputs
-    ]
-    replace_node(node, fresh, builder)

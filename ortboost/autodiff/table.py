@@ -28,6 +28,7 @@ def support_table() -> str:
     for op_type in native_support.NATIVE_MICROSOFT:
         rows[f"com.microsoft::{op_type}"] = ("native", "")
     lines = ["| operator | trained how | remark |", "|---|---|---|"]
+    rows = {op: (how, remark.replace("|", "\\|")) for op, (how, remark) in rows.items()}
     lines += [
         f"| {op} | {how} | {remark} |".replace("|  |", "| |")
         for op, (how, remark) in sorted(rows.items())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
@@ -72,6 +73,8 @@ def export_model(
         reports += optimize_inference(model)
     if opset is not None:
         reports.append(convert_opset(model, range(opset, opset + 1)))
+        needed = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
+        model.ir_version = max(model.ir_version, needed)
     config = json.dumps(program.config.to_dict(), sort_keys=True)
     stamp = {
         "version": ortboost.__version__,

@@ -99,7 +99,7 @@ def compare(
 ) -> Parity:
     """Compare two sequences of batches of outputs.
 
-    NaN equals NaN; everything else is held to `|a - e| <= atol + rtol |e|`.
+    NaN equals NaN and infinities equal themselves; everything else is held to `|a - e| <= atol + rtol |e|`.
 
     Args:
         expected: Batches of the reference.
@@ -120,9 +120,11 @@ def compare(
             if e.shape != a.shape:
                 within[name], max_abs[name] = False, float("inf")
                 continue
-            both_nan = np.isnan(e) & np.isnan(a)
-            off = np.where(both_nan | (e == a), 0.0, np.abs(a - e))
-            within[name] &= bool(np.all(off <= atol + rtol * np.abs(np.where(both_nan, 0.0, e))))
+            same = (e == a) | (np.isnan(e) & np.isnan(a))
+            with np.errstate(invalid="ignore"):  # inf - inf, where they are the same
+                off = np.where(same, 0.0, np.nan_to_num(np.abs(a - e), nan=np.inf))
+            # An infinite value expected is met by itself only, not by an infinite tolerance.
+            within[name] &= bool(np.all(same | (np.isfinite(e) & (off <= atol + rtol * np.abs(e)))))
             max_abs[name] = max(max_abs[name], float(off.max(initial=0.0)))
             finite = np.abs(e[np.isfinite(e)])
             scale[name] = max(scale[name], float(finite.max(initial=0.0)))

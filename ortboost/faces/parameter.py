@@ -110,7 +110,7 @@ class Parameter:
             array([1., 1.], dtype=float32)
         """
         where = f"parameter '{self.name}'"
-        if not isinstance(data, np.ndarray | Parameter) and not hasattr(data, "asnumpy"):
+        if not isinstance(data, np.ndarray | np.generic | Parameter) and not hasattr(data, "asnumpy"):
             raise ArgumentTypeError(
                 f"set_data got {type(data).__name__}.",
                 where=where,
@@ -123,7 +123,7 @@ class Parameter:
                 where=where,
                 fix=f"Convert it first: data.astype('{self.dtype}').",
             )
-        if array.shape != self.shape or slice_shape:
+        if slice_shape or array.shape != self.shape:
             raise ArgumentValueError(
                 f"set_data got the shape {array.shape}.",
                 where=where,

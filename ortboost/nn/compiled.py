@@ -33,6 +33,7 @@ class CompiledSteps:
     """The step graphs of one training cell.
 
     Args:
+        owner: Name of the training cell, for errors.
         network: The network.
         loss: Its loss; ``None`` if the model computes its own.
         optimizer: The optimizer; its parameters must be the network's.
@@ -73,7 +74,7 @@ class CompiledSteps:
         self.scale, self.check_finite, self.divisor = scale, check_finite, divisor
         self.scale_state = LiveState()
         self.calls = 0
-        self._steppers: dict[Any, Stepper] = {}
+        self._built: dict[Any, tuple[Stepper, dict[str, list[str]]]] = {}
 
     def step(self, *inputs: Any) -> StepResult:
         """One step on a batch: data of each input of the network, then the labels.
@@ -89,7 +90,9 @@ class CompiledSteps:
         feeds = dict(data)
         if labels is not None:
             feeds[stepper.program.config.loss.labels] = labels
-        result = stepper.step(feeds, hyper, seed=step_seed(self.network.seed, self.calls))
+        random = stepper.catalogue.randomness
+        seed = step_seed(self.network.seed, self.calls) if random else 0
+        result = stepper.step(feeds, hyper, seed=seed)
         self.calls += 1
         for state in (self.network.state, self.optimizer.state, self.scale_state):
             state.touch()
@@ -100,23 +103,31 @@ class CompiledSteps:
         """The compiled step for labels of this form, holding the newest state."""
         trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
         config = self._loss_config(labels)
-        key = (trained, config.label_shape, self.optimizer.rule(), self.optimizer.groups())
-        if key not in self._steppers:
-            self._steppers[key] = Stepper(
-                self._program(trained, config),
-                device=self.network.device,
-                threads=self.network.threads,
-            )
-        stepper = self._steppers[key]
-        groups: dict[str, list[str]] = {}
-        for entry in stepper.catalogue.state:
-            own = entry.kind == "slot" or entry.name == names.STEP
-            kind = "optimizer" if own else entry.kind
-            groups.setdefault(kind, []).append(entry.name)
-        self.network.state.lend(stepper, groups.get("parameter", []) + groups.get("buffer", []))
-        self.optimizer.state.lend(stepper, groups["optimizer"])
-        self.scale_state.lend(stepper, groups.get("scale", []) + groups.get("counter", []))
+        key = (trained, config.label_shape)
+        if key not in self._built:
+            self._built[key] = self._build(trained, config)
+        stepper, names_of = self._built[key]
+        self.network.state.lend(stepper, names_of["network"])
+        self.optimizer.state.lend(stepper, names_of["optimizer"])
+        self.scale_state.lend(stepper, names_of["scale"])
         return stepper
+
+    def _build(
+        self, trained: tuple[str, ...], loss: LossConfig
+    ) -> tuple[Stepper, dict[str, list[str]]]:
+        """A compiled step, and which of its states belong to whom."""
+        stepper = Stepper(
+            self._program(trained, loss), device=self.network.device, threads=self.network.threads
+        )
+        names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
+        for entry in stepper.catalogue.state:
+            if entry.kind in ("parameter", "buffer"):
+                names_of["network"].append(entry.name)
+            elif entry.kind == "slot" or entry.name == names.STEP:
+                names_of["optimizer"].append(entry.name)
+            else:
+                names_of["scale"].append(entry.name)
+        return stepper, names_of
 
     def _program(self, trained: tuple[str, ...], loss: LossConfig) -> Program:
         if not trained:

@@ -118,7 +118,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
 
     Example:
         >>> loss = SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        >>> float(loss(np.zeros([2, 4], np.float32), np.array([0, 3])).round(4))
+        >>> round(float(loss(np.zeros([2, 4], np.float32), np.array([0, 3]))), 4)
         1.3863
     """
 

@@ -38,6 +38,17 @@ class Group:
 
 
 def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter]]:
+    """Whether groups were given, the groups, and all parameters in order.
+
+    Args:
+        owner: Name of the optimizer, for errors.
+        parameters: Parameters, or dicts; see :class:`ortboost.nn.Optimizer`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: Neither of the two, empty, or given twice in a list.
+        ArgumentKeyError: A group lacks ``params`` or has an unknown key.
+        ArgumentRuntimeError: A parameter is in two groups.
+    """
     if parameters is None:
         raise ArgumentValueError(
             "No parameters were given.", where=owner, fix="Give net.trainable_params()."
@@ -143,6 +154,7 @@ def _check_unique(owner: str, items: Sequence[Parameter], kind: type[UsageError]
 
 
 def check_decay(owner: str, value: Any) -> float:
+    """A weight decay as float, if it is 0 or more."""
     if isinstance(value, Cell):
         raise NotInThisVersionError(
             "A weight decay that is a Cell is not in this version.",
@@ -183,6 +195,11 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
 
 
 def rate_at(rate: Any, step: int) -> float:
+    """The number of one update, counted from 0.
+
+    Raises:
+        ArgumentRuntimeError: The list has ended.
+    """
     if isinstance(rate, LearningRateSchedule):
         return float(rate(step))
     if isinstance(rate, float):

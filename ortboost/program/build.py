@@ -323,9 +323,9 @@ def _lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
 def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
     """What the forward pass computes is not yet the next state: a skipped step keeps the old one."""
     renamed = {}
+    made = {output.name: output for node in model.graph for output in node.outputs}
     for buffer, name in next_of.items():
-        value = _value(model, name)
-        value.name = renamed[buffer] = f"ortboost/raw/{buffer}"
+        made[name].name = renamed[buffer] = f"ortboost/raw/{buffer}"
     return renamed
 
 
@@ -366,8 +366,10 @@ def _build_step(
         start = initial_state(config.loss_scale).scale
         initial[names.SCALE] = np.asarray(start, np.float32)
         entries.append(StateEntry(names.SCALE, "scale", np.dtype(np.float32), (), None))
-    kept = [loss.loss, loss.prediction, *buffers_next.values()]
-    graph.outputs[:] = list({id(v): v for v in (_value(model, name) for name in kept)}.values())
+    raw = set(buffers_next.values())
+    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
+    kept += [output for node in graph for output in node.outputs if output.name in raw]
+    graph.outputs[:] = list({id(value): value for value in kept}.values())
 
     step = engine.differentiate(model, objective, [p.name for p in trained])
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
@@ -396,13 +398,20 @@ def _build_step(
         *(inputs[entry.name] for entry in entries),
     ]
     catalogue = Catalogue(
-        batch=tuple(TensorSpec.of(inputs[value.name]) for value in batch),
+        batch=tuple(_batch_input(inputs[value.name], config, loss) for value in batch),
         hyper=tuple(TensorSpec.of(value) for value in parts.hyper),
         state=tuple(entries),
         outputs=tuple(TensorSpec.of(value) for value in shown),
         randomness=any(node.op_type in _RANDOM_OPS for node in step.graph.all_nodes()),
     )
     return step, catalogue, initial
+
+
+def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:
+    spec = TensorSpec.of(value)
+    if value.name != loss.labels or loss.classes is None:
+        return spec
+    return dataclasses.replace(spec, classes=loss.classes, ignored=config.loss.ignore_index)
 
 
 def _metrics(

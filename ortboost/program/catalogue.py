@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortboost.errors import FileError
 
@@ -88,11 +89,16 @@ class TensorSpec:
         name: Its name.
         dtype: numpy dtype.
         shape: Lengths, names of symbolic dimensions, or ``None`` where nothing is known.
+        classes: For labels: values must be 0 to ``classes - 1``. The runtime's kernels read past
+            the end of a row for others, without an error.
+        ignored: For labels: the one other value that is allowed.
     """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
+    classes: int | None = None
+    ignored: int | None = None
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -106,12 +112,43 @@ class TensorSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return {"name": self.name, "dtype": self.dtype.name, "shape": list(self.shape)}
+        data: dict[str, Any] = {
+            "name": self.name,
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+        }
+        if self.classes is not None:
+            data |= {"classes": self.classes, "ignored": self.ignored}
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorSpec:
         """Rebuild from :meth:`to_dict`."""
-        return cls(data["name"], np.dtype(data["dtype"]), tuple(data["shape"]))
+        return cls(
+            data["name"],
+            np.dtype(data["dtype"]),
+            tuple(data["shape"]),
+            data.get("classes"),
+            data.get("ignored"),
+        )
+
+    def stray_class(self, array: NDArray[Any]) -> int | None:
+        """The first label that is no class, or ``None``.
+
+        Example:
+            >>> spec = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
+            >>> spec.stray_class(np.array([0, 2, -1])), spec.stray_class(np.array([0, 3]))
+            (None, 3)
+        """
+        if self.classes is None:
+            return None
+        strays = (array < 0) | (array >= self.classes)
+        if not strays.any():
+            return None
+        if self.ignored is not None:
+            strays &= array != self.ignored
+        found = array[strays]
+        return int(found.flat[0]) if found.size else None
 
 
 @dataclass(frozen=True)
@@ -189,8 +226,14 @@ class Catalogue:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Catalogue:
+    def from_dict(
+        cls, data: Mapping[str, Any], *, where: str = f"metadata '{METADATA_KEY}'"
+    ) -> Catalogue:
         """Rebuild from :meth:`to_dict`.
+
+        Args:
+            data: The JSON data.
+            where: The place it was read from, for errors.
 
         Raises:
             FileError: Another version, or not a catalogue.
@@ -199,7 +242,7 @@ class Catalogue:
             if data["version"] != _VERSION:
                 raise FileError(
                     f"The step catalogue has version {data['version']}; {_VERSION} is known.",
-                    where=f"metadata '{METADATA_KEY}'",
+                    where=where,
                     fix="Convert the model again with this version of ortboost.",
                 )
             return cls(
@@ -209,10 +252,10 @@ class Catalogue:
                 tuple(TensorSpec.from_dict(spec) for spec in data["outputs"]),
                 bool(data["randomness"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise FileError(
                 "The step catalogue is damaged.",
-                where=f"metadata '{METADATA_KEY}': {error!r}",
+                where=f"{where}: {error!r}",
                 fix="Convert the model again.",
             ) from error
 
@@ -225,7 +268,7 @@ def read_catalogue(model: ir.Model) -> Catalogue:
     """Read the catalogue that a step graph carries.
 
     Raises:
-        FileError: The model carries none.
+        FileError: The model carries none, or a damaged one.
     """
     text = model.metadata_props.get(METADATA_KEY)
     if text is None:
@@ -234,4 +277,12 @@ def read_catalogue(model: ir.Model) -> Catalogue:
             where=f"metadata '{METADATA_KEY}' is missing",
             fix="Make one with 'ortboost convert'.",
         )
-    return Catalogue.from_dict(json.loads(text))
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise FileError(
+            "The step catalogue is damaged.",
+            where=f"metadata '{METADATA_KEY}': {error}",
+            fix="Convert the model again.",
+        ) from error
+    return Catalogue.from_dict(data)

@@ -86,8 +86,9 @@ class Program:
     def evaluation_inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs of the evaluation graph that are data."""
         state = {entry.name for entry in self.catalogue.state}
+        known = {spec.name: spec for spec in self.catalogue.batch}
         return tuple(
-            TensorSpec.of(value)
+            known.get(value.name or "") or TensorSpec.of(value)
             for value in self.evaluation.graph.inputs
             if value.name not in state
         )
@@ -109,8 +110,16 @@ class Program:
             ) from error
         save_model(self.step, target / STEP)
         save_model(self.evaluation, target / EVAL)
-        with atomic_path(target / STATE) as temporary:
-            save_file({name: np.asarray(a) for name, a in self.initial.items()}, temporary)
+        tensors = {name: np.asarray(array) for name, array in self.initial.items()}
+        try:
+            with atomic_path(target / STATE) as temporary:
+                save_file(tensors, temporary)
+        except (OSError, SafetensorError) as error:
+            raise FileError(
+                "The state cannot be written.",
+                where=f"{target / STATE}: {error}",
+                fix="Check space and rights.",
+            ) from error
         write_json(target / MANIFEST, self.manifest())
         return target
 
@@ -158,7 +167,9 @@ class Program:
             program = cls(
                 step=load_model(source / STEP),
                 evaluation=load_model(source / EVAL),
-                catalogue=Catalogue.from_dict(manifest["catalogue"]),
+                catalogue=Catalogue.from_dict(
+                    manifest["catalogue"], where=f"{source / MANIFEST}: catalogue"
+                ),
                 initial=read_tensors(source / STATE),
                 config=ProgramConfig.from_dict(manifest["config"]),
                 engine=str(manifest["engine"]),
@@ -173,16 +184,16 @@ class Program:
                 fix=again,
             ) from error
         check_state(program.catalogue, program.initial, where=str(source / STATE))
-        if program.fingerprint != manifest["fingerprint"]:
+        if program.fingerprint != manifest.get("fingerprint"):
             raise FileError(
                 "The step graph is not the one that the manifest describes.",
-                where=f"{source / STEP}",
+                where=f"{source / STEP}: fingerprint in {MANIFEST}",
                 fix=again,
             )
         if _digest(program.evaluation) != manifest.get("evaluation"):
             raise FileError(
                 "The evaluation graph is not the one that the manifest describes.",
-                where=f"{source / EVAL}",
+                where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
         return program

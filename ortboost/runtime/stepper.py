@@ -320,6 +320,17 @@ def _fed(
             where=f"fed: {', '.join(feeds) or 'nothing'}",
             fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
         )
+    spec = next(spec for spec in inputs if spec.name == name)
+    stray = spec.stray_class(feeds[name])
+    if stray is not None:
+        raise UsageError(
+            f"The label {stray} is no class: the model has {spec.classes}, 0 to {spec.classes - 1}."
+            if spec.classes
+            else f"The label {stray} is no class.",
+            where=f"input '{name}'",
+            fix="Mend the labels, give the model a head with more classes (--new-head), or name "
+            "the label that does not count (--ignore-index).",
+        )
     return feeds[name]
 
 

@@ -71,7 +71,7 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
     for axis in axes[1]:
         axis.set_xlabel("step")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
     target = Path(path)
     with atomic_path(target) as temporary:
         figure.savefig(str(temporary), format="png", dpi=120)

@@ -95,6 +95,7 @@ class AttachedLoss:
         loss: Name of the graph output with the loss that users see, ``loss``.
         objective: Name of the scalar to differentiate; differs from ``loss`` for ``none``.
         labels: Name of the label input; ``None`` if the model computes its own loss.
+        classes: Number of classes that sparse labels may name, where it is known.
     """
 
     report: Report
@@ -102,6 +103,7 @@ class AttachedLoss:
     loss: str
     objective: str
     labels: str | None
+    classes: int | None = None
 
 
 def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
@@ -150,8 +152,14 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
     )
+    count = shape[1] if labels.dtype == ir.DataType.INT64 and len(shape) > 1 else None
     return AttachedLoss(
-        report, prediction.name or "", loss.name or "", objective.name or "", labels.name
+        report,
+        prediction.name or "",
+        loss.name or "",
+        objective.name or "",
+        labels.name,
+        count if isinstance(count, int) else None,
     )
 
 

@@ -260,3 +260,50 @@ class TestDiagnosis:
             get_engine()
         assert "pip install" in error.value.fix
         assert "Cure:" in NativeEngine().unavailable()
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_float16_pools_are_computed_in_float32(op):
+    """The gradient of a float16 pool crashes the CPU runtime."""
+    model = graph(f"""g (float[1,2,4,4] x, float[1] w) => (float loss) {{ h = Mul(x, w) c = Cast<to=10>(h)
+        p = {op}<kernel_shape=[2,2]>(c) y = Cast<to=1>(p) loss = ReduceMean<keepdims=0>(y) }}""")
+    result = differentiate(model, "loss", ["w"])
+    (pool,) = (node for node in result.graph if node.op_type == op)
+    assert pool.inputs[0].dtype == ir.DataType.FLOAT
+    feeds = random_feeds(model)
+    found = run(result, feeds)
+    np.testing.assert_allclose(found["w_grad"], [found["loss"] / feeds["w"][0]], rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("e = Exp(w) y = Pow(h, e)", "the exponent has no gradient"),
+        (
+            "i = Constant<value_ints=[0,1,2]>() y = SoftmaxCrossEntropyLoss(h, i, w)",
+            "the class weights have no gradient",
+        ),
+        ("e = Exp(w) y, m, v = BatchNormalization<training_mode=1>(x, e, w, w, e)", None),
+        (
+            "q, m, v = BatchNormalization<training_mode=1>(h, w, w, u, u) y = Add(q, m)",
+            "its running statistics have no gradient",
+        ),
+    ],
+)
+def test_inputs_and_outputs_without_gradient(body, reason):
+    model = graph(f"""g (float[3,3] x, float[3] w, float[3] u) => (float loss) {{ h = Mul(x, w) {body}
+        z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }}""")
+    if reason is None:
+        assert differentiate(model, "loss", ["w"])
+        return
+    with pytest.raises(ModelError) as error:
+        differentiate(model, "loss", ["w"])
+    assert reason in error.value.where
+
+
+def test_equal_operands_share_the_gradient():
+    model = graph("""g (float[2] a, float[2] b) => (float loss) {
+        y = Max(a, b) loss = ReduceSum<keepdims=0>(y) }""")
+    ones = np.ones(2, np.float32)
+    found = run(differentiate(model, "loss", ["a", "b"]), {"a": ones, "b": ones})
+    assert found["a_grad"].tolist() == found["b_grad"].tolist() == [0.5, 0.5]

@@ -272,3 +272,62 @@ def test_running_statistics_move_in_training_and_not_on_a_skipped_step():
     net(x)
     entropy(net)(x, labels)
     np.testing.assert_array_equal(mean.asnumpy(), moved)  # a forward call never trains
+
+
+def test_dropout_draws_by_the_seed_of_the_network():
+    def train(seed):
+        net = load(
+            text_model(
+                """<ir_version: 10, opset_import: ["" : 18]>
+                net (float[N,64] x, float[64] w, float ratio, bool training) => (float[N,64] y) {
+                  d = Dropout(x, ratio, training)
+                  y = Mul(d, w)
+                }""",
+                w=np.ones(64, np.float32),
+                ratio=np.float32(0.5),
+                training=np.bool_(True),
+            ),
+            seed=seed,
+        )
+        step = nn.TrainOneStepCell(
+            nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params(), 0.1)
+        )
+        x = np.ones([2, 64], np.float32)
+        np.testing.assert_array_equal(net(x), x)  # no dropout outside of training
+        losses = [float(step(x, 0 * x)) for _ in range(3)]
+        return losses, net.trainable_params()[0].asnumpy()
+
+    first, again, other = train(1), train(1), train(2)
+    assert first[0] == again[0] != other[0]
+    assert first[0][0] != first[0][1]
+    np.testing.assert_array_equal(first[1], again[1])
+
+
+def test_one_optimizer_in_two_training_cells_keeps_its_moments_and_steps():
+    ends = []
+    for split in (False, True):
+        net = golden.network("mlp")
+        opt = nn.Adam(net.trainable_params(), learning_rate=0.01)
+        plain = nn.TrainOneStepCell(entropy(net), opt)
+        scaled = nn.TrainOneStepWithLossScaleCell(entropy(net), opt, Tensor(64.0))
+        for index, (x, labels) in enumerate(golden.batches("mlp", 4)):
+            (scaled if split and index % 2 else plain)(x, labels)
+        assert opt.global_step == 4
+        ends.append(golden.values(net))
+    for name in ends[0]:
+        np.testing.assert_allclose(ends[0][name], ends[1][name], atol=2e-7)
+
+
+def test_the_scale_can_be_read_and_set_before_the_first_step():
+    net = mat_mul_net()
+    step = nn.TrainOneStepWithLossScaleCell(
+        nn.WithLossCell(net, nn.MSELoss()),
+        nn.SGD(net.trainable_params()),
+        nn.DynamicLossScaleUpdateCell(4096, 2, 1000),
+    )
+    assert float(step.scale_sense.asnumpy()) == 4096
+    step.set_sense_scale(Tensor([32.0]))
+    x, labels = np.ones([2, IN], np.float32), np.ones([2, OUT], np.float32)
+    assert float(step(x, labels)[2]) == 32
+    step.scale_sense.set_data(np.float32(8) * np.ones(()))
+    assert float(step(x, labels)[2]) == 8

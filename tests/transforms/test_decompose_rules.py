@@ -51,7 +51,7 @@ NODES = {
         "y = InstanceNormalization(h, s, b)",
     ),
     "LRN": ("", "N,5,H,W", "y = LRN<size=3, alpha=0.3>(h)"),
-    "LpNormalization": ("", "N,4", "y = LpNormalization<p=1>(h)"),
+    "LpNormalization": ("", "N,4", "y = LpNormalization(h)"),
     "Mean": ("float[4] s", "N,4", "y = Mean(h, s, x)"),
     "MeanVarianceNormalization": ("", "N,2,H,W", "y = MeanVarianceNormalization(h)"),
     "Mish": ("", "N,4", "y = Mish(h)"),
@@ -118,7 +118,9 @@ def test_values_gradients_and_idempotence(op):
         run(work, feeds)["loss"], run(model, feeds)["loss"], rtol=1e-4, atol=1e-5
     )
     assert not decompose(work, wrt=wrt, loss="loss", engine=ENGINE).modified
-    assert_gradients(model, wrt, feeds, tolerance=3e-3)
+    # The reference evaluator cannot run the body of MeanVarianceNormalization in float64.
+    source = work if op == "MeanVarianceNormalization" else model
+    assert_gradients(source, wrt, feeds, tolerance=3e-3)
 
 
 @pytest.mark.parametrize("op", sorted(NODES))

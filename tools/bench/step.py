@@ -67,6 +67,8 @@ _FOLDER = Path(__file__).resolve().parents[2] / "models"
 _RATE = 1e-3
 _CLASSES, _VOCABULARY = 10, 256
 _WARM_STEPS = 5
+_PAUSE = 0.05  # seconds in which the idle threads of whoever ran before stop spinning
+_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Step = Callable[[], float]
 """Makes one step and returns the loss before it."""
@@ -203,7 +205,10 @@ def torch_step(
 
 
 def compare(
-    contestants: Mapping[str, Step], rounds: int, seconds: float
+    contestants: Mapping[str, Step],
+    rounds: int,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds for one step of each contestant, for each round.
 
@@ -211,6 +216,7 @@ def compare(
         contestants: Name to step.
         rounds: Number of rounds.
         seconds: Time for each contestant in a round, about; at least two steps.
+        clock: What tells the time.
     """
     counts = {}
     for name, step in contestants.items():
@@ -224,16 +230,19 @@ def compare(
     for _ in range(rounds):
         for name in order:
             step, count = contestants[name], counts[name]
-            step()  # caches and threads belong to someone else until now
-            start = time.perf_counter()
+            time.sleep(_PAUSE)
+            step()  # the caches belonged to someone else until now
+            start = clock()
             for _ in range(count):
                 step()
-            times[name].append((time.perf_counter() - start) / count)
+            times[name].append((clock() - start) / count)
         order = [*order[1:], order[0]]
     return times
 
 
-def measure(name: str, batch: int, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(
+    name: str, batch: int, threads: int, rounds: int, seconds: float, clock: str
+) -> dict[str, Any]:
     """Time all contestants on one model."""
     program = build_program(_FOLDER / f"{name}.onnx", ProgramConfig())
     plain = build_program(
@@ -250,7 +259,7 @@ def measure(name: str, batch: int, threads: int, rounds: int, seconds: float) ->
         contestants["torch"] = torch
     if not program.catalogue.randomness:  # else dropout makes every loss its own
         _same_loss(name, {who: step() for who, step in contestants.items()})
-    times = compare(contestants, rounds, seconds)
+    times = compare(contestants, rounds, seconds, _CLOCKS[clock])
     ratios = {
         "gate": Ratio.of(times["ours"], times["plain"]),
         "update": Ratio.of(times["ours"], times["bare"]),
@@ -293,29 +302,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
     )
+    parser.add_argument(
+        "--clock",
+        choices=tuple(_CLOCKS),
+        default="wall",
+        help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
+    )
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args(argv)
     if arguments.rounds < 2:
         parser.error("quartiles need at least 2 rounds")
 
-    settings = (arguments.batch, arguments.threads, arguments.rounds, arguments.seconds)
+    if arguments.clock == "cpu" and arguments.threads != 1:
+        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
+    keys = ("batch", "threads", "rounds", "seconds", "clock")
+    settings = {key: getattr(arguments, key) for key in keys}
     results = []
     for name in arguments.model or MODELS:
         print(f"{name} ...", file=sys.stderr, flush=True)
-        results.append(measure(name, *settings))
+        results.append(measure(name, **settings))
     about = environment()
     print(heading(about))
     print(
-        f"Batch {arguments.batch}, {arguments.threads} threads, {arguments.rounds} rounds. "
-        "Medians; quartiles in brackets.\n"
+        f"Batch {arguments.batch}, {arguments.threads} thread(s), {arguments.rounds} rounds, "
+        f"{arguments.clock} clock. Medians; quartiles in brackets.\n"
     )
     _show(results)
     if arguments.json:
         plain = [
             {**r, "ratios": {k: vars(ratio) for k, ratio in r["ratios"].items()}} for r in results
         ]
-        options = dict(zip(("batch", "threads", "rounds", "seconds"), settings, strict=True))
-        write_json(arguments.json, {"environment": about, "options": options, "results": plain})
+        write_json(arguments.json, {"environment": about, "options": settings, "results": plain})
     return 0
 
 

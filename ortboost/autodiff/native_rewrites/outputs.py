@@ -17,17 +17,19 @@ __all__ = ["complete_nodes"]
 
 
 def complete_nodes(model: ir.Model) -> Report:
-    """Complete the inputs and outputs of the three operators, in place."""
+    """Complete the inputs and outputs of these operators, in place."""
     return rewrite_nodes(
         model,
         "complete_nodes",
         {
             "LayerNormalization": _layer_norm,
+            "SimplifiedLayerNormalization": _simplified,
             "Dropout": _dropout,
             "SoftmaxCrossEntropyLoss": _cross_entropy,
         },
         {
             "LayerNormalization": "given the bias and the outputs that its gradient needs",
+            "SimplifiedLayerNormalization": "given the output that its gradient needs",
             "Dropout": "off: passes its input on; on: given its mask",
             "SoftmaxCrossEntropyLoss": "given its log_prob output",
         },
@@ -60,6 +62,16 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
         if output is not None:
             output.type = ir.TensorType(ir.DataType.FLOAT)
     return outputs[: len(site.node.outputs)]
+
+
+def _simplified(site: Site) -> list[ir.Value | None] | None:
+    if len(site.node.outputs) == 2:
+        return None
+    given = site.node.inputs
+    outputs = site.ops("SimplifiedLayerNormalization", given, 2, site.node.attributes)
+    if outputs[1] is not None:
+        outputs[1].type = ir.TensorType(ir.DataType.FLOAT)
+    return outputs[:1]
 
 
 def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:

@@ -26,6 +26,7 @@ def softplus(site: Site, data: ir.Value) -> ir.Value:
 
 
 def _softplus(site: Site) -> list[ir.Value | None]:
+    """``relu(x) + log(1 + exp(-|x|))``."""
     return [softplus(site, site.input(0))]
 
 

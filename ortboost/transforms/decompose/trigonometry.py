@@ -88,7 +88,7 @@ def _atan(site: Site) -> list[ir.Value | None]:
 
 
 def _arcsine(site: Site) -> ir.Value:
-    """``2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))``."""
+    """See :func:`_asin`."""
     data = site.input(0)
     product = site.op(
         "Mul", site.op("Sub", site.const(1.0), data), site.op("Add", data, site.const(1.0))
@@ -98,6 +98,7 @@ def _arcsine(site: Site) -> ir.Value:
 
 
 def _asin(site: Site) -> list[ir.Value | None]:
+    """``2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))``."""
     return [_arcsine(site)]
 
 

@@ -1,0 +1,182 @@
+"""A graph on its way into the native builder and back: names, uses, large constants, order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.autodiff.engine import gradient_name
+from ortboost.autodiff.reach import values_by_name
+from ortboost.errors import ModelError
+from ortboost.graph.build import Builder, all_names
+
+__all__ = [
+    "drop_empty_inputs",
+    "free_gradient_names",
+    "lift_large_constants",
+    "one_use_per_node",
+    "protect_running_statistics",
+    "restore",
+    "unique_node_names",
+]
+
+# Constants of more elements than this travel apart from the graph.
+_LIFT_ELEMENTS = 4096
+_GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
+
+
+def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
+    """Rename inner values whose names the builder would want for its own."""
+    builder = Builder(model.graph, "ortboost/forward")
+    fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    clashes = sorted(
+        name for name in fixed if name and any(name == gradient_name(other) for other in reserved)
+    )
+    if clashes:
+        raise ModelError(
+            "Inputs or outputs of the model have the names of gradients.",
+            where=", ".join(clashes),
+            fix="Rename them in the model, or take the gradients out of it first.",
+        )
+    values = [output for node in model.graph for output in node.outputs]
+    values += list(model.graph.initializers.values())
+    for value in values:
+        if (
+            value.name
+            and value.name not in fixed
+            and value.name not in reserved
+            and _GRADIENT_LIKE.search(value.name)
+        ):
+            value.name = builder.unique(f"{value.name}/forward")
+
+
+def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
+    """Give a requested tensor that one node reads twice an Identity for the further reads.
+
+    ``Mul(w, w)`` would make the builder define ``w_grad`` twice.
+    """
+    builder = Builder(model.graph, "ortboost/native/use")
+    values = values_by_name(model.graph)
+    for name in wrt:
+        value = values[name]
+        for node in {usage.node for usage in value.uses()}:
+            places = [index for index, given in enumerate(node.inputs) if given is value]
+            for index in places[1:]:
+                copy = builder.op("Identity", value, shape=value.shape)
+                node.replace_input_with(index, copy)
+                model.graph.insert_before(node, builder.take())
+
+
+def drop_empty_inputs(model: ir.Model) -> None:
+    """``ReduceSum(x, "")`` is valid, but the gradient of it is not."""
+    for node in model.graph:
+        count = len(node.inputs)
+        while count and node.inputs[count - 1] is None:
+            count -= 1
+        node.resize_inputs(count)
+
+
+def unique_node_names(model: ir.Model) -> None:
+    """Gradient nodes are named after their forward nodes, so those must be told apart."""
+    taken = all_names(model.graph)
+    seen: set[str] = set()
+    for node in model.graph.all_nodes():
+        name = node.name
+        if not name or name in seen:
+            base, count = name or node.op_type, 0
+            while not name or name in taken or name in seen:
+                count += 1
+                name = f"{base}_{count}"
+            node.name = name
+        seen.add(name)
+
+
+def lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Turn large constants into inputs for a while: the builder takes the model as bytes."""
+    lifted: dict[str, ir.TensorProtocol] = {}
+    for name, value in list(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        if isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS:
+            lifted[name] = tensor
+            value.const_value = None
+            model.graph.initializers.pop(name)
+            value.shape = ir.Shape(tensor.numpy().shape)
+            value.type = ir.TensorType(tensor.dtype)
+            model.graph.inputs.append(value)
+    return lifted
+
+
+def restore(
+    result: ir.Model,
+    source: ir.Model,
+    wrt: Sequence[str],
+    lifted: dict[str, ir.TensorProtocol],
+) -> None:
+    """Bring inputs, outputs and metadata back into the order and form of the source model."""
+    graph = result.graph
+    inputs = {value.name: value for value in graph.inputs}
+    outputs = {value.name: value for value in graph.outputs}
+    for name, tensor in lifted.items():
+        value = inputs.pop(name, None)
+        if value is not None:
+            graph.inputs.remove(value)
+            value.const_value = tensor
+            graph.register_initializer(value)
+    ordered = []
+    for given in source.graph.inputs:
+        value = inputs.get(given.name)
+        if value is None:  # dropped because nothing reads it any more
+            value = ir.Value(name=given.name, type=given.type, shape=given.shape)
+        value.type, value.shape = given.type, given.shape
+        ordered.append(value)
+    graph.inputs[:] = ordered
+    declared = [given.name or "" for given in source.graph.outputs]
+    missing = [name for name in declared if name not in outputs]
+    missing += [name for name in wrt if gradient_name(name) not in outputs]
+    if missing:
+        raise ModelError(
+            "onnxruntime-training lost tensors of the graph.",
+            where=", ".join(missing),
+            fix="This is a bug of ortboost; please report it with the model.",
+        )
+    given_outputs = []
+    for given in source.graph.outputs:
+        value = outputs[given.name]
+        if given.shape is not None:
+            value.shape = given.shape
+        given_outputs.append(value)
+    values = values_by_name(source.graph)
+    for name in wrt:
+        value, about = outputs[gradient_name(name)], values[name]
+        value.type = about.type or value.type
+        value.shape = about.shape if about.shape is not None else value.shape
+        given_outputs.append(value)
+    graph.outputs[:] = given_outputs
+    graph.name = source.graph.name
+    result.metadata_props.update(source.metadata_props)
+    common.RemoveUnusedOpsetsPass()(result)
+    result.opset_imports.setdefault("", source.opset_imports[""])
+
+
+def protect_running_statistics(model: ir.Model) -> None:
+    """Let BatchNormInternal work on copies of the running statistics.
+
+    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, graph inputs not excepted:
+    a caller's state would change under its hands, on skipped steps too, and every other reader of the
+    old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
+    """
+    builder = Builder(model.graph, "ortboost/batch_norm/copy")
+    for node in model.graph:
+        if node.op_type != "BatchNormInternal":
+            continue
+        for index in (3, 4):
+            value = node.inputs[index]
+            if value is not None and value.producer() is None:
+                copy = builder.op("Sum", value, shape=value.shape)
+                model.graph.insert_before(node, builder.take())
+                node.replace_input_with(index, copy)

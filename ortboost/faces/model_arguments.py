@@ -1,0 +1,73 @@
+"""Checks of the arguments of :class:`ortboost.Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ortboost.faces.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.faces.cell import Cell
+from ortboost.network import Network
+from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.nn.wrap import WithLossCell
+
+__all__ = ["backbone_of", "check_indexes", "check_sink", "validation_epochs"]
+
+
+def backbone_of(network: Cell) -> Network:
+    """The network within wrapping cells."""
+    if isinstance(network, Network):
+        return network
+    if isinstance(network, WithLossCell):
+        return network.backbone_network
+    if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+        return backbone_of(network.network)
+    raise ArgumentTypeError(
+        f"'network' is {type(network).__name__}.",
+        where="Model, network",
+        fix="Give a network loaded with ortboost.load(path).",
+    )
+
+
+def check_indexes(value: Any) -> tuple[int, int, int] | None:
+    """``eval_indexes``, if they are three numbers."""
+    if value is None:
+        return None
+    check_type("Model", "eval_indexes", value, list, tuple)
+    if len(value) != 3 or not all(isinstance(index, int) for index in value):
+        raise ArgumentValueError(
+            f"'eval_indexes' is {value!r}.",
+            where="Model, eval_indexes",
+            fix="Give three numbers: of the loss, the prediction and the label.",
+        )
+    return value[0], value[1], value[2]
+
+
+def check_sink(owner: str, mode: Any, size: Any) -> None:
+    """Refuse a sink size; the mode itself has no effect."""
+    check_type(owner, "dataset_sink_mode", mode, bool)
+    check_type(owner, "sink_size", size, int)
+    if size != -1 and size < 1:
+        raise ArgumentValueError(
+            f"'sink_size' is {size}.", where=owner, fix="Give -1, or a number above 0."
+        )
+    if mode and size != -1:
+        raise NotInThisVersionError(
+            "A sink size is not in this version.", where=owner, fix="Leave sink_size out."
+        )
+
+
+def validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
+    """Whether an epoch, counted from 1, is followed by a validation."""
+    if isinstance(frequency, list | tuple | set | range):
+        epochs = set(frequency)
+        return lambda number: number in epochs
+    check_type(owner, "valid_frequency", frequency, int, list)
+    check_range(owner, "valid_frequency", frequency, 1)
+    return lambda number: number % frequency == 0

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.program.test_build import own_loss
+from tests.support import (
+    NAMES,
+    WITH_NORM,
+    assert_three_lines,
+    batch_for,
+    run,
+    shipped_program,
+    small_convnet,
+    small_mlp,
+    stepper,
+    weights,
+)
+
+from ortboost.deploy import export as module
+from ortboost.deploy.export import export_model, write_verified
+from ortboost.deploy.strip import inference_model
+from ortboost.errors import FileError, ModelError, ParityError
+from ortboost.graph.io import load_model
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
+
+TRAINING_OPS = {"Dropout", "SoftmaxCrossEntropyLoss", "If"}
+
+
+def trained(program, steps=2):
+    training = stepper(program)
+    for i in range(steps):
+        training.step(batch_for(program, 8, seed=i), {"learning_rate": 0.05}, seed=i)
+    feeds = [batch_for(program, size, seed=50 + size) for size in (1, 5)]
+    expected = [training.evaluator().evaluate(batch) for batch in feeds]
+    return training.state(), feeds, expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("optimize", [True, False])
+def test_every_shipped_model(name, optimize, tmp_path):
+    program = shipped_program(name)
+    state, feeds, expected = trained(program)
+    exported = export_model(program, state, optimize=optimize, provenance={"step": "2"})
+    path = tmp_path / "out.onnx"
+    parity = write_verified(exported, path, expected=expected, feeds=feeds, rtol=1e-4, atol=1e-5)
+    assert parity.ok
+    assert parity.samples == 6
+    assert os.listdir(tmp_path) == ["out.onnx"]
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto, full_check=True)
+    assert {opset.domain for opset in proto.opset_import} <= {"", "ai.onnx"}
+    assert not {node.op_type for node in proto.graph.node} & TRAINING_OPS or not optimize
+    assert not [n for n in proto.graph.node if "Grad" in n.op_type]
+    assert [i.name for i in proto.graph.input] == [
+        spec.name for spec in program.catalogue.batch if spec.name != "labels"
+    ]
+    assert [o.name for o in proto.graph.output] == ["logits"]
+    for value in (*proto.graph.input, *proto.graph.output):
+        assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    assert metadata["ortboost.program"] == program.fingerprint
+    assert metadata["ortboost.source"] == f"{name}.onnx"
+    assert metadata["ortboost.step"] == "2"
+    assert "max_abs" in metadata["ortboost.parity"]
+    assert "ortboost.catalogue" not in metadata
+    for batch, answers in zip(feeds, expected, strict=True):
+        data = {k: v for k, v in batch.items() if k != "labels"}
+        np.testing.assert_allclose(
+            run(path, data)["logits"], answers["logits"], rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", WITH_NORM)
+def test_norms_are_gone(name):
+    program = shipped_program(name)
+    state, _, _ = trained(program, steps=1)
+    exported = export_model(program, state)
+    ops = [node.op_type for node in exported.model.graph]
+    assert "BatchNormalization" not in ops
+    assert len(ops) < len(list(program.evaluation.graph))
+    report = next(r for r in exported.reports if r.rewrite == "fold_bn")
+    assert not report.kept
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_foreign_model_is_stripped_of_nothing_else(optimize):
+    program = build_program(small_convnet(), ProgramConfig())
+    state, feeds, expected = trained(program)
+    exported = export_model(program, state, optimize=optimize)
+    found = run(exported.model, {"x": feeds[1]["x"]})
+    np.testing.assert_allclose(found["logits"], expected[1]["logits"], rtol=1e-4, atol=1e-5)
+    assert not [n for n in exported.model.graph.initializers if n.startswith("ortboost/slot")]
+
+
+def test_the_program_is_not_changed():
+    program = build_program(small_convnet(), ProgramConfig())
+    state, _, _ = trained(program)
+    before = ir.to_proto(program.evaluation).SerializeToString(deterministic=True)
+    values = {name: array.tobytes() for name, array in state.items()}
+    export_model(program, state)
+    assert ir.to_proto(program.evaluation).SerializeToString(deterministic=True) == before
+    assert {name: array.tobytes() for name, array in state.items()} == values
+
+
+@pytest.mark.parametrize("opset", [18, 20, 21, 23])
+def test_opset_on_request(opset, tmp_path):
+    program = build_program(small_convnet(), ProgramConfig())
+    state, feeds, expected = trained(program)
+    exported = export_model(program, state, opset=opset)
+    proto = ir.to_proto(exported.model)
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.opset_import[0].version == opset
+    assert proto.ir_version >= onnx.helper.find_min_ir_version_for(proto.opset_import)
+    if opset <= 21:
+        write_verified(exported, tmp_path / "o.onnx", expected=expected, feeds=feeds)
+
+
+def test_an_opset_that_cannot_be_reached():
+    program = build_program(small_convnet(), ProgramConfig())
+    with pytest.raises(ModelError) as info:
+        export_model(program, program.initial, opset=99)
+    assert_three_lines(info.value)
+
+
+def test_a_state_without_a_weight():
+    program = build_program(small_mlp(), ProgramConfig())
+    state = {n: a for n, a in program.initial.items() if n != "w1"}
+    with pytest.raises(FileError) as info:
+        inference_model(program, state)
+    assert_three_lines(info.value)
+    assert "'w1'" in info.value.what
+
+
+@pytest.mark.parametrize("labels", ["labels", "target"])
+def test_a_model_with_its_own_loss(labels, tmp_path):
+    config = ProgramConfig(loss=LossConfig("output", output="cost"))
+    program = build_program(own_loss(labels), config)
+    feeds = [{"x": weights(5, 4), labels: weights(5, 3, seed=1)}]
+    training = stepper(program)
+    training.step(feeds[0], {"learning_rate": 0.1})
+    expected = [training.evaluator().evaluate(feeds[0])]
+    exported = export_model(program, training.state())
+    parity = write_verified(exported, tmp_path / "o.onnx", expected=expected, feeds=feeds)
+    assert parity.ok
+    proto = onnx.load(tmp_path / "o.onnx")
+    assert {i.name for i in proto.graph.input} == {"x", labels}
+
+
+def test_several_outputs_are_compared(tmp_path):
+    model = small_mlp()
+    relu = next(n for n in model.graph if n.op_type == "Relu")
+    model.graph.outputs.append(relu.outputs[0])
+    program = build_program(model, ProgramConfig(loss=LossConfig(output="logits")))
+    state, feeds, expected = trained(program)
+    parity = write_verified(
+        export_model(program, state), tmp_path / "o.onnx", expected=expected, feeds=feeds
+    )
+    assert {d.output for d in parity.differences} == {"logits", "a"}
+
+
+# ---- a wrong rewrite is caught --------------------------------------------------------------------
+
+
+def corrupted(model):
+    report = real_fold_bn(model)
+    value = next(v for v in model.graph.initializers.values() if len(v.shape) == 2)
+    array = value.const_value.numpy().copy()
+    array[0, 0] += 0.01
+    value.const_value = ir.tensor(array, name=value.name)
+    return report
+
+
+real_fold_bn = module.fold_bn
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_a_wrong_rewrite_writes_nothing(existing, tmp_path, monkeypatch):
+    program = build_program(small_convnet(), ProgramConfig())
+    state, feeds, expected = trained(program)
+    path = tmp_path / "out.onnx"
+    if existing:
+        write_verified(export_model(program, state), path, expected=expected, feeds=feeds)
+        before = path.read_bytes()
+    monkeypatch.setattr(module, "fold_bn", corrupted)
+    exported = export_model(program, state)
+    with pytest.raises(ParityError) as info:
+        write_verified(exported, path, expected=expected, feeds=feeds)
+    assert_three_lines(info.value)
+    assert info.value.exit_status == 5
+    assert os.listdir(tmp_path) == (["out.onnx"] if existing else [])
+    if existing:
+        assert path.read_bytes() == before
+
+
+def test_without_data_nothing_is_written(tmp_path):
+    program = build_program(small_mlp(), ProgramConfig())
+    with pytest.raises(ParityError) as info:
+        write_verified(
+            export_model(program, program.initial), tmp_path / "o.onnx", expected=[], feeds=[]
+        )
+    assert_three_lines(info.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    program = build_program(small_mlp(), ProgramConfig())
+    with pytest.raises(FileError) as info:
+        write_verified(
+            export_model(program, program.initial), tmp_path / "no" / "o.onnx", expected=[], feeds=[]
+        )
+    assert_three_lines(info.value)
+
+
+def test_an_export_can_be_trained_again(tmp_path):
+    program = build_program(small_convnet(), ProgramConfig())
+    state, feeds, expected = trained(program)
+    path = tmp_path / "out.onnx"
+    write_verified(export_model(program, state), path, expected=expected, feeds=feeds)
+    again = build_program(load_model(path), ProgramConfig())
+    training = stepper(again)
+    np.testing.assert_allclose(
+        training.evaluator().evaluate(feeds[1])["loss"], expected[1]["loss"], rtol=1e-4
+    )
+    assert np.isfinite(training.step(feeds[1], {"learning_rate": 0.01}).loss)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.support import run, text_model, weights
+
+from ortboost.deploy.fold_bn import fold_bn
+
+NORM = {
+    "s": 1 + 0.3 * weights(4, seed=1),
+    "b": weights(4, seed=2),
+    "m": weights(4, seed=3),
+    "v": 0.5 + np.abs(weights(4, seed=4)),
+}
+NORM_TYPES = "float[4] s, float[4] b, float[4] m, float[4] v"
+BN = "BatchNormalization<epsilon = 0.001>"
+
+
+def net(body: str, types: str, outputs: str = "float[batch,4,h,w] y", x: str = "batch,4,h,w", **inits):
+    return text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float[{x}] x, {types}, {NORM_TYPES}) =>'
+        f" ({outputs}) {{ {body} }}",
+        **inits,
+        **NORM,
+    )
+
+
+def check(model: ir.Model, x: np.ndarray):
+    """Fold, and compare with the numbers from before."""
+    before = run(model, {"x": x})
+    report = fold_bn(model)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    after = run(model, {"x": x})
+    assert before.keys() == after.keys()
+    for name in before:
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-4, atol=1e-5)
+    left = {node.name for node in model.graph if node.op_type == "BatchNormalization"}
+    assert left == set(report.kept)
+    assert not left & set(report.changed)
+    return report
+
+
+IMAGE = weights(2, 4, 6, 6, seed=7, scale=1.0)
+
+FOLDED = {
+    "conv": (
+        f"[c] h = Conv(x, w) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,4,3,3] w",
+        {"w": weights(4, 4, 3, 3)},
+    ),
+    "conv_bias": (
+        f"[c] h = Conv<pads = [1,1,1,1]>(x, w, k) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,4,3,3] w, float[4] k",
+        {"w": weights(4, 4, 3, 3), "k": weights(4, seed=5)},
+    ),
+    "depthwise": (
+        f"[c] h = Conv<group = 4>(x, w, k) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,1,3,3] w, float[4] k",
+        {"w": weights(4, 1, 3, 3), "k": weights(4, seed=5)},
+    ),
+    "grouped": (
+        f"[c] h = Conv<group = 2, strides = [2,2]>(x, w) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,2,3,3] w",
+        {"w": weights(4, 2, 3, 3)},
+    ),
+    "dilated": (
+        f"[c] h = Conv<dilations = [2,2]>(x, w) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,4,2,2] w",
+        {"w": weights(4, 4, 2, 2)},
+    ),
+    "transposed": (
+        f"[c] h = ConvTranspose(x, w, k) [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,4,3,3] w, float[4] k",
+        {"w": weights(4, 4, 3, 3), "k": weights(4, seed=5)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLDED)
+def test_folded(case):
+    body, types, inits = FOLDED[case]
+    report = check(net(body, types, **inits), IMAGE)
+    assert report.changed == {"bn": "folded into c"}
+    assert report.kept == {}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_gemm(transposed, bias):
+    model = net(
+        f"[c] h = Gemm<transB = {transposed}>(x, w{', k' if bias else ''})"
+        f" [bn] y = {BN}(h, s, b, m, v)",
+        "float[4,4] w" + (", float[4] k" if bias else ""),
+        outputs="float[batch,4] y",
+        x="batch,4",
+        w=weights(4, 4),
+        **({"k": weights(4, seed=5)} if bias else {}),
+    )
+    assert check(model, weights(3, 4, seed=7)).changed == {"bn": "folded into c"}
+
+
+KEPT = {
+    "after_relu": (
+        f"[c] h = Conv(x, w) [r] g = Relu(h) [bn] y = {BN}(g, s, b, m, v)",
+        {},
+        "Relu",
+    ),
+    "after_the_input": (f"[bn] g = {BN}(x, s, b, m, v) [c] y = Conv(g, w)", {}, "an input"),
+    "output_used_twice": (
+        f"[c] h = Conv(x, w) [bn] g = {BN}(h, s, b, m, v) y = Add(g, h)",
+        {},
+        "used elsewhere",
+    ),
+    "output_of_the_model": (
+        f"[c] h = Conv(x, w) [bn] y = {BN}(h, s, b, m, v)",
+        {"outputs": "float[batch,4,h,w] y, float[batch,4,h2,w2] h"},
+        "used elsewhere",
+    ),
+    "shared_weight": (
+        f"[c] h = Conv<pads = [1,1,1,1]>(x, w) [bn] g = {BN}(h, s, b, m, v)"
+        " [d] y = Conv<pads = [1,1,1,1]>(g, w)",
+        {},
+        "shared",
+    ),
+    "computed_weight": (
+        f"u = Relu(w) [c] h = Conv(x, u) [bn] y = {BN}(h, s, b, m, v)",
+        {},
+        "computed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_kept_with_the_reason(case):
+    body, extra, reason = KEPT[case]
+    report = check(net(body, "float[4,4,3,3] w", w=weights(4, 4, 3, 3), **extra), IMAGE)
+    assert report.changed == {}
+    assert reason in report.kept["bn"]
+
+
+@pytest.mark.parametrize("case", ["after_relu", "output_used_twice", "shared_weight", "computed_weight"])
+def test_one_that_cannot_be_folded_does_not_ride_along(case):
+    """The same beside a convolution that can be folded."""
+    body, _, reason = KEPT[case]
+    body += f" [e] p = Conv(y, z) [bn2] q = {BN}(p, s, b, m, v)"
+    model = net(
+        body,
+        "float[4,4,3,3] w, float[4,4,1,1] z",
+        outputs="float[batch,4,h,w] q",
+        w=weights(4, 4, 3, 3),
+        z=weights(4, 4, 1, 1),
+    )
+    report = check(model, IMAGE)
+    assert report.changed == {"bn2": "folded into e"}
+    assert reason in report.kept["bn"]
+
+
+def test_one_weight_for_two_norms():
+    """A layer applied twice, each time with statistics of its own."""
+    model = net(
+        f"[c] h = Conv<pads = [1,1,1,1]>(x, w) [bn] g = {BN}(h, s, b, m, v)"
+        f" [d] k = Conv<pads = [1,1,1,1]>(g, w) [bn2] y = {BN}(k, b, s, m, v)",
+        "float[4,4,3,3] w",
+        w=weights(4, 4, 3, 3),
+    )
+    assert set(check(model, IMAGE).kept) == {"bn", "bn2"}
+
+
+def test_a_training_norm_is_left_alone():
+    model = net(
+        "[c] h = Conv(x, w) [bn] y, nm, nv = BatchNormalization<training_mode = 1>(h, s, b, m, v)",
+        "float[4,4,3,3] w",
+        w=weights(4, 4, 3, 3),
+    )
+    assert "training mode" in fold_bn(model).kept["bn"]
+
+
+def test_a_second_time_changes_nothing():
+    body, types, inits = FOLDED["conv_bias"]
+    model = net(body, types, **inits)
+    fold_bn(model)
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    assert not fold_bn(model).modified
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support import assert_three_lines
+
+from ortboost.deploy.verify import compare, seeded_batch
+from ortboost.errors import ParityError
+from ortboost.program.catalogue import TensorSpec
+
+
+def batches(*arrays, name="y"):
+    return [{name: np.asarray(array, np.float32)} for array in arrays]
+
+
+def test_equal_batches():
+    data = batches([[1, 2], [3, 4]], [[5, 6]])
+    parity = compare(data, data, ["y"])
+    assert parity.ok
+    assert parity.samples == 3
+    assert parity.worst.max_abs == 0
+    parity.require("here")
+
+
+@pytest.mark.parametrize(
+    ("off", "ok"), [(1e-4, True), (2e-3, True), (2.2e-3, False), (np.nan, False), (np.inf, False)]
+)
+def test_the_tolerance_is_absolute_plus_relative(off, ok):
+    # At 2.0 it is 1e-4 + 1e-3 * 2.
+    parity = compare(batches([2.0]), batches([2.0 + off]), ["y"], rtol=1e-3, atol=1e-4)
+    assert parity.ok == ok
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_equal_non_finite_values_are_equal(value):
+    assert compare(batches([value, 1]), batches([value, 1]), ["y"]).ok
+    assert not compare(batches([value, 1]), batches([0, 1]), ["y"]).ok
+    assert not compare(batches([0, 1]), batches([value, 1]), ["y"]).ok
+
+
+def test_opposite_infinities_differ():
+    assert not compare(batches([np.inf]), batches([-np.inf]), ["y"]).ok
+
+
+def test_another_shape_differs():
+    assert not compare(batches([[1, 2]]), batches([1, 2]), ["y"]).ok
+
+
+def test_a_missing_batch_is_an_error():
+    with pytest.raises(ValueError, match="shorter"):
+        compare(batches([1], [2]), batches([1]), ["y"])
+
+
+def test_scalars_count_as_one_sample():
+    assert compare(batches(1.0, 2.0), batches(1.0, 2.0), ["y"]).samples == 2
+
+
+def test_the_worst_output_is_named():
+    want = [{"a": np.ones(2), "b": np.ones(2), "c": np.ones(2)}]
+    have = [{"a": np.ones(2) * 1.01, "b": np.ones(2) * 1.5, "c": np.ones(2)}]
+    parity = compare(want, have, ["a", "b", "c"])
+    with pytest.raises(ParityError) as info:
+        parity.require("net.onnx")
+    assert_three_lines(info.value)
+    assert "output 'b'" in info.value.where
+    assert parity.to_dict()["outputs"]["c"]["within"]
+    assert not parity.to_dict()["ok"]
+
+
+def test_made_up_inputs_fit_and_repeat():
+    specs = [
+        TensorSpec("x", np.dtype(np.float32), ("batch", 3)),
+        TensorSpec("ids", np.dtype(np.int64), (2, None)),
+    ]
+    one, other = seeded_batch(specs, seed=1), seeded_batch(specs, seed=1)
+    assert (one["x"].shape, one["x"].dtype) == ((4, 3), np.float32)
+    assert one["ids"].shape == (2, 4)
+    assert set(np.unique(one["ids"])) <= {0, 1}
+    np.testing.assert_array_equal(one["x"], other["x"])
+    assert (one["x"] != seeded_batch(specs, seed=2)["x"]).any()

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import types
+
+import onnxruntime
+import pytest
+from tests.support import assert_three_lines, batch_for, model_path, small_mlp
+
+from ortboost.errors import DependencyError, ModelError, UsageError
+from ortboost.program.build import build_program
+from ortboost.runtime import session as module
+from ortboost.runtime.session import available_devices, open_session
+from ortboost.runtime.stepper import Stepper
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+ON_CPU_BUILD = pytest.mark.skipif(
+    CUDA in onnxruntime.get_available_providers(), reason="this build has CUDA"
+)
+
+
+def test_cpu_is_cpu():
+    assert open_session(model_path("mlp"), device="cpu").get_providers() == [CPU]
+
+
+def test_a_path_and_a_model_are_the_same():
+    names = [
+        [v.name for v in open_session(source, device="cpu").get_inputs()]
+        for source in (model_path("mlp"), str(model_path("mlp")))
+    ]
+    assert names[0] == names[1] == ["x"]
+    assert [v.name for v in open_session(small_mlp(), device="cpu").get_inputs()] == ["x"]
+
+
+def test_threads_are_those_asked_for():
+    options = open_session(small_mlp(), device="cpu", threads=3).get_session_options()
+    assert options.intra_op_num_threads == 3
+
+
+def test_an_unknown_device_names_the_nearest():
+    with pytest.raises(UsageError) as info:
+        open_session(small_mlp(), device="cude")
+    assert_three_lines(info.value)
+    assert "'cuda'" in info.value.fix
+
+
+@ON_CPU_BUILD
+@pytest.mark.parametrize("start", [open_session, lambda m, device: Stepper(build_program(m), device=device)])
+def test_cuda_on_a_build_without_it_is_an_error(start):
+    with pytest.raises(DependencyError) as info:
+        start(small_mlp(), device="cuda")
+    assert_three_lines(info.value)
+    assert "ortboost[cuda]" in info.value.fix
+
+
+@ON_CPU_BUILD
+def test_devices_say_why_not():
+    devices = available_devices()
+    assert devices["cpu"] is None
+    assert CUDA in devices["cuda"]
+
+
+class FakeRuntime(types.SimpleNamespace):
+    """A GPU build whose CUDA libraries do not load: it offers CUDA and falls back in silence."""
+
+    def __init__(self, loads: bool):
+        super().__init__(SessionOptions=onnxruntime.SessionOptions, opened=[])
+        self.loads = loads
+
+    def get_available_providers(self):
+        return [CUDA, CPU]
+
+    def InferenceSession(self, source, options, providers):
+        self.opened.append(providers)
+        kept = providers if self.loads else [p for p in providers if p == CPU]
+        return types.SimpleNamespace(get_providers=lambda: kept)
+
+
+def test_a_silent_fallback_is_an_error(monkeypatch):
+    fake = FakeRuntime(loads=False)
+    monkeypatch.setattr(module, "runtime", lambda: fake)
+    with pytest.raises(DependencyError) as info:
+        open_session(small_mlp(), device="cuda")
+    assert_three_lines(info.value)
+    assert "did not load" in info.value.what
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_auto_takes_cuda_where_it_really_works(monkeypatch, loads):
+    fake = FakeRuntime(loads)
+    monkeypatch.setattr(module, "runtime", lambda: fake)
+    assert (CUDA in open_session(small_mlp()).get_providers()) == loads
+
+
+def test_two_packages_that_overwrote_each_other(monkeypatch):
+    monkeypatch.delattr(onnxruntime, "InferenceSession")
+    with pytest.raises(DependencyError) as info:
+        open_session(small_mlp())
+    assert_three_lines(info.value)
+    assert "hollow" in info.value.what
+
+
+def test_no_runtime_at_all(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(DependencyError) as info:
+        open_session(small_mlp())
+    assert_three_lines(info.value)
+
+
+def test_a_model_the_runtime_refuses(tmp_path):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(b"\xff" * 50)
+    with pytest.raises(ModelError) as info:
+        open_session(path, device="cpu")
+    assert_three_lines(info.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(CUDA not in onnxruntime.get_available_providers(), reason="no CUDA here")
+def test_a_step_on_cuda_is_close_to_one_on_the_cpu():
+    program = build_program(small_mlp())
+    feeds = batch_for(program, 8)
+    losses = []
+    for device in ("cpu", "cuda"):
+        stepper = Stepper(program, device=device)
+        assert stepper.device == device
+        losses.append([stepper.step(feeds, {"learning_rate": 0.1}).loss for _ in range(5)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

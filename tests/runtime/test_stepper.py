@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support import (
+    assert_same_bits,
+    assert_three_lines,
+    batch_for,
+    shipped_program,
+    small_convnet,
+    small_mlp,
+    stepper,
+    weights,
+)
+
+from ortboost.errors import FileError, UsageError
+from ortboost.loss_scale import NO_SCALE
+from ortboost.optimizers import Adam
+from ortboost.program.build import build_program
+from ortboost.program.config import ParameterGroup, ProgramConfig
+
+RATE = {"learning_rate": 0.1}
+PROGRAM = build_program(small_convnet(), ProgramConfig(optimizer=Adam()))
+FEEDS = batch_for(PROGRAM, 4)
+GROUPED = build_program(
+    small_mlp(), ProgramConfig(groups=(ParameterGroup("head", ("*2",), "0.1"),))
+)
+
+
+@pytest.fixture(params=[True, False], ids=["in_place", "double"])
+def training(request):
+    return stepper(PROGRAM, in_place=request.param)
+
+
+def pointers(training) -> set[int]:
+    return {
+        buffer.data_ptr() for buffers in training._state._buffers for buffer in buffers.values()
+    }
+
+
+def test_state_stays_where_it_is(training):
+    before = pointers(training)
+    for _ in range(5):
+        training.step(FEEDS, RATE)
+    training.load_state(PROGRAM.initial)
+    training.set("fb", np.zeros(3))
+    training.step(FEEDS, RATE)
+    assert pointers(training) == before
+
+
+def test_in_place_there_is_one_buffer_for_each_state_and_else_two():
+    states = PROGRAM.catalogue.state
+    assert len(pointers(stepper(PROGRAM))) == len(states)
+    moving = sum(entry.next is not None for entry in states)
+    assert len(pointers(stepper(PROGRAM, in_place=False))) == len(states) + moving
+
+
+def test_the_program_is_not_written_to(training):
+    before = {name: np.array(array) for name, array in PROGRAM.initial.items()}
+    training.step(FEEDS, RATE)
+    assert_same_bits(before, {n: np.asarray(a) for n, a in PROGRAM.initial.items()})
+
+
+def test_two_steppers_share_nothing():
+    one, two = stepper(PROGRAM), stepper(PROGRAM)
+    one.step(FEEDS, RATE)
+    assert_same_bits(two.state(), {n: np.asarray(a) for n, a in PROGRAM.initial.items()})
+
+
+def test_state_is_a_copy(training):
+    state = training.state()
+    state["cw"][:] = 7
+    training.get("cw")[:] = 8
+    assert training.get("cw").tobytes() == PROGRAM.initial["cw"].tobytes()
+
+
+def test_state_comes_in_the_order_of_the_catalogue(training):
+    assert list(training.state()) == [entry.name for entry in PROGRAM.catalogue.state]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_loaded_state_goes_on_with_the_same_bits(training, steps):
+    for i in range(steps):
+        training.step(batch_for(PROGRAM, 4, seed=i), RATE)
+    saved = training.state()
+    expected = [training.step(batch_for(PROGRAM, 4, seed=9 + i), RATE) for i in range(3)]
+    final = training.state()
+    for in_place in (True, False):
+        again = stepper(PROGRAM, in_place=in_place)
+        again.step({**FEEDS, "x": FEEDS["x"] * np.inf}, RATE)  # something else was here before
+        again.load_state(saved)
+        found = [again.step(batch_for(PROGRAM, 4, seed=9 + i), RATE) for i in range(3)]
+        assert [r.loss for r in found] == [r.loss for r in expected]
+        assert [r.applied_steps for r in found] == [r.applied_steps for r in expected]
+        assert [r.total_skips for r in found] == [0, 0, 0]
+        assert_same_bits(again.state(), final)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_set_and_get(training, steps):
+    for _ in range(steps):
+        training.step(FEEDS, RATE)
+    value = weights(3, 4, seed=42)
+    training.set("fw", value)
+    assert training.get("fw").tobytes() == value.tobytes()
+    answers = training.evaluator().evaluate(FEEDS)
+    training.step(FEEDS, {"learning_rate": 0.0})
+    assert training.get("fw").tobytes() == value.tobytes()
+    assert np.isfinite(answers["loss"])
+
+
+def test_set_converts_the_dtype_and_layout(training):
+    value = np.asfortranarray(np.arange(12).reshape(3, 4))
+    training.set("fw", value)
+    np.testing.assert_array_equal(training.get("fw"), value)
+
+
+def test_set_copies(training):
+    value = weights(3, 4, seed=42)
+    training.set("fw", value)
+    value[:] = 0
+    assert training.get("fw").all()
+
+
+def test_counters_that_are_set_are_followed(training):
+    training.set("ortboost/total_skips", np.array(5))
+    training.set("ortboost/step", np.array(7))
+    result = training.step(FEEDS, RATE)
+    assert (result.total_skips, result.applied_steps) == (5, 8)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (12,), (1, 3, 4), ()])
+def test_another_shape_is_refused(training, shape):
+    with pytest.raises(UsageError) as info:
+        training.set("fw", np.zeros(shape, np.float32))
+    assert_three_lines(info.value)
+    assert training.get("fw").tobytes() == PROGRAM.initial["fw"].tobytes()
+
+
+def test_an_unknown_state_is_refused(training):
+    for call in (lambda: training.get("fww"), lambda: training.set("fww", np.zeros(1))):
+        with pytest.raises(UsageError) as info:
+            call()
+        assert_three_lines(info.value)
+        assert "'fw'" in info.value.fix
+
+
+@pytest.mark.parametrize("how", ["missing", "extra", "shape", "dtype"])
+def test_a_state_that_does_not_fit_changes_nothing(training, how):
+    training.step(FEEDS, RATE)
+    before = training.state()
+    state = {name: np.zeros_like(array) for name, array in before.items()}
+    if how == "missing":
+        del state["fw"]
+    elif how == "extra":
+        state["more"] = np.zeros(1)
+    else:
+        state["fw"] = state["fw"].T.copy() if how == "shape" else state["fw"].astype(np.float64)
+    with pytest.raises(FileError) as info:
+        training.load_state(state)
+    assert_three_lines(info.value)
+    assert_same_bits(training.state(), before)
+
+
+# ---- feeds --------------------------------------------------------------------------------------
+
+BAD_FEEDS = {
+    "missing": {"labels": FEEDS["labels"]},
+    "dtype": {**FEEDS, "x": FEEDS["x"].astype(np.float64)},
+    "rank": {**FEEDS, "x": FEEDS["x"][0]},
+    "shape": {**FEEDS, "x": FEEDS["x"][:, :, :5]},
+    "lengths": {**FEEDS, "labels": FEEDS["labels"][:-1]},
+    "label_dtype": {**FEEDS, "labels": FEEDS["labels"].astype(np.int32)},
+    "label_range": {**FEEDS, "labels": np.full_like(FEEDS["labels"], 3)},
+}
+
+
+@pytest.mark.parametrize("case", BAD_FEEDS)
+def test_a_wrong_batch_changes_nothing(training, case, capfd):
+    training.step(FEEDS, RATE)
+    before = training.state()
+    with pytest.raises(UsageError) as info:
+        training.step(BAD_FEEDS[case], RATE)
+    assert_three_lines(info.value)
+    assert_same_bits(training.state(), before)
+    expected = stepper(PROGRAM)
+    expected.step(FEEDS, RATE)
+    assert training.step(FEEDS, RATE).loss == expected.step(FEEDS, RATE).loss
+
+
+def test_feeds_that_are_no_input_are_ignored(training):
+    assert np.isfinite(training.step({**FEEDS, "index": np.arange(4)}, RATE).loss)
+
+
+@pytest.mark.parametrize(
+    "rates", [{}, {"learning_rate/head": 0.1}, {"learning_rate": 0.1, "learning_rate/haed": 0.1}]
+)
+def test_wrong_learning_rates(rates):
+    training = stepper(GROUPED)
+    with pytest.raises(UsageError) as info:
+        training.step(batch_for(GROUPED, 4), rates)
+    assert_three_lines(info.value)
+    assert "learning_rate" in info.value.fix
+
+
+def test_groups_are_named():
+    assert list(stepper(GROUPED).groups) == ["learning_rate", "learning_rate/head"]
+    assert [spec.name for spec in stepper(GROUPED).inputs] == ["x", "labels"]
+
+
+def test_arrays_in_any_layout(training):
+    reference = stepper(PROGRAM)
+    strided = {**FEEDS, "x": np.repeat(FEEDS["x"], 2, axis=3)[..., ::2]}
+    assert not strided["x"].flags["C_CONTIGUOUS"]
+    assert training.step(strided, RATE).loss == reference.step(FEEDS, RATE).loss
+    for key, array in reference.evaluator().evaluate(FEEDS).items():
+        np.testing.assert_array_equal(training.evaluator().evaluate(strided)[key], array)
+
+
+def test_the_batch_may_be_changed_after_the_step(training):
+    """Nothing of ours keeps the caller's memory from one step to the next."""
+    feeds = {name: array.copy() for name, array in FEEDS.items()}
+    training.step(feeds, RATE)
+    state = training.state()
+    feeds["x"][:] = np.nan
+    assert_same_bits(training.state(), state)
+    assert np.isfinite(training.step(FEEDS, RATE).loss)
+
+
+def test_the_batch_is_not_written_to(training):
+    feeds = {name: array.copy() for name, array in FEEDS.items()}
+    for array in feeds.values():
+        array.flags.writeable = False
+    training.step(feeds, RATE)
+    training.evaluator().evaluate(feeds)
+    assert_same_bits(feeds, FEEDS)
+
+
+# ---- evaluation -----------------------------------------------------------------------------------
+
+
+def test_the_evaluator_sees_the_live_state_in_every_phase(training):
+    evaluator = training.evaluator()
+    for i in range(4):
+        answers = evaluator.evaluate(FEEDS)
+        other = stepper(PROGRAM)
+        other.load_state(training.state())
+        for key, array in other.evaluator().evaluate(FEEDS).items():
+            np.testing.assert_array_equal(answers[key], array)
+        training.step(batch_for(PROGRAM, 4, seed=i), RATE)
+        assert evaluator.evaluate(FEEDS)["loss"] != answers["loss"]
+
+
+def test_evaluation_changes_nothing(training):
+    training.step(FEEDS, RATE)
+    before = training.state()
+    training.evaluator().evaluate(FEEDS)
+    assert_same_bits(training.state(), before)
+
+
+def test_evaluation_without_an_input():
+    with pytest.raises(UsageError) as info:
+        stepper(PROGRAM).evaluator().evaluate({"x": FEEDS["x"]})
+    assert_three_lines(info.value)
+    assert "labels" in info.value.what
+
+
+def test_evaluation_of_a_wrong_shape(capfd):
+    with pytest.raises(UsageError) as info:
+        stepper(PROGRAM).evaluator().evaluate({**FEEDS, "x": FEEDS["x"][:, :, :5]})
+    assert_three_lines(info.value)
+
+
+# ---- randomness -----------------------------------------------------------------------------------
+
+
+def dropout_losses(seeds, **arguments):
+    program = shipped_program("transformer_tiny", loss_scale=NO_SCALE)
+    training, feeds = stepper(program, **arguments), batch_for(program, 8)
+    return [training.step(feeds, {"learning_rate": 0.01}, seed=seed).loss for seed in seeds]
+
+
+def test_the_seed_decides_every_bit():
+    assert dropout_losses([1, 2, 3]) == dropout_losses([1, 2, 3])
+    assert dropout_losses([1, 2, 3]) == dropout_losses([1, 2, 3], in_place=False)
+
+
+def test_another_seed_is_another_mask():
+    first = [dropout_losses([seed])[0] for seed in range(6)]
+    assert len(set(first)) == 6
+
+
+def test_two_sessions_do_not_disturb_each_other():
+    alone = dropout_losses([1, 2])
+    program = shipped_program("transformer_tiny", loss_scale=NO_SCALE)
+    one, two, feeds = stepper(program), stepper(program), batch_for(program, 8)
+    mixed = []
+    for seed in (1, 2):
+        mixed.append(one.step(feeds, {"learning_rate": 0.01}, seed=seed).loss)
+        two.step(feeds, {"learning_rate": 0.01}, seed=seed + 100)
+    assert mixed == alone
+
+
+def test_evaluation_draws_nothing():
+    program = shipped_program("transformer_tiny", loss_scale=NO_SCALE)
+    evaluator, feeds = stepper(program).evaluator(), batch_for(program, 8)
+    assert evaluator.evaluate(feeds)["loss"] == evaluator.evaluate(feeds)["loss"]
+
+
+# ---- diagnosis ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_named_on_a_good_batch(training):
+    assert training.nonfinite(FEEDS, RATE) == []
+
+
+def test_bad_data_are_named_first_and_the_state_stays(training):
+    bad = {**FEEDS, "x": FEEDS["x"].copy()}
+    bad["x"][1, 0, 2, 2] = np.nan
+    before = training.state()
+    names = training.nonfinite(bad, RATE)
+    assert_same_bits(training.state(), before)
+    assert names[0] == "x"
+    assert names[1] == "c"  # the output of the convolution
+    assert len(names) <= 10
+
+
+def test_a_bad_weight_is_named(training):
+    value = training.get("fw")
+    value[0, 0] = np.inf
+    training.set("fw", value)
+    names = training.nonfinite(FEEDS, RATE)
+    assert names[0] == "fw"
+    assert "logits" in names
+    assert "c" not in names
