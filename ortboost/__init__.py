@@ -6,15 +6,31 @@ The names below are loaded when they are first used, so that ``import ortboost``
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from ortboost import amp, boost, nn
+    from ortboost.amp import DynamicLossScaleManager, FixedLossScaleManager
     from ortboost.api import check, convert, evaluate, export, load_run, train
     from ortboost.errors import OrtBoostError
+    from ortboost.model import Model
+    from ortboost.network import Network, Parameter, load
     from ortboost.program.build import build_program
     from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
     from ortboost.program.program import Program
     from ortboost.runtime.stepper import Stepper
+    from ortboost.tensor import (
+        Tensor,
+        bool_,
+        float16,
+        float32,
+        float64,
+        int8,
+        int16,
+        int32,
+        int64,
+        uint8,
+    )
     from ortboost.training import TrainConfig
     from ortboost.transforms.attach_loss import LossConfig
 
@@ -22,48 +38,79 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ClipConfig",
+    "DynamicLossScaleManager",
+    "FixedLossScaleManager",
     "LossConfig",
+    "Model",
+    "Network",
     "OrtBoostError",
+    "Parameter",
     "ParameterGroup",
     "Program",
     "ProgramConfig",
     "Stepper",
+    "Tensor",
     "TrainConfig",
+    "amp",
+    "bool_",
+    "boost",
     "build_program",
     "check",
     "convert",
     "evaluate",
     "export",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "load",
     "load_run",
+    "nn",
     "train",
+    "uint8",
 ]
 
-_HOMES = {
-    "ClipConfig": "ortboost.program.config",
-    "LossConfig": "ortboost.transforms.attach_loss",
-    "OrtBoostError": "ortboost.errors",
-    "ParameterGroup": "ortboost.program.config",
-    "Program": "ortboost.program.program",
-    "ProgramConfig": "ortboost.program.config",
-    "Stepper": "ortboost.runtime.stepper",
-    "TrainConfig": "ortboost.training",
-    "build_program": "ortboost.program.build",
-    "check": "ortboost.api",
-    "convert": "ortboost.api",
-    "evaluate": "ortboost.api",
-    "export": "ortboost.api",
-    "load_run": "ortboost.api",
-    "train": "ortboost.api",
+_MODULES: Final = ("amp", "boost", "nn")
+_HOMES: Final = {
+    "ortboost.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
+    "ortboost.api": ("check", "convert", "evaluate", "export", "load_run", "train"),
+    "ortboost.errors": ("OrtBoostError",),
+    "ortboost.model": ("Model",),
+    "ortboost.network": ("Network", "Parameter", "load"),
+    "ortboost.program.build": ("build_program",),
+    "ortboost.program.config": ("ClipConfig", "ParameterGroup", "ProgramConfig"),
+    "ortboost.program.program": ("Program",),
+    "ortboost.runtime.stepper": ("Stepper",),
+    "ortboost.tensor": (
+        "Tensor",
+        "bool_",
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+    ),
+    "ortboost.training": ("TrainConfig",),
+    "ortboost.transforms.attach_loss": ("LossConfig",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ortboost' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    if name in _MODULES:
+        return importlib.import_module(f"ortboost.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'ortboost' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

@@ -110,7 +110,9 @@ class Parameter:
             array([1., 1.], dtype=float32)
         """
         where = f"parameter '{self.name}'"
-        if not isinstance(data, np.ndarray | np.generic | Parameter) and not hasattr(data, "asnumpy"):
+        if not isinstance(data, np.ndarray | np.generic | Parameter) and not hasattr(
+            data, "asnumpy"
+        ):
             raise ArgumentTypeError(
                 f"set_data got {type(data).__name__}.",
                 where=where,

@@ -2,9 +2,8 @@ r"""The training step as one graph: what comes after the gradients.
 
 With scaled gradients `G = S g` from the engine:
 
-    finite   = all(G is finite)          if sum(G * G) is finite, all G are. If it is not, by
-                                         sum(0 * G) == 0: 0 * inf and 0 * nan are nan, and a sum of
-                                         zeros cannot overflow, which a sum of large finite G can
+    finite   = all(G is finite)          as sum(0 * G) == 0: 0 * inf and 0 * nan are nan, and a sum of
+                                         finite zeros cannot overflow, which a sum of G can
     if finite:    g = G / S / d, clip, optimizer; S grows after `window` good steps
     otherwise:    every state keeps its value; S shrinks
 
@@ -230,30 +229,13 @@ class _Writer:
     # ---- parts --------------------------------------------------------------------------------
 
     def _finite(self) -> ir.Value:
-        """Whether every gradient is finite.
-
-        A sum of squares that is finite proves it, in one cheap pass. If it is not, large finite
-        values may have overflowed it, and the exact sum of zeros decides.
-        """
-        gradients = list(self.gradients.values())
-        squares = [self.b.op("ReduceSumSquare", g, keepdims=0, shape=()) for g in gradients]
-        largest = self.b.const(np.finfo(np.float32).max)
-        proven = self.b.op("LessOrEqual", self._sum(squares), largest, dtype=_BOOL, shape=())
-        self.b.flush()
-        true = self.b.op("Identity", self.b.const(True, _BOOL), shape=())
-        then_branch = ir.Graph([], [true], nodes=self.b.take(), name="ortboost/finite")
         zero = self.b.const(0.0)
-        zeros = [
-            self.b.op("ReduceSum", self.b.op("Mul", g, zero), keepdims=0, shape=()) for g in gradients
+        checks = [
+            self.b.op("ReduceSum", self.b.op("Mul", grad, zero), keepdims=0, shape=())
+            for grad in self.gradients.values()
         ]
-        exact = self.b.op("Equal", self._sum(zeros), zero, dtype=_BOOL, shape=())
-        else_branch = ir.Graph([], [exact], nodes=self.b.take(), name="ortboost/unproven")
-        return self.b.op(
-            "If", proven, dtype=_BOOL, shape=(), then_branch=then_branch, else_branch=else_branch
-        )
-
-    def _sum(self, scalars: Sequence[ir.Value]) -> ir.Value:
-        return self.b.op("Sum", *scalars, shape=()) if len(scalars) > 1 else scalars[0]
+        total = self.b.op("Sum", *checks, shape=()) if len(checks) > 1 else checks[0]
+        return self.b.op("Equal", total, zero, dtype=_BOOL, shape=())
 
     def _good_step(self) -> dict[str, ir.Value]:
         """State to next value when the update is applied."""
@@ -339,7 +321,7 @@ class _Writer:
             factors = {name: self._clip_factor(norm, clip) for name, norm in norms.items()}
         else:
             squares = [self.b.op("Mul", norm, norm) for norm in norms.values()]
-            total = self._sum(squares)
+            total = self.b.op("Sum", *squares, shape=()) if len(squares) > 1 else squares[0]
             factors = dict.fromkeys(norms, self._clip_factor(self.b.op("Sqrt", total), clip))
         return {name: self.b.op("Mul", g, factors[name]) for name, g in gradients.items()}
 
