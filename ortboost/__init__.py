@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from ortboost.amp import DynamicLossScaleManager, FixedLossScaleManager
     from ortboost.api import check, convert, evaluate, export, load_run, train
     from ortboost.errors import OrtBoostError
+    from ortboost.faces.callbacks import (
+        Callback,
+        CheckpointConfig,
+        EarlyStopping,
+        LossMonitor,
+        ModelCheckpoint,
+        RunContext,
+        TimeMonitor,
+    )
+    from ortboost.faces.parameter import Parameter
+    from ortboost.faces.serialization import load_checkpoint, load_param_into_net, save_checkpoint
     from ortboost.model import Model
-    from ortboost.network import Network, Parameter, load
+    from ortboost.network import Network, load
     from ortboost.program.build import build_program
     from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
     from ortboost.program.program import Program
@@ -37,19 +48,26 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
+    "CheckpointConfig",
     "ClipConfig",
     "DynamicLossScaleManager",
+    "EarlyStopping",
     "FixedLossScaleManager",
     "LossConfig",
+    "LossMonitor",
     "Model",
+    "ModelCheckpoint",
     "Network",
     "OrtBoostError",
     "Parameter",
     "ParameterGroup",
     "Program",
     "ProgramConfig",
+    "RunContext",
     "Stepper",
     "Tensor",
+    "TimeMonitor",
     "TrainConfig",
     "amp",
     "bool_",
@@ -67,8 +85,11 @@ __all__ = [
     "int32",
     "int64",
     "load",
+    "load_checkpoint",
+    "load_param_into_net",
     "load_run",
     "nn",
+    "save_checkpoint",
     "train",
     "uint8",
 ]
@@ -78,8 +99,23 @@ _HOMES: Final = {
     "ortboost.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
     "ortboost.api": ("check", "convert", "evaluate", "export", "load_run", "train"),
     "ortboost.errors": ("OrtBoostError",),
+    "ortboost.faces.callbacks": (
+        "Callback",
+        "CheckpointConfig",
+        "EarlyStopping",
+        "LossMonitor",
+        "ModelCheckpoint",
+        "RunContext",
+        "TimeMonitor",
+    ),
+    "ortboost.faces.parameter": ("Parameter",),
+    "ortboost.faces.serialization": (
+        "load_checkpoint",
+        "load_param_into_net",
+        "save_checkpoint",
+    ),
     "ortboost.model": ("Model",),
-    "ortboost.network": ("Network", "Parameter", "load"),
+    "ortboost.network": ("Network", "load"),
     "ortboost.program.build": ("build_program",),
     "ortboost.program.config": ("ClipConfig", "ParameterGroup", "ProgramConfig"),
     "ortboost.program.program": ("Program",),

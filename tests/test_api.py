@@ -9,6 +9,12 @@ import shutil
 import numpy as np
 import onnx
 import pytest
+
+from ortboost import api
+from ortboost.errors import FileError, ParityError, UsageError
+from ortboost.optimizers import Adam
+from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     MODELS,
     assert_same_bits,
@@ -20,12 +26,6 @@ from tests.support import (
     text_model,
     weights,
 )
-
-from ortboost import api
-from ortboost.errors import FileError, ParityError, UsageError
-from ortboost.optimizers import Adam
-from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.attach_loss import LossConfig
 
 DIGITS = MODELS / "digits.npz"
 CONFIG = ProgramConfig(learning_rate="0.1", metrics=("accuracy",))
@@ -308,12 +308,16 @@ def test_regression(tmp_path):
     x = rng.standard_normal((256, 4)).astype(np.float32)
     data = {"x": x, "labels": (x[:, :3] * 2 - 1).astype(np.float32)}
     folder = converted(
-        tmp_path / "run", small_mlp(hidden=32), ProgramConfig(loss=LossConfig("mse"), learning_rate="0.05")
+        tmp_path / "run",
+        small_mlp(hidden=32),
+        ProgramConfig(loss=LossConfig("mse"), learning_rate="0.05"),
     )
     summary = api.train(folder, data, data, epochs=40, batch_size=32, **CPU)
     assert summary.metrics["val_loss"] < 0.05
     assert api.evaluate(folder, data, **CPU)["loss"] == pytest.approx(
-        summary.best["BestModel"]["value"] if "BestModel" in summary.best else next(iter(summary.best.values()))["value"]
+        summary.best["BestModel"]["value"]
+        if "BestModel" in summary.best
+        else next(iter(summary.best.values()))["value"]
     )
 
 

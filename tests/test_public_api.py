@@ -6,10 +6,11 @@ import sys
 import ortboost
 
 NAMES = """
-ClipConfig DynamicLossScaleManager FixedLossScaleManager LossConfig Model Network OrtBoostError
-Parameter ParameterGroup Program ProgramConfig Stepper Tensor TrainConfig amp bool_ boost
+Callback CheckpointConfig ClipConfig DynamicLossScaleManager EarlyStopping FixedLossScaleManager
+LossConfig LossMonitor Model ModelCheckpoint Network OrtBoostError Parameter ParameterGroup
+Program ProgramConfig RunContext Stepper Tensor TimeMonitor TrainConfig amp bool_ boost
 build_program check convert evaluate export float16 float32 float64 int8 int16 int32 int64 load
-load_run nn train uint8
+load_checkpoint load_param_into_net load_run nn save_checkpoint train uint8
 """.split()
 
 

@@ -20,7 +20,10 @@ def test_dict_is_a_copy():
 
 
 def test_text_tells_everything():
-    assert str(filled()) == "fold_bn: 1 changed, 1 kept\n  bn1: folded\n  bn2: kept, shared\n  a remark"
+    assert (
+        str(filled())
+        == "fold_bn: 1 changed, 1 kept\n  bn1: folded\n  bn2: kept, shared\n  a remark"
+    )
 
 
 def test_only_changes_count_as_modified():

@@ -10,12 +10,12 @@ import sys
 
 import numpy as np
 import pytest
-from tests.support import MODELS, ROOT, assert_same_bits, text_model, weights
 
 from ortboost import api
 from ortboost.graph.io import save_model
 from ortboost.optimizers import Adam
 from ortboost.program.config import ProgramConfig
+from tests.support import MODELS, ROOT, assert_same_bits, text_model, weights
 
 # Trains or goes on, and dies by its own SIGKILL: just before or after the n-th rename (each
 # checkpoint has two or three), or a moment after the n-th step of the session, wherever it is then.

@@ -6,6 +6,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+
+from ortboost.deploy import export as module
+from ortboost.deploy.export import export_model, write_verified
+from ortboost.deploy.strip import inference_model
+from ortboost.errors import FileError, ModelError, ParityError
+from ortboost.graph.io import load_model
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.program.test_build import own_loss
 from tests.support import (
     NAMES,
@@ -19,15 +28,6 @@ from tests.support import (
     stepper,
     weights,
 )
-
-from ortboost.deploy import export as module
-from ortboost.deploy.export import export_model, write_verified
-from ortboost.deploy.strip import inference_model
-from ortboost.errors import FileError, ModelError, ParityError
-from ortboost.graph.io import load_model
-from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
-from ortboost.transforms.attach_loss import LossConfig
 
 TRAINING_OPS = {"Dropout", "SoftmaxCrossEntropyLoss", "If"}
 
@@ -212,7 +212,10 @@ def test_a_folder_that_does_not_exist(tmp_path):
     program = build_program(small_mlp(), ProgramConfig())
     with pytest.raises(FileError) as info:
         write_verified(
-            export_model(program, program.initial), tmp_path / "no" / "o.onnx", expected=[], feeds=[]
+            export_model(program, program.initial),
+            tmp_path / "no" / "o.onnx",
+            expected=[],
+            feeds=[],
         )
     assert_three_lines(info.value)
 

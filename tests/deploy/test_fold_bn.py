@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.support import run, text_model, weights
 
 from ortboost.deploy.fold_bn import fold_bn
+from tests.support import run, text_model, weights
 
 NORM = {
     "s": 1 + 0.3 * weights(4, seed=1),
@@ -18,7 +18,9 @@ NORM_TYPES = "float[4] s, float[4] b, float[4] m, float[4] v"
 BN = "BatchNormalization<epsilon = 0.001>"
 
 
-def net(body: str, types: str, outputs: str = "float[batch,4,h,w] y", x: str = "batch,4,h,w", **inits):
+def net(
+    body: str, types: str, outputs: str = "float[batch,4,h,w] y", x: str = "batch,4,h,w", **inits
+):
     return text_model(
         f'<ir_version: 10, opset_import: ["" : 18]> net (float[{x}] x, {types}, {NORM_TYPES}) =>'
         f" ({outputs}) {{ {body} }}",
@@ -140,7 +142,9 @@ def test_kept_with_the_reason(case):
     assert reason in report.kept["bn"]
 
 
-@pytest.mark.parametrize("case", ["after_relu", "output_used_twice", "shared_weight", "computed_weight"])
+@pytest.mark.parametrize(
+    "case", ["after_relu", "output_used_twice", "shared_weight", "computed_weight"]
+)
 def test_one_that_cannot_be_folded_does_not_ride_along(case):
     """The same beside a convolution that can be folded."""
     body, _, reason = KEPT[case]

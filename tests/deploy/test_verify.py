@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support import assert_three_lines
 
 from ortboost.deploy.verify import compare, seeded_batch
 from ortboost.errors import ParityError
 from ortboost.program.catalogue import TensorSpec
+from tests.support import assert_three_lines
 
 
 def batches(*arrays, name="y"):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from tests.support import run, text_model
 
 from ortboost.graph.build import Builder, all_names, replace_node
+from tests.support import run, text_model
 
 
 def two_outputs() -> ir.Model:

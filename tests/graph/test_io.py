@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.support import assert_three_lines, model_path, run, small_mlp, weights
 
 from ortboost.errors import FileError
 from ortboost.graph import io
 from ortboost.graph.io import load_model, save_model, source_name
+from tests.support import assert_three_lines, model_path, run, small_mlp, weights
 
 X = {"x": weights(5, 4, seed=9)}
 
@@ -76,7 +76,14 @@ def truncated(data: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"hello, world\n" * 30, b"\x00" * 100, b"\xff" * 100, b"PK\x03\x04" + b"x" * 50, truncated],
+    [
+        b"",
+        b"hello, world\n" * 30,
+        b"\x00" * 100,
+        b"\xff" * 100,
+        b"PK\x03\x04" + b"x" * 50,
+        truncated,
+    ],
     ids=["empty", "text", "zeros", "ones", "zip", "truncated"],
 )
 def test_a_file_that_is_no_model(content, tmp_path):
@@ -164,7 +171,9 @@ def test_big_weights_are_saved_beside_the_model(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["net.onnx", "net.onnx.data"]
     assert {n: v.const_value for n, v in model.graph.initializers.items()} == held
     proto = onnx.load(tmp_path / "net.onnx", load_external_data=False)
-    assert any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer)
+    assert any(
+        tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer
+    )
     loaded = load_model(tmp_path / "net.onnx")
     np.testing.assert_array_equal(run(loaded, X)["logits"], run(model, X)["logits"])
 

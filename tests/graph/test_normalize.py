@@ -5,6 +5,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
+
+from ortboost.errors import ModelError
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import convert_opset, normalize
+from ortboost.transforms.trainable_norm import to_inference
 from tests.support import (
     GOLDEN,
     NAMES,
@@ -15,11 +20,6 @@ from tests.support import (
     text_model,
     weights,
 )
-
-from ortboost.errors import ModelError
-from ortboost.graph.io import load_model
-from ortboost.graph.normalize import convert_opset, normalize
-from ortboost.transforms.trainable_norm import to_inference
 
 OPSETS, IR_VERSION = range(18, 22), 10
 EXPORTS = sorted(path.stem for path in (GOLDEN / "exports").glob("*.onnx"))
@@ -202,5 +202,3 @@ def test_stale_shapes_of_a_fixed_batch_do_not_survive():
     hidden = next(node.outputs[0] for node in model.graph if node.outputs[0].name == "h")
     assert hidden.shape[0].value == "batch"
     assert run(model, {"x": weights(3, 4)})["logits"].shape == (3, 3)
-
-

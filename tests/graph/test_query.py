@@ -3,15 +3,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from tests.support import (
-    GOLDEN,
-    NAMES,
-    golden,
-    model_path,
-    small_convnet,
-    text_model,
-    weights,
-)
 
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
@@ -21,6 +12,15 @@ from ortboost.graph.query import (
     known_shape,
     match_names,
     static_shape,
+)
+from tests.support import (
+    GOLDEN,
+    NAMES,
+    golden,
+    model_path,
+    small_convnet,
+    text_model,
+    weights,
 )
 
 
@@ -130,7 +130,9 @@ def test_a_norm_scale_is_recognized_whatever_its_name():
 
 
 def test_tied_weights_are_one_parameter():
-    roles = one("h = MatMul(x, p) t = Transpose<perm = [1, 0]>(p) y = MatMul(h, t)", "float[4,4] p", p=W44)
+    roles = one(
+        "h = MatMul(x, p) t = Transpose<perm = [1, 0]>(p) y = MatMul(h, t)", "float[4,4] p", p=W44
+    )
     assert roles == {"p": "weight"}
 
 

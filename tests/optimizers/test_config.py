@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.support import assert_three_lines
 
 from ortboost.errors import ConfigError
 from ortboost.optimizers import (
@@ -17,6 +16,7 @@ from ortboost.optimizers import (
     optimizer_from_dict,
     optimizer_to_dict,
 )
+from tests.support import assert_three_lines
 
 ALL = [
     Sgd(),

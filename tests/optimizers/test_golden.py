@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.support import GOLDEN, session
 
 from ortboost.graph.build import Builder
+from ortboost.graph.query import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd, UpdateInputs
 from ortboost.program.config import ClipConfig, ProgramConfig
-from ortboost.graph.query import Parameter
 from ortboost.program.step import append_update
+from tests.support import GOLDEN, session
 
 with np.load(GOLDEN / "torch" / "optimizers.npz") as _file:
     Z = {name: _file[name] for name in _file.files}
@@ -284,9 +284,7 @@ def test_the_norm_of_each_tensor_is_clipped_by_itself():
         s["v"] = 0.9 * s.get("v", 0) + g
         return w - 0.1 * s["v"]
 
-    np.testing.assert_allclose(
-        clipped(ClipConfig("norm", 0.5)), path_of(rule), rtol=0, atol=2e-6
-    )
+    np.testing.assert_allclose(clipped(ClipConfig("norm", 0.5)), path_of(rule), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("by", ["value", "norm", "global-norm"])

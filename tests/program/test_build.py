@@ -6,6 +6,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+
+from ortboost.errors import ConfigError, DependencyError, ModelError, OrtBoostError, UsageError
+from ortboost.loss_scale import NO_SCALE
+from ortboost.optimizers import Adam, Sgd
+from ortboost.program.build import build_program
+from ortboost.program.catalogue import read_catalogue
+from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     NAMES,
     assert_three_lines,
@@ -20,14 +28,6 @@ from tests.support import (
     text_model,
     weights,
 )
-
-from ortboost.errors import ConfigError, DependencyError, ModelError, OrtBoostError, UsageError
-from ortboost.loss_scale import NO_SCALE
-from ortboost.optimizers import Adam, Sgd
-from ortboost.program.build import build_program
-from ortboost.program.catalogue import read_catalogue
-from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.transforms.attach_loss import LossConfig
 
 RATE = {"learning_rate": 0.1}
 
@@ -82,7 +82,7 @@ class TestShipped:
 
     def test_state_has_shapes_dtypes_and_values(self, name):
         program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
-        assert list(program.initial) and set(program.initial) == set(state_names(program, *KINDS))
+        assert set(program.initial) == set(state_names(program, *KINDS))
         inputs = {value.name: value for value in program.step.graph.inputs}
         outputs = {value.name: value for value in program.step.graph.outputs}
         for entry in program.catalogue.state:
@@ -286,7 +286,9 @@ def test_a_model_with_its_own_loss(name):
     feeds = {"x": weights(12, 4), name: weights(12, 3, seed=1)}
     losses = [training.step(feeds, {"learning_rate": 0.5}).loss for _ in range(50)]
     best = np.linalg.lstsq(feeds["x"], feeds[name], rcond=None)[0]
-    np.testing.assert_allclose(losses[-1], ((feeds["x"] @ best - feeds[name]) ** 2).mean(), rtol=0.01)
+    np.testing.assert_allclose(
+        losses[-1], ((feeds["x"] @ best - feeds[name]) ** 2).mean(), rtol=0.01
+    )
     answers = training.evaluator().evaluate(feeds)
     assert answers["scores"].shape == (12, 3)
     np.testing.assert_allclose(answers["loss"], training.step(feeds, RATE).loss, rtol=1e-5)
@@ -302,7 +304,9 @@ def test_several_outputs_stay_in_the_evaluation():
         w=weights(4, 3),
     )
     program = build_program(model, ProgramConfig(loss=LossConfig(output="logits")))
-    answers = stepper(program).evaluator().evaluate({"x": weights(2, 4), "labels": np.array([0, 1])})
+    answers = (
+        stepper(program).evaluator().evaluate({"x": weights(2, 4), "labels": np.array([0, 1])})
+    )
     assert set(answers) == {"logits", "p", "loss"}
 
 
@@ -316,7 +320,13 @@ def test_accuracy_needs_classes():
 # ---- names ----------------------------------------------------------------------------------
 
 TAKEN = ("overflow", "loss_scale", "learning_rate", "loss", "labels", "accuracy")
-OURS = ("ortboost/loss_scale", "ortboost/next/w1", "ortboost/step", "ortboost/gate", "ortboost/update/Mul")
+OURS = (
+    "ortboost/loss_scale",
+    "ortboost/next/w1",
+    "ortboost/step",
+    "ortboost/gate",
+    "ortboost/update/Mul",
+)
 
 
 def called(name: str, kind: str) -> ir.Model:
@@ -445,6 +455,8 @@ def test_the_fingerprint_does_not_follow_the_values():
 
 
 def test_the_fingerprint_is_reproducible():
-    assert build_program(small_mlp(), BASE).fingerprint == build_program(small_mlp(), BASE).fingerprint
+    assert (
+        build_program(small_mlp(), BASE).fingerprint == build_program(small_mlp(), BASE).fingerprint
+    )
     one = build_program(model_path("resnet20"), BASE).fingerprint
     assert one == build_program(model_path("resnet20"), BASE).fingerprint

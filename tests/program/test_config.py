@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from tests.support import assert_three_lines
 
 from ortboost.errors import ConfigError, OrtBoostError
 from ortboost.graph.query import Parameter
@@ -19,6 +18,7 @@ from ortboost.program.config import (
     scale_to_dict,
 )
 from ortboost.transforms.attach_loss import LossConfig
+from tests.support import assert_three_lines
 
 CONFIGS = [
     ProgramConfig(),
@@ -62,8 +62,12 @@ def test_loss_weights_survive_json():
 
 def test_keys_may_stay_out():
     assert ProgramConfig.from_dict({}) == ProgramConfig()
-    assert ProgramConfig.from_dict({"loss_scale": {"kind": "fixed"}}).loss_scale == FixedScaleConfig()
-    assert ProgramConfig.from_dict({"loss_scale": {"init": 8.0}}).loss_scale == DynamicScaleConfig(8.0)
+    assert (
+        ProgramConfig.from_dict({"loss_scale": {"kind": "fixed"}}).loss_scale == FixedScaleConfig()
+    )
+    assert ProgramConfig.from_dict({"loss_scale": {"init": 8.0}}).loss_scale == DynamicScaleConfig(
+        8.0
+    )
 
 
 @pytest.mark.parametrize(

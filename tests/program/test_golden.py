@@ -7,12 +7,12 @@ import functools
 import numpy as np
 import onnx
 import pytest
-from tests.support import NAMES, WITH_NORM, golden, model_path, run, stepper
 
 from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
+from tests.support import NAMES, WITH_NORM, golden, model_path, run, stepper
 
 SCALES = {"off": NO_SCALE, "dynamic": DynamicScaleConfig(init=2.0**12)}
 

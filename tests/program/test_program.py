@@ -10,6 +10,13 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+
+from ortboost.errors import FileError
+from ortboost.graph.io import load_model, save_model
+from ortboost.program.build import build_program
+from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue
+from ortboost.program.config import ProgramConfig
+from ortboost.program.program import Program, check_state, read_tensors
 from tests.support import (
     NAMES,
     assert_same_bits,
@@ -20,13 +27,6 @@ from tests.support import (
     small_mlp,
     stepper,
 )
-
-from ortboost.errors import FileError
-from ortboost.graph.io import load_model, save_model
-from ortboost.program.build import build_program
-from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue
-from ortboost.program.config import ProgramConfig
-from ortboost.program.program import Program, check_state, read_tensors
 
 RATE = {"learning_rate": 0.1}
 

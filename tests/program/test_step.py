@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import batch_for, small_convnet, small_mlp, stepper
 
 from ortboost.loss_scale import (
     NO_SCALE,
@@ -20,6 +19,7 @@ from ortboost.loss_scale import (
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+from tests.support import batch_for, small_convnet, small_mlp, stepper
 
 RATE = {"learning_rate": 0.1}
 GOOD = batch_for(build_program(small_mlp(), ProgramConfig()), 6)
@@ -94,7 +94,9 @@ def test_a_long_window(size):
     assert scales == [8.0] * (size - 1) + [16.0] * size + [32.0]
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(), Momentum(), Adam(amsgrad=True), AdamW(), Lars()], ids=repr)
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(), Momentum(), Adam(amsgrad=True), AdamW(), Lars()], ids=repr
+)
 def test_a_skipped_step_moves_nothing_but_scale_and_counters(optimizer):
     training = trainer(optimizer=optimizer, clip=ClipConfig("global-norm", 1.0), weight_decay=0.1)
     fresh(training)
@@ -162,7 +164,9 @@ def test_powers_of_two_change_no_bit():
 
 def test_without_the_check_everything_is_applied():
     training = stepper(
-        build_program(small_mlp(), ProgramConfig(loss_scale=FixedScaleConfig(8.0), check_finite=False))
+        build_program(
+            small_mlp(), ProgramConfig(loss_scale=FixedScaleConfig(8.0), check_finite=False)
+        )
     )
     names = [entry.name for entry in training.catalogue.state]
     assert "ortboost/total_skips" not in names
@@ -176,7 +180,9 @@ def test_without_the_check_everything_is_applied():
 
 def test_without_the_check_a_good_step_has_the_same_bits():
     gated = fresh(scaled("off"))
-    free = stepper(build_program(small_mlp(), ProgramConfig(loss_scale=NO_SCALE, check_finite=False)))
+    free = stepper(
+        build_program(small_mlp(), ProgramConfig(loss_scale=NO_SCALE, check_finite=False))
+    )
     for _ in range(5):
         assert gated.step(GOOD, RATE).loss == free.step(GOOD, RATE).loss
     for name in ("w1", "b1", "w2", "b2"):

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.support import assert_three_lines, model_path, run, small_mlp, text_model, weights
 
 from ortboost.errors import UsageError
 from ortboost.runtime.model_evaluator import ModelEvaluator
+from tests.support import assert_three_lines, model_path, run, small_mlp, text_model, weights
 
 
 @pytest.mark.parametrize("source", [model_path("mlp"), str(model_path("mlp"))])
@@ -13,7 +13,9 @@ def test_answers_by_name(source):
     evaluator = ModelEvaluator(source, device="cpu")
     x = weights(3, 64)
     found = evaluator.evaluate({"x": x, "labels": np.zeros(3, np.int64)})
-    np.testing.assert_allclose(found["logits"], run(model_path("mlp"), {"x": x})["logits"], rtol=1e-6)
+    np.testing.assert_allclose(
+        found["logits"], run(model_path("mlp"), {"x": x})["logits"], rtol=1e-6
+    )
     assert evaluator.outputs == ("logits",)
 
 

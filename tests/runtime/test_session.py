@@ -4,13 +4,13 @@ import types
 
 import onnxruntime
 import pytest
-from tests.support import assert_three_lines, batch_for, model_path, small_mlp
 
 from ortboost.errors import DependencyError, ModelError, UsageError
 from ortboost.program.build import build_program
 from ortboost.runtime import session as module
 from ortboost.runtime.session import available_devices, open_session
 from ortboost.runtime.stepper import Stepper
+from tests.support import assert_three_lines, batch_for, model_path, small_mlp
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 ON_CPU_BUILD = pytest.mark.skipif(
@@ -44,7 +44,9 @@ def test_an_unknown_device_names_the_nearest():
 
 
 @ON_CPU_BUILD
-@pytest.mark.parametrize("start", [open_session, lambda m, device: Stepper(build_program(m), device=device)])
+@pytest.mark.parametrize(
+    "start", [open_session, lambda m, device: Stepper(build_program(m), device=device)]
+)
 def test_cuda_on_a_build_without_it_is_an_error(start):
     with pytest.raises(DependencyError) as info:
         start(small_mlp(), device="cuda")

@@ -2,6 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from ortboost.errors import FileError, UsageError
+from ortboost.loss_scale import NO_SCALE
+from ortboost.optimizers import Adam
+from ortboost.program.build import build_program
+from ortboost.program.config import ParameterGroup, ProgramConfig
 from tests.support import (
     assert_same_bits,
     assert_three_lines,
@@ -12,12 +18,6 @@ from tests.support import (
     stepper,
     weights,
 )
-
-from ortboost.errors import FileError, UsageError
-from ortboost.loss_scale import NO_SCALE
-from ortboost.optimizers import Adam
-from ortboost.program.build import build_program
-from ortboost.program.config import ParameterGroup, ProgramConfig
 
 RATE = {"learning_rate": 0.1}
 PROGRAM = build_program(small_convnet(), ProgramConfig(optimizer=Adam()))

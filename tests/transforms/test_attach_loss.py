@@ -4,11 +4,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from tests.support import GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
 
 from ortboost.autodiff.engine import get_engine
 from ortboost.errors import ConfigError, ModelError, UsageError
 from ortboost.transforms.attach_loss import LossConfig, attach_loss
+from tests.support import GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
 
 with np.load(GOLDEN / "mindspore" / "losses.npz") as _file:
     MS = {name: _file[name] for name in _file.files if name != "meta"}
@@ -35,8 +35,8 @@ CASES = {
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def through(shape: str = "batch,4", rank: int = 2) -> ir.Model:
-    """A network that passes its input on, times a weight of one that makes it trainable."""
+def through(shape: str = "batch,4") -> ir.Model:
+    """A network that passes its input on, times a weight of one."""
     return text_model(
         f'<ir_version: 10, opset_import: ["" : 18]> net (float[{shape}] x, float[1] w) =>'
         f" (float[{shape}] logits) {{ logits = Mul(x, w) }}",
@@ -178,7 +178,7 @@ def test_ignored_labels_do_not_count(reduction):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("case", CASES)
 def test_the_graph_is_valid_and_says_what_it_takes(case, reduction):
-    fields, key = CASES[case]
+    fields, _ = CASES[case]
     model, where = attached(LossConfig(reduction=reduction, **fields))
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     labels = model.graph.inputs[-1]
@@ -230,7 +230,9 @@ def test_the_named_output_is_taken():
     assert [value.name for value in model.graph.outputs] == ["a", "b", "n", "loss"]
     x = MS["logits"]
     found = run(model, {"x": x, "labels": np.zeros(5, np.int64)})
-    np.testing.assert_allclose(found["loss"], formula({"name": CE}, -x, np.zeros(5)).mean(), rtol=1e-6)
+    np.testing.assert_allclose(
+        found["loss"], formula({"name": CE}, -x, np.zeros(5)).mean(), rtol=1e-6
+    )
 
 
 def test_an_unknown_output_is_refused_with_the_nearest():

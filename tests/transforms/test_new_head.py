@@ -4,6 +4,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+
+from ortboost.errors import ModelError, UsageError
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import normalize
+from ortboost.transforms.new_head import find_head, new_head
 from tests.support import (
     NAMES,
     assert_three_lines,
@@ -14,11 +19,6 @@ from tests.support import (
     text_model,
     weights,
 )
-
-from ortboost.errors import ModelError, UsageError
-from ortboost.graph.io import load_model
-from ortboost.graph.normalize import normalize
-from ortboost.transforms.new_head import find_head, new_head
 
 HEADS = {
     "gemm": ("logits = Gemm(x, w, b)", (4, 3), 1),
@@ -177,7 +177,9 @@ def test_a_shared_head_is_not_replaced():
     assert "'w'" in refused(ModelError, model, 5).what
 
 
-@pytest.mark.parametrize("body", ["y = Relu(x)", "y = MatMul(x, x)", "h = MatMul(x, w) y = Relu(h)"])
+@pytest.mark.parametrize(
+    "body", ["y = Relu(x)", "y = MatMul(x, x)", "h = MatMul(x, w) y = Relu(h)"]
+)
 def test_a_model_that_does_not_end_in_a_dense_layer(body):
     model = text_model(
         f'<ir_version: 10, opset_import: ["" : 18]> net (float[4,4] x, float[4,4] w) =>'

@@ -1,4 +1,4 @@
-"""Time of a training step, as ratios within one run.
+r"""Time of a training step, as ratios within one run.
 
 For every model in ``models/`` four things are timed, in turns, on the same batch, the same weights
 and the same number of threads:
@@ -24,7 +24,7 @@ Examples:
 
     Two models with one thread, more rounds, numbers as JSON::
 
-        python -m tools.bench.step --model resnet20 --model lenet5 --threads 1 --rounds 40 \\
+        python -m tools.bench.step --model resnet20 --model lenet5 --threads 1 --rounds 40 \
             --json step.json
 """
 
@@ -127,7 +127,7 @@ def random_batch(program: Program, batch: int, seed: int = 0) -> dict[str, NDArr
 def our_step(program: Program, feeds: Mapping[str, NDArray[Any]], threads: int) -> Step:
     """The step of a program, through the same class that training uses."""
     stepper = Stepper(program, device="cpu", threads=threads)
-    hyper = {name: _RATE for name in stepper.groups}
+    hyper = dict.fromkeys(stepper.groups, _RATE)
     return lambda: stepper.step(feeds, hyper).loss
 
 
