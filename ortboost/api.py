@@ -249,10 +249,11 @@ def load_run(
     program = Program.load(folder)
     if checkpoint == "initial":
         return program, dict(program.initial), None
-    store = CheckpointStore(folder / CHECKPOINTS)
+    found: Checkpoint | None = None
     if checkpoint not in ("best", "last"):
-        found: Checkpoint | None = store.load(checkpoint, program=program.fingerprint)
-    else:
+        found = CheckpointStore(folder / CHECKPOINTS).load(checkpoint, program=program.fingerprint)
+    elif (folder / CHECKPOINTS).is_dir():  # a store makes its folder, and this only looks
+        store = CheckpointStore(folder / CHECKPOINTS)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
         found = found or store.latest(program=program.fingerprint).checkpoint
     if found is None:

@@ -159,6 +159,7 @@ def test_an_untrained_run_says_so(tmp_path):
         error = caught(FileError, verb)
         assert "not been trained" in error.what
         assert "initial" in error.fix
+        assert "checkpoints" not in os.listdir(folder)
     assert api.evaluate(folder, DIGITS, checkpoint="initial", **CPU)["accuracy"] < 0.4
     assert api.export(folder, tmp_path / "m.onnx", checkpoint="initial").step is None
 

@@ -5,13 +5,52 @@ import sys
 
 import ortboost
 
-NAMES = """
-Callback CheckpointConfig ClipConfig DynamicLossScaleManager EarlyStopping FixedLossScaleManager
-LossConfig LossMonitor Model ModelCheckpoint Network OrtBoostError Parameter ParameterGroup
-Program ProgramConfig RunContext Stepper Tensor TimeMonitor TrainConfig amp bool_ boost
-build_program check convert evaluate export float16 float32 float64 int8 int16 int32 int64 load
-load_checkpoint load_param_into_net load_run nn save_checkpoint train uint8
-""".split()
+NAMES = [
+    "Callback",
+    "CheckpointConfig",
+    "ClipConfig",
+    "DynamicLossScaleManager",
+    "EarlyStopping",
+    "FixedLossScaleManager",
+    "LossConfig",
+    "LossMonitor",
+    "Model",
+    "ModelCheckpoint",
+    "Network",
+    "OrtBoostError",
+    "Parameter",
+    "ParameterGroup",
+    "Program",
+    "ProgramConfig",
+    "RunContext",
+    "Stepper",
+    "Tensor",
+    "TimeMonitor",
+    "TrainConfig",
+    "amp",
+    "bool_",
+    "boost",
+    "build_program",
+    "check",
+    "convert",
+    "evaluate",
+    "export",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "load",
+    "load_checkpoint",
+    "load_param_into_net",
+    "load_run",
+    "nn",
+    "save_checkpoint",
+    "train",
+    "uint8",
+]
 
 
 def test_all_is_what_was_promised():

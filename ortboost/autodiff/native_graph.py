@@ -32,9 +32,7 @@ def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
     """Rename inner values whose names the builder would want for its own."""
     builder = Builder(model.graph, "ortboost/forward")
     fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-    clashes = sorted(
-        name for name in fixed if name and any(name == gradient_name(other) for other in reserved)
-    )
+    clashes = sorted({name for name in fixed if name} & {gradient_name(name) for name in reserved})
     if clashes:
         raise ModelError(
             "Inputs or outputs of the model have the names of gradients.",

@@ -33,9 +33,11 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
     report = Report("strip_training")
     model = program.evaluation.clone()
     graph = model.graph
-    if program.labels is not None:
+    config = program.config.loss
+    own = (config.output or graph.outputs[0].name) if config.name == "output" else None
+    if own != LOSS:  # otherwise the output is the user's
         graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
-        report.changed[LOSS] = "removed with the label input"
+        report.changed[LOSS] = "removed with the label input" if program.labels else "removed"
     common.RemoveUnusedNodesPass()(model)
     states = {entry.name for entry in program.catalogue.state}
     inputs = []

@@ -13,7 +13,8 @@ gradient has run before anything is written: this is what makes updating in plac
 
 The law of the scale is that of MindSpore's `DynamicLossScaleUpdateCell`, with bounds; its host twin is
 :mod:`ortboost.loss_scale`. Overflow means non-finite gradients; the loss itself is not looked at, as
-in MindSpore. `G` is checked before it is un-scaled: the result is the same for every `S >= 1`.
+in MindSpore. `G` is checked before it is un-scaled, which is the same as long as un-scaling only
+shrinks; where the configuration allows `S d < 1`, what is checked is `g`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import Parameter, match_names
-from ortboost.loss_scale import DynamicScaleConfig
+from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import StateEntry
@@ -151,9 +152,9 @@ class _Writer:
 
     def gated(self) -> StepParts:
         """One If for everything that changes."""
+        self.factor = self._unscaling()  # reads the scale, so before the branches that write it
         finite = self._finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
-        self.factor = self._unscaling()  # reads the scale, so before the branches that write it
         self.b.flush()
         applied = self._good_step()
         then_branch = self._branch("applied", applied)
@@ -229,10 +230,17 @@ class _Writer:
     # ---- parts --------------------------------------------------------------------------------
 
     def _finite(self) -> ir.Value:
+        """`sum(0 * G) == 0`; biases and the like are checked together, a node costs more than they."""
         zero = self.b.const(0.0)
+        gradients = self._unscaled() if self._unscaling_may_overflow() else self.gradients
+        vectors = {p.name for p in self.trained if len(p.shape) == 1}
+        tensors = [grad for name, grad in gradients.items() if name not in vectors]
+        together = [grad for name, grad in gradients.items() if name in vectors]
+        if len(together) > 1:
+            together = [self.b.op("Concat", *together, axis=0)]
         checks = [
             self.b.op("ReduceSum", self.b.op("Mul", grad, zero), keepdims=0, shape=())
-            for grad in self.gradients.values()
+            for grad in (*tensors, *together)
         ]
         total = self.b.op("Sum", *checks, shape=()) if len(checks) > 1 else checks[0]
         return self.b.op("Equal", total, zero, dtype=_BOOL, shape=())
@@ -300,6 +308,15 @@ class _Writer:
             divisor = self.b.const(np.float32(1.0) / np.float32(self.config.gradient_divisor))
             factor = divisor if factor is None else self.b.op("Mul", factor, divisor)
         return factor
+
+    def _unscaling_may_overflow(self) -> bool:
+        """Whether `1 / (S d)` can be above 1, so that a finite `G` may have an infinite `g`."""
+        law, smallest = self.config.loss_scale, 1.0
+        if isinstance(law, DynamicScaleConfig):
+            smallest = min(law.init, law.min_scale)
+        elif isinstance(law, FixedScaleConfig):
+            smallest = law.scale
+        return smallest * min(self.config.gradient_divisor, 1.0) < 1.0
 
     def _unscaled(self) -> dict[str, ir.Value]:
         if self.factor is None:

@@ -13,11 +13,20 @@ from typing import Any, Final
 import onnx_ir as ir
 
 from ortboost.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.runtime.cuda_libraries import preload
 
-__all__ = ["DEVICES", "available_devices", "open_session", "runtime", "set_seed"]
-
+__all__ = [
+    "DEVICES",
+    "available_devices",
+    "open_session",
+    "resolve_device",
+    "runtime",
+    "set_seed",
+]
 
 DEVICES: Final = ("auto", "cpu", "cuda")
+_SMALL: Final = """<ir_version: 8, opset_import: ["" : 18]>
+small (float[1] x) => (float[1] y) { y = Identity(x) }"""
 _PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 
@@ -76,16 +85,8 @@ def open_session(
         DependencyError: The device is not there, or its libraries do not load.
         ModelError: The runtime does not accept the model.
     """
-    if device not in DEVICES:
-        raise UsageError(
-            f"Unknown device '{device}'.", where="device", fix=nearest(device, DEVICES)
-        )
+    device = resolve_device(device)
     ort = runtime()
-    if device == "auto":
-        if _PROVIDERS["cuda"] in ort.get_available_providers():
-            with contextlib.suppress(DependencyError):
-                return open_session(model, device="cuda", threads=threads)
-        device = "cpu"
     provider = _PROVIDERS[device]
     if provider not in ort.get_available_providers():
         raise DependencyError(
@@ -93,6 +94,8 @@ def open_session(
             where=f"providers: {', '.join(ort.get_available_providers())}",
             fix="Install the build for it (pip install 'ortboost[cuda]'), or use --device cpu.",
         )
+    if device == "cuda":
+        preload()
     options = ort.SessionOptions()
     options.log_severity_level = 3  # warnings of the planner are not for users
     if threads is not None:
@@ -115,6 +118,28 @@ def open_session(
             "or use --device cpu.",
         )
     return session
+
+
+def resolve_device(device: str) -> str:
+    """The device that a name stands for: ``cpu`` or ``cuda``.
+
+    Args:
+        device: ``cpu``, ``cuda``, or ``auto``: CUDA if a small session really runs there.
+
+    Raises:
+        UsageError: Unknown device.
+    """
+    if device not in DEVICES:
+        raise UsageError(
+            f"Unknown device '{device}'.", where="device", fix=nearest(device, DEVICES)
+        )
+    if device != "auto":
+        return device
+    if _PROVIDERS["cuda"] in runtime().get_available_providers():
+        with contextlib.suppress(DependencyError, ModelError):
+            open_session(ir.from_onnx_text(_SMALL), device="cuda")
+            return "cuda"
+    return "cpu"
 
 
 def set_seed(seed: int) -> None:

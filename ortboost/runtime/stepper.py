@@ -15,7 +15,8 @@ from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.program import Program
-from ortboost.runtime.session import open_session, set_seed
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.session import open_session, resolve_device, set_seed
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "StepResult", "Stepper"]
@@ -74,9 +75,9 @@ class Stepper:
     ) -> None:
         self.program = program
         self.catalogue = program.catalogue
-        self._session = open_session(program.step, device=device, threads=threads)
-        on_cuda = "CUDAExecutionProvider" in self._session.get_providers()
-        self.device = "cuda" if on_cuda else "cpu"
+        self.device = resolve_device(device)
+        step = for_device(program.step, self.device)
+        self._session = open_session(step, device=self.device, threads=threads)
         self._threads = threads
         proven = in_place_states(program.step, program.catalogue) if in_place else frozenset[str]()
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven)
@@ -319,6 +320,12 @@ def _fed(
             f"The input '{name}' was not fed.",
             where=f"fed: {', '.join(feeds) or 'nothing'}",
             fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
+        )
+    if not np.size(feeds[name]):  # kernels divide by the number of samples: the process would die
+        raise UsageError(
+            f"The input '{name}' is empty.",
+            where=f"input '{name}': shape {list(np.shape(feeds[name]))}",
+            fix="Feed at least one sample.",
         )
     spec = next(spec for spec in inputs if spec.name == name)
     stray = spec.stray_class(feeds[name])

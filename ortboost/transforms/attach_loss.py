@@ -195,8 +195,10 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     builder.flush()
     if output.name == "loss":
         output.name = builder.unique("loss/model")
-    index = next(i for i, value in enumerate(model.graph.outputs) if value is output)
-    model.graph.outputs[index] = scalar
+        index = next(i for i, value in enumerate(model.graph.outputs) if value is output)
+        model.graph.outputs[index] = scalar
+    else:
+        model.graph.outputs.append(scalar)
     _rename_to_loss(model.graph, scalar)
     return scalar
 

@@ -137,10 +137,12 @@ def test_a_state_without_a_weight():
     assert "'w1'" in info.value.what
 
 
+@pytest.mark.parametrize("name", ["cost", "loss"])
 @pytest.mark.parametrize("labels", ["labels", "target"])
-def test_a_model_with_its_own_loss(labels, tmp_path):
-    config = ProgramConfig(loss=LossConfig("output", output="cost"))
-    program = build_program(own_loss(labels), config)
+def test_a_model_with_its_own_loss(labels, name, tmp_path):
+    model = own_loss(labels)
+    model.graph.outputs[1].name = name
+    program = build_program(model, ProgramConfig(loss=LossConfig("output", output=name)))
     feeds = [{"x": weights(5, 4), labels: weights(5, 3, seed=1)}]
     training = stepper(program)
     training.step(feeds[0], {"learning_rate": 0.1})
@@ -150,6 +152,7 @@ def test_a_model_with_its_own_loss(labels, tmp_path):
     assert parity.ok
     proto = onnx.load(tmp_path / "o.onnx")
     assert {i.name for i in proto.graph.input} == {"x", labels}
+    assert [o.name for o in proto.graph.output] == ["scores", name]
 
 
 def test_several_outputs_are_compared(tmp_path):

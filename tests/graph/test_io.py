@@ -128,6 +128,17 @@ def test_external_data_is_read(tmp_path):
     )
 
 
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_loaded_model_does_not_need_its_files(by_path, tmp_path):
+    path = external(tmp_path)
+    model = load_model(path if by_path else ir.load(path))
+    path.unlink()
+    (tmp_path / "net.onnx.data").unlink()
+    np.testing.assert_array_equal(
+        run(model, X)["logits"], run(small_mlp(hidden=64, features=4), X)["logits"]
+    )
+
+
 def test_missing_external_data(tmp_path):
     path = external(tmp_path)
     (tmp_path / "net.onnx.data").unlink()

@@ -202,3 +202,10 @@ def test_stale_shapes_of_a_fixed_batch_do_not_survive():
     hidden = next(node.outputs[0] for node in model.graph if node.outputs[0].name == "h")
     assert hidden.shape[0].value == "batch"
     assert run(model, {"x": weights(3, 4)})["logits"].shape == (3, 3)
+
+
+def test_unnamed_nodes_are_called_after_their_output():
+    proto = ir.to_proto(small_mlp())
+    for node in proto.graph.node:
+        node.name = ""
+    assert [node.name for node in normalized(proto).graph] == ["h/Gemm", "a/Relu", "logits/Gemm"]

@@ -19,7 +19,8 @@ from ortboost.loss_scale import (
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
-from tests.support import batch_for, small_convnet, small_mlp, stepper
+from ortboost.transforms.attach_loss import LossConfig
+from tests.support import batch_for, small_convnet, small_mlp, stepper, text_model
 
 RATE = {"learning_rate": 0.1}
 GOOD = batch_for(build_program(small_mlp(), ProgramConfig()), 6)
@@ -143,6 +144,31 @@ def test_large_finite_gradients_are_no_overflow():
     gradients = training.state()["ortboost/slot/momentum/b2"].astype(np.float64) * 3e38
     assert np.abs(gradients).sum() > 0
     assert not result.overflow
+
+
+@pytest.mark.parametrize(
+    ("size", "fields"),
+    [
+        (3e38, {"loss_scale": FixedScaleConfig(2.0**-20)}),
+        (3e38, {"loss_scale": DynamicScaleConfig(init=2.0**-20, window=9)}),
+        (1e36, {"loss_scale": NO_SCALE, "gradient_divisor": 2.0**-20}),
+        (1e36, {"loss_scale": FixedScaleConfig(4.0), "gradient_divisor": 2.0**-20}),
+    ],
+    ids=str,
+)
+def test_gradients_that_overflow_when_they_are_unscaled(size, fields):
+    """Finite as the engine gives them, infinite where the optimizer reads them."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,2] x, float[2,3] w) => (float[batch,3] logits) { logits = MatMul(x, w) }""",
+        w=np.zeros((2, 3), np.float32),
+    )
+    config = ProgramConfig(loss=LossConfig(reduction="sum"), **fields)
+    training = stepper(build_program(model, config))
+    feeds = {"x": np.full((4, 2), size, np.float32), "labels": np.zeros(4, np.int64)}
+    result = training.step(feeds, RATE)
+    assert result.overflow
+    assert not training.get("w").any()
 
 
 @pytest.mark.parametrize("scale", ["window3", "fixed", "off"])
@@ -361,8 +387,6 @@ def test_accuracy_of_the_batch():
 
 
 def test_reduction_none_shows_every_loss():
-    from ortboost.transforms.attach_loss import LossConfig
-
     training = stepper(build_program(small_mlp(), ProgramConfig(loss=LossConfig(reduction="none"))))
     summed = stepper(build_program(small_mlp(), ProgramConfig(loss=LossConfig(reduction="sum"))))
     one, other = training.step(GOOD, RATE), summed.step(GOOD, RATE)

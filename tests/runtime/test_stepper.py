@@ -8,6 +8,7 @@ from ortboost.loss_scale import NO_SCALE
 from ortboost.optimizers import Adam
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     assert_same_bits,
     assert_three_lines,
@@ -333,3 +334,49 @@ def test_a_bad_weight_is_named(training):
     assert names[0] == "fw"
     assert "logits" in names
     assert "c" not in names
+
+
+# ---- labels ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stray", [-1, 3, 2**40])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_label_that_is_no_class_is_named(stray, reduction):
+    # The kernels read past the end of a row for such labels, without an error.
+    program = build_program(small_convnet(), ProgramConfig(loss=LossConfig(reduction=reduction)))
+    feeds = {**FEEDS, "labels": np.array([0, 1, stray, 2])}
+    training = stepper(program)
+    for call in (
+        lambda: training.step(feeds, RATE),
+        lambda: training.evaluator().evaluate(feeds),
+    ):
+        with pytest.raises(UsageError) as info:
+            call()
+        assert_three_lines(info.value)
+        assert str(stray) in str(info.value)
+
+
+def test_the_ignored_label_is_allowed():
+    program = build_program(small_convnet(), ProgramConfig(loss=LossConfig(ignore_index=-1)))
+    feeds = {**FEEDS, "labels": np.array([0, 1, -1, 2])}
+    training = stepper(program)
+    assert np.isfinite(training.step(feeds, RATE).loss)
+    assert np.isfinite(training.evaluator().evaluate(feeds)["loss"])
+    with pytest.raises(UsageError):
+        training.step({**feeds, "labels": np.array([0, 1, -2, 2])}, RATE)
+
+
+@pytest.mark.parametrize("make", [small_mlp, small_convnet])
+def test_an_empty_batch_is_refused(make):
+    # onnxruntime divides by the number of samples: the process would die of SIGFPE.
+    program = build_program(make())
+    feeds = {name: array[:0] for name, array in batch_for(program, 2).items()}
+    training = stepper(program)
+    for call in (
+        lambda: training.step(feeds, RATE),
+        lambda: training.evaluator().evaluate(feeds),
+    ):
+        with pytest.raises(UsageError) as info:
+            call()
+        assert_three_lines(info.value)
+        assert "empty" in info.value.what

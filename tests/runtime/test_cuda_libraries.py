@@ -1,0 +1,45 @@
+import sys
+
+import pytest
+
+from ortboost.runtime import cuda_libraries
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch):
+    """A `nvidia` package folder as the wheels make it, with files that are no libraries."""
+    for package, name in (
+        ("cudnn", "libcudnn.so.8"),
+        ("cudnn", "libcudnn_ops_infer.so.8"),
+        ("cublas", "libcublas.so.11"),
+        ("cublas", "libcublasLt.so.11"),
+        ("cuda_runtime", "libcudart.so.11.0"),
+        ("cuda_runtime", "libcudart.so.12"),
+    ):
+        folder = tmp_path / "nvidia" / package / "lib"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"no library")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+
+
+def test_dependencies_come_first_and_other_versions_stay_out(wheels):
+    names = [path.name for path in cuda_libraries.find_libraries()]
+    assert names == [
+        "libcudart.so.11.0",
+        "libcublasLt.so.11",
+        "libcublas.so.11",
+        "libcudnn_ops_infer.so.8",
+        "libcudnn.so.8",
+    ]
+
+
+def test_a_library_that_does_not_load_stops_nothing(wheels):
+    assert cuda_libraries.preload() == []
+
+
+def test_what_loads_is_told(wheels, monkeypatch):
+    asked = []
+    monkeypatch.setattr(cuda_libraries.ctypes, "CDLL", lambda path, mode: asked.append(path))
+    assert [str(path) for path in cuda_libraries.preload()] == asked
+    assert len(asked) == 5
