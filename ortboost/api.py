@@ -271,7 +271,7 @@ def evaluate(
     data: Data,
     *,
     batch_size: int = 64,
-    metrics: Sequence[str] = ("accuracy",),
+    metrics: Sequence[str] | None = None,
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
     output: str | None = None,
@@ -285,7 +285,7 @@ def evaluate(
         target: A program folder (loss and metrics) or an ONNX file (metrics).
         data: The data, with labels.
         batch_size: Samples a run; changes no result.
-        metrics: Names of metrics.
+        metrics: Names of metrics; accuracy for classifiers if not given.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array; the labels of a file are called ``labels``.
         output: The output that holds the scores; that of the loss, or the first.
@@ -305,7 +305,7 @@ def evaluate(
         inputs: Sequence[TensorSpec] = evaluator.inputs
         labels = program.labels or labels
         output = output or (program.prediction if program.labels else None)
-        if program.config.loss.name != "softmax-cross-entropy" and metrics == ("accuracy",):
+        if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
         load_model(target)  # its errors are clearer than the runtime's
@@ -315,7 +315,7 @@ def evaluate(
     found = evaluate_source(
         evaluator,
         source,
-        [get_metric(name) for name in metrics],
+        [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)],
         labels=labels,
         output=output,
         batch_size=static_batch(inputs),

@@ -45,7 +45,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(written.fileno())
         os.replace(temporary, target)
         _sync_folder(target.parent)
-    except PermissionError as error:
+    except OSError as error:
         raise FileError(
             f"'{target.name}' cannot be written.", where=str(target), fix=str(error)
         ) from error

@@ -137,7 +137,7 @@ def evaluate(
         target,
         data,
         batch_size=batch_size,
-        metrics=tuple(metric or ("accuracy",)),
+        metrics=tuple(metric) if metric else None,
         checkpoint=checkpoint,
         mapping=parse_mapping(mapping or []),
         output=output,

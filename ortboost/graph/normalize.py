@@ -7,7 +7,9 @@ dimensions kept.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -90,7 +92,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     target = opsets[0] if version < opsets[0] else opsets[-1]
     fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."
     try:
-        version_converter.convert_version(model, target, fallback=True)
+        with _quiet("onnxscript", "onnx_ir"):
+            version_converter.convert_version(model, target, fallback=True)
     except Exception as error:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}.",
@@ -111,9 +114,23 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
 def infer_shapes(model: ir.Model) -> None:
     """Infer shapes and types in place; what cannot be inferred stays unknown."""
     try:
-        common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
+        with _quiet("onnx_ir"):
+            common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
     except Exception as error:  # inference is a help, a failure of it must not stop a conversion
         _log.info("shape inference gave up: %s", error)
+
+
+@contextlib.contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    """Keep warnings of libraries from the user about what is handled here."""
+    levels = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
+    try:
+        for logger, level in levels:
+            logger.setLevel(max(level, logging.ERROR))
+        yield
+    finally:
+        for logger, level in levels:
+            logger.setLevel(level)
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:

@@ -129,7 +129,8 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
 
     A tensor that feeds a weight position of an operator (also through Transpose, Reshape, Cast...)
     is a weight, bias, or the scale or shift of a normalization. Inputs 3 and 4 of a
-    BatchNormalization are running statistics. Any other float tensor with more than one element
+    BatchNormalization are running statistics. What is subtracted from the raw input, or divides it, is
+    a constant: the mean and deviation of a preprocessing. Any other float tensor with more than one element
     that meets an activation in an Add, Mul, Sub, Div or Concat (position embeddings, layer scales)
     is a weight; scalars and tensors with non-finite values (masks) are constants.
 
@@ -188,9 +189,28 @@ def _classify(value: ir.Value) -> tuple[str, str]:
         return "constant", f"a setting, {where}"
     if tensor is not None and not bool(np.isfinite(tensor.numpy().astype(np.float32)).all()):
         return "constant", f"holds non-finite values, as masks do, {where}"
+    if all(n.op_type in ("Sub", "Div") and i == 1 and _is_raw(n.inputs[0]) for n, i in uses):
+        return "constant", f"normalizes the raw input, {where}"
     if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
         return ("bias" if len(shape) == 1 and node.op_type == "Add" else "weight"), where
     return "constant", f"not a weight position, {where}"
+
+
+def _is_raw(value: ir.Value | None) -> bool:
+    """Whether a value comes from the model's inputs through no operator that has weights."""
+    pending, seen = [value], set[int]()
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if node is None:
+            continue
+        if node.op_type in _WEIGHTS or node.op_type in _NORM_OPS:
+            return False
+        pending.extend(node.inputs)
+    return True
 
 
 def _position(node: ir.Node, index: int) -> str:

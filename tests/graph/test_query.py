@@ -175,3 +175,24 @@ def test_shapes():
     assert known_shape(ir.Value(name="u")) is None
     assert static_shape(ir.Value(name="u")) is None
     assert static_shape(ir.Value(name="w", shape=ir.Shape([2, 3]))) == (2, 3)
+
+
+PREPROCESSING = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,3,8,8] x, float[1,3,1,1] mean, float[1,3,1,1] deviation, float[2,3,1,1] w,
+     float[1,2,1,1] shift, float[1,2,1,1] divisor) => (float[N,2,8,8] y) {
+  a = Sub(x, mean)  b = Div(a, deviation)  c = Conv(b, w)  d = Sub(c, shift)  y = Div(d, divisor)
+}"""
+
+
+def test_mean_and_deviation_of_the_raw_input_are_no_weights():
+    shapes = {"mean": 3, "deviation": 3, "shift": 2, "divisor": 2}
+    values = {name: np.ones((1, n, 1, 1), np.float32) for name, n in shapes.items()}
+    model = text_model(PREPROCESSING, w=np.ones((2, 3, 1, 1), np.float32), **values)
+    roles = {name: p.role for name, p in find_parameters(model).items()}
+    assert roles == {
+        "mean": "constant",
+        "deviation": "constant",
+        "w": "weight",
+        "shift": "weight",
+        "divisor": "weight",
+    }
