@@ -29,9 +29,10 @@ from ortboost.deploy.export import Exported, export_model, write_verified
 from ortboost.deploy.verify import Parity, seeded_batch
 from ortboost.errors import FileError, UsageError
 from ortboost.graph.io import ModelSource, load_model
-from ortboost.program.build import build_program, prepare_forward
+from ortboost.program.build import build_program
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.config import ProgramConfig
+from ortboost.program.forward import prepare_forward
 from ortboost.program.program import MANIFEST, Program
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper

@@ -54,7 +54,7 @@ _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ortboost.program.build", "to_training"),
         ("ortboost.program.build", "dropout_to_training"),
         ("ortboost.program.build", "find_parameters"),
-        ("ortboost.program.build", "choose_trainable"),
+        ("ortboost.program.forward", "choose_trainable"),
     ),
     "check": (("ortboost.program.build", "_refuse_blockers"),),
     "evaluation": (("ortboost.program.build", "to_inference"),),

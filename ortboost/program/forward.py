@@ -1,0 +1,226 @@
+"""From a model to a forward graph that can be differentiated, and the choice of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.autodiff.check import check_trainable
+from ortboost.autodiff.engine import Engine
+from ortboost.errors import ModelError, UsageError
+from ortboost.graph.build import Builder, free_name
+from ortboost.graph.io import source_name
+from ortboost.graph.normalize import normalize
+from ortboost.graph.query import Parameter, find_parameters, match_names
+from ortboost.program import catalogue as names
+from ortboost.program.config import ProgramConfig
+from ortboost.report import Report
+from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
+from ortboost.transforms.dropout import dropout_to_training
+from ortboost.transforms.new_head import new_head
+from ortboost.transforms.trainable_norm import batch_norms, to_training
+
+__all__ = ["Forward", "choose_trainable", "prepare_forward", "refuse_blockers"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A model ready to be checked and differentiated.
+
+    Args:
+        model: The forward graph in training mode, with its loss; weights are initializers.
+        loss: Where the loss is.
+        parameters: Its float tensors by name.
+        trained: Those that are trained.
+        notes: Remarks on the choice of what is trained.
+        next_of: Buffer to the value that the forward pass computes for it.
+        reports: What was done so far.
+    """
+
+    model: ir.Model
+    loss: AttachedLoss
+    parameters: Mapping[str, Parameter]
+    trained: tuple[Parameter, ...]
+    notes: tuple[str, ...]
+    next_of: Mapping[str, str]
+    reports: tuple[Report, ...]
+
+
+def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> Forward:
+    """Normalize, replace the head, attach the loss, switch to training mode, choose what is trained.
+
+    Args:
+        model: The model as loaded; changed in place.
+        config: The configuration.
+        engine: The engine that will differentiate; it decides the opset.
+
+    Raises:
+        ModelError: A stage refuses the model.
+        UsageError: A name or pattern matches nothing.
+    """
+    reports = normalize(model, opsets=engine.opsets, ir_version=engine.ir_version)
+    _leave_prefix(model)
+    if config.new_head is not None:
+        reports.append(
+            new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
+        )
+    loss = attach_loss(model, config.loss)
+    for name in _reserved(config):
+        free_name(model.graph, name)
+    parameters = find_parameters(model)
+    norms = to_training(
+        model, frozen=_frozen(model, config), running_variance=config.running_variance
+    )
+    parameters.update(_separated_buffers(model, parameters, norms.next_of))
+    dropout = dropout_to_training(model)
+    trained, choice = choose_trainable(model, parameters, config)
+    reports += [loss.report, norms.report, dropout, choice]
+    return Forward(
+        model, loss, parameters, trained, tuple(choice.notes), norms.next_of, tuple(reports)
+    )
+
+
+def _leave_prefix(model: ir.Model) -> None:
+    """Rename tensors called ``ortboost/...``, as a file of ours that comes back has them."""
+    prefix, graph = "ortboost/", model.graph
+    visible = [v.name or "" for v in (*graph.inputs, *graph.outputs)]
+    for name in visible:
+        if name.startswith(prefix):
+            raise ModelError(
+                f"The model has an input or output '{name}'; such names are ortboost's own.",
+                where=source_name(model),
+                fix="Convert the model that this file was made from.",
+            )
+    b = Builder(graph, "model")
+    for value in list(graph.initializers.values()):
+        if (value.name or "").startswith(prefix):
+            graph.initializers.pop(value.name or "")
+            value.name = b.unique(f"model/{value.name}")
+            graph.register_initializer(value)
+    for node in graph.all_nodes():
+        for output in node.outputs:
+            if (output.name or "").startswith(prefix):
+                output.name = b.unique(f"model/{output.name}")
+
+
+def _reserved(config: ProgramConfig) -> list[str]:
+    """Names of inputs and outputs of a step that a model may happen to use for its own tensors."""
+    rates = [names.learning_rate_name(group.name) for group in config.groups]
+    return [names.OVERFLOW, names.LOSS_SCALE, names.LEARNING_RATE, *rates, *config.metrics]
+
+
+def choose_trainable(
+    model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig
+) -> tuple[tuple[Parameter, ...], Report]:
+    """Which parameters are trained, and why the others are not.
+
+    Args:
+        model: The forward graph, for error messages.
+        parameters: All float initializers, from :func:`ortboost.graph.query.find_parameters`.
+        config: Patterns of ``trainable`` and ``freeze``, and the groups.
+
+    Raises:
+        UsageError: A pattern matches no tensor.
+        ModelError: Nothing is left to train.
+    """
+    wanted, idle = match_names(parameters, config.trainable)
+    frozen, idle_freeze = match_names(parameters, config.freeze)
+    grouped = [pattern for group in config.groups for pattern in group.patterns]
+    idle += idle_freeze + match_names(parameters, grouped)[1]
+    if idle:
+        raise UsageError(
+            f"The pattern '{idle[0]}' matches no tensor of the model.",
+            where=source_name(model),
+            fix=f"Names are like {', '.join(list(parameters)[:4])}; "
+            "list them with 'ortboost inspect MODEL --params'.",
+        )
+    report = Report("choose_trainable")
+    trained = []
+    for name, parameter in parameters.items():
+        # A wildcard means the weights it meets; a constant has to be asked for by its full name.
+        possible = parameter.trainable or (
+            name in config.trainable and not parameter.role.startswith("running_")
+        )
+        if name in frozen:
+            report.kept[name] = "frozen by pattern"
+        elif possible and config.trainable and name not in wanted:
+            report.kept[name] = "not among the trainable patterns"
+        elif possible:
+            report.changed[name] = f"trained as {parameter.role}"
+            trained.append(parameter)
+        elif parameter.role == "constant" and parameter.size > 1:
+            report.kept[name] = f"constant: {parameter.reason}"
+    report.notes += _tied_norms(model, trained)
+    if not trained:
+        raise ModelError(
+            "There is nothing to train.",
+            where=source_name(model),
+            fix="Loosen --freeze or --trainable; see 'ortboost inspect MODEL --params'.",
+        )
+    return tuple(trained), report
+
+
+def _tied_norms(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
+    """Exporters that store equal tensors once tie the normalizations of a fresh model together."""
+    notes = []
+    for parameter in trained:
+        value = model.graph.initializers[parameter.name]
+        nodes = {usage.node.name for usage in value.uses()}
+        if parameter.role.startswith("norm_") and len(nodes) > 1:
+            notes.append(
+                f"'{parameter.name}' serves {len(nodes)} normalizations and is trained as one tensor; "
+                "if they were separate, export again without merging equal tensors "
+                "(torch.onnx.export(..., optimize=False))"
+            )
+    return notes
+
+
+def _separated_buffers(
+    model: ir.Model, parameters: Mapping[str, Parameter], next_of: Mapping[str, str]
+) -> dict[str, Parameter]:
+    """Running statistics that got tensors of their own when equal ones were stored once."""
+    found = {}
+    for name in next_of:
+        value = model.graph.initializers.get(name)
+        if name not in parameters and value is not None and value.const_value is not None:
+            shape = value.const_value.numpy().shape
+            dtype = value.const_value.dtype
+            found[name] = Parameter(
+                name, shape, dtype, "running_stat", "separated from a shared one"
+            )
+    return found
+
+
+def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]:
+    """Whether a BatchNormalization stays in inference mode, by its name or that of a parameter."""
+    named: dict[str, set[str]] = {}
+    for node in batch_norms(model):
+        labels = {node.name, *(value.name for value in node.inputs[1:] if value is not None)}
+        named[node.name or ""] = {label for label in labels if label}
+    idle = match_names(set().union(*named.values()), config.frozen_norm)[1] if named else []
+    if idle or (config.frozen_norm and not named):
+        raise UsageError(
+            f"The pattern '{(idle or config.frozen_norm)[0]}' matches no BatchNormalization.",
+            where=source_name(model),
+            fix=f"Nodes are like {', '.join(list(named)[:3])}." if named else "The model has none.",
+        )
+    return lambda node: bool(match_names(named[node.name or ""], config.frozen_norm)[0])
+
+
+def refuse_blockers(forward: Forward, engine: Engine) -> None:
+    """Refuse a model that cannot be trained, with all reasons at once.
+
+    Raises:
+        ModelError: Something stands in the way.
+    """
+    wrt = [parameter.name for parameter in forward.trained]
+    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
+    if found.blockers:
+        count = len(found.blockers)
+        raise ModelError(
+            f"The model cannot be trained as it is: {count} {'reason' if count == 1 else 'reasons'}.",
+            where="\n         ".join(f"{b.op} '{b.node}': {b.reason}" for b in found.blockers),
+            fix=found.blockers[0].fix,
+        )
