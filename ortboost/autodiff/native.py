@@ -27,7 +27,9 @@ from ortboost.autodiff.native_graph import (
     lift_large_constants,
     one_use_per_node,
     protect_running_statistics,
+    put_back,
     restore,
+    set_aside,
     unique_node_names,
 )
 from ortboost.autodiff.native_rewrites.partial import partly_used_splits
@@ -184,7 +186,9 @@ class NativeEngine:
         drop_empty_inputs(work)
         unique_node_names(work)
         lifted = lift_large_constants(work)
+        aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
+        put_back(result, aside)
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)
         return result

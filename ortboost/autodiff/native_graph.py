@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
-from ortboost.autodiff.reach import values_by_name
+from ortboost.autodiff.reach import find_value, uses_inside, values_by_name
 from ortboost.errors import ModelError
 from ortboost.graph.build import Builder, all_names
 
 __all__ = [
+    "Aside",
     "drop_empty_inputs",
     "free_gradient_names",
     "lift_large_constants",
     "one_use_per_node",
     "protect_running_statistics",
+    "put_back",
     "restore",
+    "set_aside",
     "unique_node_names",
 ]
 
@@ -107,6 +111,92 @@ def lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
             value.type = ir.TensorType(tensor.dtype)
             model.graph.inputs.append(value)
     return lifted
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Nodes that the loss does not need, taken out of a graph.
+
+    Args:
+        nodes: The nodes, in graph order, without inputs.
+        inputs: Names of the inputs of each node, ``None`` where one is left out.
+        sources: Graph inputs and initializers that they read.
+        outputs: Names of the graph outputs that they make.
+    """
+
+    nodes: tuple[ir.Node, ...]
+    inputs: tuple[tuple[str | None, ...], ...]
+    sources: tuple[ir.Value, ...]
+    outputs: tuple[str, ...]
+
+
+def set_aside(model: ir.Model, loss: str) -> Aside:
+    """Take out the nodes that the loss does not need, such as the update of running statistics.
+
+    The builder's time grows faster than the number of nodes, and it has nothing to do with these.
+    """
+    graph = model.graph
+    needed = _ancestors(graph, loss)
+    nodes = [n for n in graph if id(n) not in needed and not _has_subgraph(n)]
+    # what a node with a subgraph reads stays with it
+    kept = {v.name for n in graph if _has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
+    for node in reversed(nodes):
+        if any(output.name in kept for output in node.outputs):
+            kept.update(value.name for value in node.inputs if value is not None)
+    nodes = [n for n in nodes if not any(output.name in kept for output in n.outputs)]
+    made = {id(output) for node in nodes for output in node.outputs}
+    read = {id(v): v for n in nodes for v in n.inputs if v is not None and id(v) not in made}
+    outputs = tuple(v.name or "" for v in graph.outputs if id(v) in made)
+    inner = [value for value in read.values() if value.producer() is not None]
+    left = [value for value in graph.outputs if id(value) not in made]
+    graph.outputs[:] = list({id(value): value for value in (*left, *inner)}.values())
+    inputs = tuple(tuple(None if v is None else v.name for v in n.inputs) for n in nodes)
+    sources = tuple(value for value in read.values() if value.producer() is None)
+    graph.remove(nodes, safe=True)
+    return Aside(tuple(nodes), inputs, sources, outputs)
+
+
+def put_back(model: ir.Model, aside: Aside) -> None:
+    """Append to the graph what :func:`set_aside` took out of another one, joined by names."""
+    graph = model.graph
+    values: dict[str, ir.Value] = dict(values_by_name(graph))
+    for source in aside.sources:
+        name = source.name or ""
+        if name in values:
+            continue
+        value = ir.Value(
+            name=name, type=source.type, shape=source.shape, const_value=source.const_value
+        )
+        values[name] = value
+        if source.const_value is None:
+            graph.inputs.append(value)
+        else:
+            graph.register_initializer(value)
+    for node, names in zip(aside.nodes, aside.inputs, strict=True):
+        for index, input_name in enumerate(names):
+            node.replace_input_with(index, None if input_name is None else values[input_name])
+        values.update({output.name or "": output for output in node.outputs})
+        graph.append(node)
+    graph.outputs.extend(values[name] for name in aside.outputs)
+
+
+def _ancestors(graph: ir.Graph, name: str) -> set[int]:
+    """Nodes that a value is computed with."""
+    start = find_value(graph, name)
+    found: set[int] = set()
+    pending = [None if start is None else start.producer()]
+    while pending:
+        node = pending.pop()
+        if node is None or id(node) in found:
+            continue
+        found.add(id(node))
+        pending += [v.producer() for v in (*node.inputs, *uses_inside(node)) if v is not None]
+    return found
+
+
+def _has_subgraph(node: ir.Node) -> bool:
+    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in kinds for attribute in node.attributes.values())
 
 
 def restore(

@@ -48,5 +48,13 @@ for _verb, _function, _epilog in (*convert.VERBS, *use.VERBS, *examine.VERBS):
 def run(words: Sequence[str]) -> int:
     """Run the command with these words and return its exit status."""
     command = typer.main.get_command(app)
-    status = command.main(args=list(words), prog_name="ortboost", standalone_mode=False)
+    if not words:
+        typer.echo(command.get_help(command.make_context("ortboost", [], resilient_parsing=True)))
+        return 2
+    try:
+        status = command.main(args=list(words), prog_name="ortboost", standalone_mode=False)
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # the parser hides it behind a status 1
+            raise left.__context__ from None
+        raise
     return status if isinstance(status, int) else 0

@@ -226,7 +226,8 @@ def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> i
             raise ModelError(
                 f"The shape of the output '{prediction.name}' does not fit the loss: {shape}.",
                 where=source_name(model),
-                fix="Cross entropy needs [batch, classes, ...]; give --labels-shape otherwise.",
+                fix="Cross entropy needs [batch, classes, ...]. Choose another loss, or --loss output "
+                "if the model computes its own.",
             )
         wanted = (shape[0], *shape[2:]) if sparse else shape
     labels = ir.Value(

@@ -257,7 +257,7 @@ class TestDiagnosis:
     def test_error_has_the_cure(self, installed):
         installed(importable=False)
         with pytest.raises(DependencyError) as error:
-            get_engine()
+            get_engine("native")
         assert "pip install" in error.value.fix
         assert "Cure:" in NativeEngine().unavailable()
 

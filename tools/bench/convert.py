@@ -48,15 +48,15 @@ __all__ = ["SUBJECTS", "chain", "main", "measure", "resnet50"]
 # inside another one counts for its own stage only.
 _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
     "load": (("ortboost.program.build", "load_model"),),
-    "normalize": (("ortboost.program.build", "normalize"),),
-    "attach loss": (("ortboost.program.build", "attach_loss"),),
+    "normalize": (("ortboost.program.forward", "normalize"),),
+    "attach loss": (("ortboost.program.forward", "attach_loss"),),
     "to training": (
-        ("ortboost.program.build", "to_training"),
-        ("ortboost.program.build", "dropout_to_training"),
-        ("ortboost.program.build", "find_parameters"),
+        ("ortboost.program.forward", "to_training"),
+        ("ortboost.program.forward", "dropout_to_training"),
+        ("ortboost.program.forward", "find_parameters"),
         ("ortboost.program.forward", "choose_trainable"),
     ),
-    "check": (("ortboost.program.build", "_refuse_blockers"),),
+    "check": (("ortboost.program.build", "refuse_blockers"),),
     "evaluation": (("ortboost.program.build", "to_inference"),),
     "decompose": (("ortboost.program.build", "decompose"),),
     "prepare": (("ortboost.autodiff.native_rewrites", "prepare"),),

@@ -164,7 +164,10 @@ class _Binder:
             raise self.error(
                 f"The array '{key}' does not have the shape of the input '{spec.name}'.",
                 f"array {list(array.shape)}, input [{', '.join(str(d) for d in spec.shape)}]",
-                _shape_fix(array.shape[1:], spec.shape[1:]),
+                "For one-hot or dense labels convert with --dense-labels; else reshape the array, or "
+                "map another one to this input (--map INPUT=KEY)."
+                if spec.name in self.labels
+                else _shape_fix(array.shape[1:], spec.shape[1:]),
             )
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
 
@@ -191,7 +194,8 @@ class _Binder:
             raise self.error(
                 f"The array '{key}' holds fractions, the input '{spec.name}' wants {want}.",
                 f"'{key}' is {have}",
-                "Labels are class numbers; for dense labels use the loss with sparse=False.",
+                "Labels are class numbers; for rows of probabilities convert with --dense-labels, "
+                "for numbers with --loss mse.",
             )
         if whole and have.kind in "iuf":
             limits = np.iinfo(want)
