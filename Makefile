@@ -1,38 +1,51 @@
-# Two commands are all: `make quickstart` and `make test`. Both set up .venv first.
+# Two commands are all: `make quickstart` and `make test`. They set up what they need first.
+#
+# .venv        a Python from 3.10 to 3.12 with onnxruntime-training, both engines; on a newer Python
+#              with the onnxruntime of the day, the portable engine
+# .venv-stock  the newest Python that is here with the onnxruntime of the day
 
 VENV := .venv
+STOCK := .venv-stock
 PY := $(VENV)/bin/python
-STAMP := $(VENV)/.ready
+READY := $(VENV)/.ready
+STOCK_READY := $(STOCK)/.ready
 
-.PHONY: help quickstart test lint types unit doctor clean
+.PHONY: help quickstart test lint types unit unit-stock doctor clean
 
 help:
 	@echo "make quickstart   set up, then train, validate and export a model on the digits"
-	@echo "make test         set up, then linter, type checker and the whole test suite"
+	@echo "make test         set up, then linter, type checker and the whole test suite, with both runtimes"
 	@echo "make doctor       what this machine can do"
-	@echo "make clean        remove the environment and everything that was made"
+	@echo "make clean        remove the environments and everything that was made"
 
-quickstart: $(STAMP)
+quickstart: $(READY)
 	@$(PY) tools/quickstart.py
 
-test: lint types unit
+test: lint types unit unit-stock
 
-lint: $(STAMP)
+lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(STAMP)
+types: $(READY)
 	$(PY) -m mypy
 
-unit: $(STAMP)
+unit: $(READY)
 	$(PY) -m pytest
 
-doctor: $(STAMP)
+unit-stock: $(STOCK_READY)
+	$(STOCK)/bin/python -m pytest
+
+doctor: $(READY)
 	@$(PY) -m ortboost doctor
 
-$(STAMP): pyproject.toml tools/setup_env.sh
-	@sh tools/setup_env.sh $(VENV)
+$(READY): pyproject.toml tools/setup_env.sh
+	@sh tools/setup_env.sh $(VENV) training
+	@touch $@
+
+$(STOCK_READY): pyproject.toml tools/setup_env.sh
+	@sh tools/setup_env.sh $(STOCK) stock
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(STOCK) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

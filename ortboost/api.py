@@ -12,11 +12,13 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,7 +35,7 @@ from ortboost.program.build import build_program
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
-from ortboost.program.program import MANIFEST, Program
+from ortboost.program.program import EVAL, MANIFEST, STATE, STEP, Program
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import (
@@ -42,6 +44,7 @@ from ortboost.training import (
     Callback,
     Checkpoint,
     CheckpointStore,
+    EarlyStopping,
     EventLog,
     Goal,
     IterableSource,
@@ -56,7 +59,7 @@ from ortboost.training import (
     parse_schedule,
 )
 from ortboost.training import evaluate as evaluate_source
-from ortboost.training.data import static_batch
+from ortboost.training.data import pad_batch, static_batch
 
 __all__ = [
     "CHECKPOINTS",
@@ -74,6 +77,7 @@ __all__ = [
 
 CHECKPOINTS, LOG, PLOT = "checkpoints", "log.jsonl", "curves.png"
 _CONSUMED = (CHECKPOINTS, LOG, PLOT)
+_ANY_STEPS = 1 << 40  # more than any warm-up
 
 Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
 """A data file or folder, arrays by name, a source, or any iterable of batches."""
@@ -119,6 +123,7 @@ def convert(
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
     program = build_program(model, config)
+    _schedules(program.config, None, _ANY_STEPS)  # a misspelt one is found here, not in training
     for name in _CONSUMED if occupied else ():
         path = folder / name
         if path.is_dir():
@@ -159,6 +164,7 @@ def train(
     device: str = "auto",
     threads: int | None = None,
     keep: int = 3,
+    early_stop: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: Reporter | None = None,
     config: TrainConfig | None = None,
@@ -177,6 +183,7 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Threads within an operator.
         keep: Number of checkpoints to keep.
+        early_stop: Stop after so many validations without a gain.
         callbacks: Further callbacks.
         progress: Where to show the run.
         config: Settings of the trainer; what the program decides is filled in.
@@ -186,10 +193,16 @@ def train(
         The summary.
 
     Raises:
+        UsageError: Another process trains this folder; metrics that the loss has no use for; or
+            ``early_stop`` without validation data.
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
     """
     folder = Path(run)
     program = Program.load(folder)
+    if early_stop is not None and validation is None:
+        raise UsageError(
+            "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
+        )
     stepper = Stepper(program, device=device, threads=threads)
     base = dataclasses.replace(config or TrainConfig(), **settings)
     drop_last = static_batch(stepper.inputs) is not None
@@ -209,16 +222,25 @@ def train(
     steps = source.steps_per_epoch
     total = None if steps is None else steps * base.epochs
     classes = program.config.loss.name == "softmax-cross-entropy"
+    asked = tuple(settings.get("metrics") or ())
+    if asked and program.config.loss.name not in ("softmax-cross-entropy", "bce-with-logits"):
+        raise UsageError(
+            f"The metric '{asked[0]}' needs classes, and the loss of this program has none.",
+            where=f"loss '{program.config.loss.name}'",
+            fix="Leave --metric out: the loss itself is reported.",
+        )
     settled = dataclasses.replace(
         base,
         learning_rate=_schedules(program.config, learning_rate, total),
         labels=program.labels or base.labels,
         output=program.prediction if program.labels else None,
-        metrics=base.metrics if classes else (),
+        metrics=base.metrics if classes else asked,
         loss_scale=program.config.loss_scale,
     )
     goal = Goal(f"val_{settled.metrics[0]}" if settled.metrics else "val_loss")
-    best = [BestModel(goal)] if held_out is not None else []
+    best: list[Callback] = [BestModel(goal)] if held_out is not None else []
+    if early_stop is not None:
+        best.append(EarlyStopping(goal, patience=early_stop))
     trainer = Trainer(
         stepper,
         stepper.evaluator(),
@@ -230,7 +252,33 @@ def train(
         program=program.fingerprint,
         plot=folder / PLOT,
     )
-    return trainer.fit(source, held_out, resume=resume)
+    with _alone_in(folder):
+        return trainer.fit(source, held_out, resume=resume)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep a second training out of the folder; the lock goes with the process, however it ends."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise FileError(
+            "The program folder cannot be opened.", where=str(folder), fix=str(error)
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                "Another process is training this program.",
+                where=str(folder),
+                fix="Wait for it, or convert the model into a folder of its own.",
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def load_run(
@@ -256,7 +304,9 @@ def load_run(
     elif (folder / CHECKPOINTS).is_dir():  # a store makes its folder, and this only looks
         store = CheckpointStore(folder / CHECKPOINTS)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
-        found = found or store.latest(program=program.fingerprint).checkpoint
+        steps = store.steps()
+        if found is None and steps:  # a damaged one is refused: an older one is not what was asked
+            found = store.load(store.path(steps[-1]), program=program.fingerprint)
     if found is None:
         raise FileError(
             "The program has not been trained yet: there is no checkpoint.",
@@ -312,7 +362,7 @@ def evaluate(
         load_model(target)  # its errors are clearer than the runtime's
         evaluator = ModelEvaluator(target, device=device, threads=threads)
         inputs = [*evaluator.inputs, TensorSpec("labels", np.dtype(np.int64), (None,))]
-    source = _source(data, inputs, split, batch_size, mapping)
+    source = _source(data, inputs, split, static_batch(inputs) or batch_size, mapping)
     found = evaluate_source(
         evaluator,
         source,
@@ -335,14 +385,16 @@ class ExportResult:
         made_up: Whether the comparison ran on made-up inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
+        classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
     """
 
     path: Path
     bytes: int
     parity: Parity
     made_up: bool
-    exported: Exported
+    exported: Exported = field(repr=False)
     step: int | None
+    classes: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -390,16 +442,26 @@ def export(
 
     Raises:
         ParityError: The file answers differently; nothing was written.
+        UsageError: The file is one of the program itself.
     """
+    if Path(out).resolve() in {
+        (Path(run) / name).resolve() for name in (STEP, EVAL, STATE, MANIFEST)
+    }:
+        raise UsageError(
+            "The export would overwrite the program itself.",
+            where=str(out),
+            fix="Give the inference graph another name.",
+        )
     program, state, found = load_run(run, checkpoint)
     stepper = Stepper(program, device=device)
     stepper.load_state(state)
     evaluator = stepper.evaluator()
+    fixed = static_batch(evaluator.inputs)
     if verify is None:
-        size = static_batch(evaluator.inputs) or 4
-        feeds = [seeded_batch(evaluator.inputs, seed=program.config.seed, batch=size)]
+        feeds = [seeded_batch(evaluator.inputs, seed=program.config.seed, batch=fixed or 4)]
     else:
-        feeds = list(_source(verify, evaluator.inputs, split, batch_size, mapping).epoch(0))
+        samples = _source(verify, evaluator.inputs, split, fixed or batch_size, mapping).epoch(0)
+        feeds = [batch if fixed is None else pad_batch(batch, fixed)[0] for batch in samples]
     expected = [evaluator.evaluate(batch) for batch in feeds]
     step = None if found is None else int(found.step)
     exported = export_model(
@@ -413,7 +475,9 @@ def export(
         exported, out, expected=expected, feeds=feeds, device=stepper.device, rtol=rtol, atol=atol
     )
     path = Path(out)
-    return ExportResult(path, path.stat().st_size, parity, verify is None, exported, step)
+    loss = program.config.loss
+    classes = loss.name == "softmax-cross-entropy" and loss.sparse
+    return ExportResult(path, path.stat().st_size, parity, verify is None, exported, step, classes)
 
 
 def _schedules(config: ProgramConfig, learning_rate: str | None, total: int | None) -> Any:

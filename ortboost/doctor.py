@@ -75,7 +75,8 @@ def _python() -> Finding:
             "python",
             "note",
             detail,
-            "onnxruntime-training has wheels up to Python 3.12 (3.11 with CUDA).",
+            "Training runs on the portable engine: onnxruntime-training, which the native engine "
+            "needs, has wheels up to Python 3.12 (3.11 with CUDA).",
         )
     return Finding("python", "ok", detail)
 
@@ -99,21 +100,28 @@ def _runtime() -> Finding:
             _RUNTIMES,
             "fail",
             detail + ": they share one folder and break each other",
-            f"pip uninstall -y {' '.join(owners)}, then install one of them again.",
+            next((found.fix for found in _engines() if "pip uninstall" in found.fix), "")
+            or f"pip uninstall -y {' '.join(owners)}, then install one of them again.",
         )
     return Finding(_RUNTIMES, "ok", detail)
 
 
 def _engines() -> list[Finding]:
-    findings = []
+    """The engines, the one that ``auto`` takes first; one that works is enough."""
+    findings: list[Finding] = []
+    missing: list[tuple[str, OrtBoostError]] = []
     for name in engine_names():
         try:
             engine = get_engine(name)
             detail = f"opset {engine.opsets[0]} to {engine.opsets[-1]}, IR {engine.ir_version}"
-            findings.append(Finding(f"engine {name}", "ok", detail))
+            chosen = "" if findings else ", chosen by --engine auto"
+            findings.append(Finding(f"engine {name}", "ok", detail + chosen))
         except OrtBoostError as error:
-            findings.append(Finding(f"engine {name}", "fail", error.what, error.fix))
-    return findings
+            missing.append((name, error))
+    status: Literal["note", "fail"] = "note" if findings else "fail"
+    return findings + [
+        Finding(f"engine {name}", status, error.what, error.fix) for name, error in missing
+    ]
 
 
 def _devices() -> list[Finding]:

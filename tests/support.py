@@ -11,7 +11,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
+import pytest
 
+from ortboost.autodiff.native import NativeEngine
 from ortboost.errors import OrtBoostError
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -23,6 +25,20 @@ MODELS = ROOT / "models"
 GOLDEN = ROOT / "tests" / "golden"
 NAMES = ("mlp", "lenet5", "resnet20", "resnet_bottleneck", "mobilenet_like", "transformer_tiny")
 WITH_NORM = ("resnet20", "resnet_bottleneck", "mobilenet_like")
+
+needs_native = pytest.mark.skipif(
+    NativeEngine().unavailable() is not None, reason="the native engine needs onnxruntime-training"
+)
+
+
+def native_only() -> None:
+    """Skip a module where the native engine cannot run; called before it is used."""
+    if NativeEngine().unavailable() is not None:
+        reason = "the native engine needs onnxruntime-training"
+        pytest.skip(reason, allow_module_level=True)
+
+
+ENGINES = (pytest.param("native", marks=needs_native), "portable")
 
 Arrays = dict[str, np.ndarray]
 

@@ -17,7 +17,19 @@ LAYERS = [
     {"program"},
     {"runtime"},
     {"deploy", "training"},
-    {"api", "faces", "tensor", "network", "amp", "faces", "nn", "boost", "model", "train", "doctor", "inspection"},
+    {
+        "api",
+        "faces",
+        "tensor",
+        "network",
+        "amp",
+        "nn",
+        "boost",
+        "model",
+        "train",
+        "doctor",
+        "inspection",
+    },
     {"cli", "__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,6 +1,7 @@
 """Look for wrong gradients: run every differentiable operator, in many forms, against central differences.
 
-    python tools/probe_gradients.py            what the engine gives (after decomposition)
+    python tools/probe_gradients.py            what the native engine gives (after decomposition)
+    python tools/probe_gradients.py --engine portable
     python tools/probe_gradients.py --raw      what the bare GradientGraphBuilder gives
     python tools/probe_gradients.py --only Pool
 
@@ -44,13 +45,13 @@ def raw_gradients(
 
 
 def our_gradients(
-    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]
+    model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray], engine_name: str = "native"
 ) -> dict[str, np.ndarray]:
     """The engine as ortboost uses it."""
     from ortboost.autodiff.engine import get_engine
     from ortboost.transforms.decompose import decompose
 
-    engine = get_engine("native")
+    engine = get_engine(engine_name)
     work = model.clone()
     decompose(work, wrt=wrt, loss="loss", engine=engine)
     result = engine.differentiate(work, "loss", wrt)
@@ -97,11 +98,14 @@ def forward_difference(
     return found
 
 
-def probe(case: Case, raw: bool) -> tuple[str, str]:
+def probe(case: Case, raw: bool = False, engine: str = "native") -> tuple[str, str]:
     """``(status, detail)`` of one case: ok, wrong, refused, unclear."""
     model, wrt, feeds = case.build()
     try:
-        found = (raw_gradients if raw else our_gradients)(model, wrt, feeds)
+        if raw:
+            found = raw_gradients(model, wrt, feeds)
+        else:
+            found = our_gradients(model, wrt, feeds, engine)
     except Exception as error:
         return (
             "refused",
@@ -137,14 +141,14 @@ def probe(case: Case, raw: bool) -> tuple[str, str]:
     return "ok", oracle
 
 
-def isolated(case: Case, raw: bool) -> tuple[str, str]:
+def isolated(case: Case, raw: bool, engine: str) -> tuple[str, str]:
     """:func:`probe` in a child process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
         try:
-            answer = probe(case, raw)
+            answer = probe(case, raw, engine)
         except BaseException as error:
             answer = ("broken", f"{type(error).__name__}: {error}"[:300])
         with os.fdopen(write, "wb") as stream:
@@ -160,6 +164,7 @@ def isolated(case: Case, raw: bool) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="the bare builder, without our rewrites")
+    parser.add_argument("--engine", default="native", help="name of the engine")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all", action="store_true", help="print the good ones too")
     options = parser.parse_args()
@@ -168,7 +173,7 @@ def main() -> int:
     for case in cases():
         if options.only.lower() not in case.name.lower():
             continue
-        status, detail = isolated(case, options.raw)
+        status, detail = isolated(case, options.raw, options.engine)
         counts[status] += 1
         if status != "ok" or options.all or "runtime" in detail:
             print(f"{status:8} {case.name:55} {detail}", flush=True)

@@ -1,27 +1,56 @@
 #!/bin/sh
-# Make a virtual environment with ortboost, the CPU training runtime and the development tools.
-# Usage: sh tools/setup_env.sh FOLDER        PYTHON=python3.11 chooses the interpreter.
+# Make a virtual environment with ortboost, a runtime and the development tools.
+#
+# Usage: sh tools/setup_env.sh FOLDER [training|stock]
+#
+# training  onnxruntime-training where it has a wheel (Python 3.10 to 3.12), else stock onnxruntime
+# stock     the onnxruntime of the day, on the newest Python that is here
+# PYTHON=python3.11 chooses the interpreter.
 set -eu
-venv=${1:?usage: sh tools/setup_env.sh FOLDER}
+venv=${1:?usage: sh tools/setup_env.sh FOLDER [training|stock]}
+kind=${2:-training}
 
 fail() { printf 'error: %s\n  where: %s\n  fix:   %s\n' "$1" "$2" "$3" >&2; exit 7; }
 
-# onnxruntime-training 1.19.2 has wheels for Python up to 3.12.
-suits() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null; }
+# Whether a command is a Python between two minor versions: suits python3 10 14
+suits() {
+    "$1" -c "import sys; sys.exit(not (3, $2) <= sys.version_info[:2] <= (3, $3))" 2>/dev/null
+}
+
+# Python of pyenv are seen too: it lists those whose short names it does not answer to.
+newest() {
+    for minor in 14 13 12 11 10; do
+        for root in "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.$minor.*/bin/python; do
+            set -- "python3.$minor" "$root"
+            for candidate; do if suits "$candidate" 10 14; then echo "$candidate"; return; fi; done
+        done
+    done
+    if suits python3 10 14; then echo python3; fi
+}
 
 python=
-for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10}; do
-    if suits "$candidate"; then python=$candidate; break; fi
-done
-[ -n "$python" ] || fail "No Python 3.10, 3.11 or 3.12 was found." "${PYTHON:-python3}" \
-    "Install one (Debian, Ubuntu: apt install python3 python3-venv), or set PYTHON=/path/to/python3.11."
+if [ -n "${PYTHON:-}" ]; then
+    if suits "$PYTHON" 10 14; then python=$PYTHON; fi
+elif [ "$kind" = stock ]; then
+    python=$(newest)
+else
+    for candidate in python3 python3.12 python3.11 python3.10; do
+        if suits "$candidate" 10 12; then python=$candidate; break; fi
+    done
+    [ -n "$python" ] || python=$(newest)
+fi
+[ -n "$python" ] || fail "No Python from 3.10 to 3.14 was found." "${PYTHON:-python3}" \
+    "Install one (Debian, Ubuntu: apt install python3 python3-venv), or set PYTHON=/path/to/python3."
 
-echo "setting up $venv with $("$python" --version)"
+extra=ort
+if [ "$kind" = training ] && suits "$python" 10 12; then extra=cpu; fi
+
+echo "setting up $venv with $("$python" --version) and ortboost[$extra]"
 rm -rf "$venv"
 if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
     rm -rf "$venv"
     "$python" -m virtualenv -q "$venv" 2>/dev/null || fail "Python cannot make a virtual environment." \
         "$python -m venv" "Debian, Ubuntu: apt install python3-venv."
 fi
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -e '.[cpu,dev]' ||
+"$venv/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extra,dev]" ||
     fail "Installing the packages failed." "pip, see above" "Check the network, then run make again."

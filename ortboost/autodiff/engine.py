@@ -8,6 +8,7 @@ name in a small table; adding one is one line in ``_ENGINES`` and one class.
 from __future__ import annotations
 
 import importlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol, cast, runtime_checkable
 
@@ -28,7 +29,10 @@ __all__ = [
 ]
 
 # In the order in which "auto" tries them.
-_ENGINES = {"native": "ortboost.autodiff.native:NativeEngine"}
+_ENGINES = {
+    "native": "ortboost.autodiff.native:NativeEngine",
+    "portable": "ortboost.autodiff.portable.engine:PortableEngine",
+}
 
 
 @runtime_checkable
@@ -182,7 +186,7 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             where=f"loss '{loss}'",
             fix="Name at least one parameter: everything is frozen, or no parameter was found.",
         )
-    repeated = sorted({name for name in wrt if list(wrt).count(name) > 1})
+    repeated = sorted(name for name, count in Counter(wrt).items() if count > 1)
     if repeated:
         raise ModelError(
             "A tensor is named twice.", where=", ".join(repeated), fix="Name each tensor once."
@@ -204,6 +208,14 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             "Only float tensors have gradients.",
             where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
             fix="Leave them out of what is trained.",
+        )
+    fixed = {value.name for value in (*graph.inputs, *graph.outputs) if value.name}
+    clashes = sorted(fixed & {gradient_name(name) for name in (*wrt, loss)})
+    if clashes:
+        raise ModelError(
+            "Inputs or outputs of the model have the names of gradients.",
+            where=", ".join(clashes),
+            fix="Rename them in the model, or take the gradients out of it first.",
         )
     unreachable = reach(model, wrt, loss).unreachable
     if unreachable:

@@ -26,6 +26,7 @@ from ortboost.autodiff.native_graph import (
     free_gradient_names,
     lift_large_constants,
     one_use_per_node,
+    protect_pool_indices,
     protect_running_statistics,
     put_back,
     restore,
@@ -132,7 +133,12 @@ def _bindings() -> _Bindings:
     # Deferred, so that `import ortboost` works without any runtime.
     from onnxruntime.capi import _pybind_state as state
 
-    return _Bindings(state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions)
+    try:
+        return _Bindings(
+            state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions
+        )
+    except AttributeError as error:  # a stock build, or two wheels over each other
+        raise ImportError(str(error)) from error
 
 
 class NativeEngine:
@@ -191,6 +197,7 @@ class NativeEngine:
         put_back(result, aside)
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)
+        protect_pool_indices(result)
         return result
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "free_gradient_names",
     "lift_large_constants",
     "one_use_per_node",
+    "protect_pool_indices",
     "protect_running_statistics",
     "put_back",
     "restore",
@@ -36,13 +37,6 @@ def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
     """Rename inner values whose names the builder would want for its own."""
     builder = Builder(model.graph, "ortboost/forward")
     fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
-    clashes = sorted({name for name in fixed if name} & {gradient_name(name) for name in reserved})
-    if clashes:
-        raise ModelError(
-            "Inputs or outputs of the model have the names of gradients.",
-            where=", ".join(clashes),
-            fix="Rename them in the model, or take the gradients out of it first.",
-        )
     values = [output for node in model.graph for output in node.outputs]
     values += list(model.graph.initializers.values())
     for value in values:
@@ -268,3 +262,20 @@ def protect_running_statistics(model: ir.Model) -> None:
                 copy = builder.op("Sum", value, shape=value.shape)
                 model.graph.insert_before(node, builder.take())
                 node.replace_input_with(index, copy)
+
+
+def protect_pool_indices(model: ir.Model) -> None:
+    """Keep MaxPoolGrad from writing outside its memory.
+
+    Where a window holds nothing but nan, MaxPool answers with an index below zero, and MaxPoolGrad
+    writes there: a batch that overflows would crash the process instead of being skipped.
+    """
+    builder = Builder(model.graph, "ortboost/max_pool/index")
+    for node in model.graph:
+        if node.op_type != "MaxPoolGrad" or len(node.inputs) < 2 or node.inputs[1] is None:
+            continue
+        indices = node.inputs[1]
+        zero = builder.const(0, ir.DataType.INT64)
+        bounded = builder.op("Max", indices, zero, dtype=ir.DataType.INT64, shape=indices.shape)
+        model.graph.insert_before(node, builder.take())
+        node.replace_input_with(1, bounded)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_FILE = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OrtBoostError):
             print(f"error: {error}", file=sys.stderr)
             return error.exit_status
+        if isinstance(error, OSError) and error.errno is not None:  # rights, a full disk
+            print(f"error: The file system refused: {error.strerror}.", file=sys.stderr)
+            print(f"  where: {error.filename or ' '.join(['ortboost', *words])}", file=sys.stderr)
+            print("  fix:   Check the rights of the folder and the free space.", file=sys.stderr)
+            return _FILE
         if hasattr(error, "format_message"):  # what the argument parser raises
             print(f"error: {error.format_message()}", file=sys.stderr)
             print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)

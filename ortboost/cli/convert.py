@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -156,7 +157,11 @@ def convert(
     if explain:
         for report in program.reports:
             printer.line(f"\n{report}")
-    printer.line(f"\nnext: ortboost train {out} --data DATA --val DATA")
+    else:
+        for report in program.reports:
+            for note in report.notes:
+                printer.line(f"note: {note}")
+    printer.line(f"\nnext: ortboost train {quote(str(out))} --data DATA --val DATA")
 
 
 def check(
@@ -190,13 +195,15 @@ def check(
         rewritten = [(node, what) for r in report.rewrites for node, what in r.changed.items()]
         printer.table(["will be rewritten", "how"], rewritten)
     for note in report.notes:
-        printer.line(note)
+        printer.line(f"note: {note}")
+    if report.blockers or report.rewrites or report.notes:
+        printer.line()
     count = len(report.blockers)
     printer.line(
-        f"\n{count} {'thing stands' if count == 1 else 'things stand'} in the way of training."
+        f"{count} {'thing stands' if count == 1 else 'things stand'} in the way of training."
         if count
-        else "\nThis model can be trained."
-        f"\nnext: ortboost convert {model} -o run --loss {settled.loss.name}"
+        else "This model can be trained."
+        f"\nnext: ortboost convert {quote(str(model))} -o run --loss {settled.loss.name}"
     )
     raise typer.Exit(4 if count else 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -63,13 +64,10 @@ def train(
     """Train a program."""
     from ortboost import api
     from ortboost.cli.parse import parse_mapping
-    from ortboost.training import EarlyStopping, Goal, make_progress
+    from ortboost.training import make_progress
 
     printer = Output(json, quiet, verbose)
-    metrics = tuple(metric or ("accuracy",))
-    callbacks = []
-    if early_stop is not None:
-        callbacks.append(EarlyStopping(Goal(f"val_{metrics[0]}"), patience=early_stop))
+    asked: dict[str, Any] = {"metrics": tuple(metric)} if metric else {}
     summary = api.train(
         run,
         data,
@@ -81,16 +79,16 @@ def train(
         device=device,
         threads=threads,
         keep=keep,
-        callbacks=callbacks,
+        early_stop=early_stop,
         progress=make_progress(progress, quiet=quiet),
         epochs=epochs,
         max_steps=max_steps,
         validate_every=validate_every,
         checkpoint_every=checkpoint_every,
-        metrics=metrics,
         seed=seed,
         prefetch=prefetch,
         overwrite=overwrite,
+        **asked,
     )
     printer.result(summary.to_dict())
     best = {name: entry["value"] for name, entry in summary.best.items()}
@@ -100,15 +98,15 @@ def train(
             *((name, _number(value)) for name, value in summary.metrics.items()),
             *((f"best {name}", _number(value)) for name, value in best.items()),
             ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
-            ("seconds", f"{summary.seconds:.1f}"),
+            ("seconds", f"{summary.seconds:.3g}"),
             ("loss scale", summary.health),
             ("checkpoint", summary.best_checkpoint or summary.checkpoint),
             ("log", summary.log),
             ("curves", summary.plot),
         ]
     )
-    verify = f" --verify {val}" if val else ""
-    printer.line(f"\nnext: ortboost export {run} -o model.opt.onnx{verify}")
+    verify = f" --verify {quote(str(val))}" if val else ""
+    printer.line(f"\nnext: ortboost export {quote(str(run))} -o model.opt.onnx{verify}")
 
 
 def evaluate(
@@ -208,7 +206,11 @@ def export(
     if explain:
         for report in result.exported.reports:
             printer.line(f"\n{report}")
-    printer.line(f"\nnext: ortboost eval {out} --data {verify or 'DATA'}")
+    printer.line(
+        f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
+        if result.classes
+        else f"\nnext: ortboost inspect {quote(str(out))}"
+    )
 
 
 def _number(value: Any) -> str:

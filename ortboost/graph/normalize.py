@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import version_converter
@@ -90,7 +91,11 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     if version in opsets:
         return report
     target = opsets[0] if version < opsets[0] else opsets[-1]
-    fix = f"Export the model with opset {opsets[0]} to {opsets[-1]}."
+    fix = (
+        f"Export the model with opset {opsets[0]} to {opsets[-1]}."
+        if len(opsets) > 1
+        else f"Stay with opset {version}."
+    )
     try:
         with _quiet("onnxscript", "onnx_ir"):
             version_converter.convert_version(model, target, fallback=True)
@@ -102,13 +107,28 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         ) from error
     reached = model.opset_imports.get("")
     if reached != target:
+        newer = _unknown_operators(model, target)
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}: it stayed at {reached}.",
-            where=source_name(model),
+            where=source_name(model) + (f": {', '.join(newer)} came later" if newer else ""),
             fix=fix,
         )
     report.changed["model"] = f"opset {version} -> {target}"
     return report
+
+
+def _unknown_operators(model: ir.Model, version: int) -> list[str]:
+    """Standard operators of the model that this opset does not have."""
+    used = {node.op_type for node in model.graph.all_nodes() if node.domain in ("", "ai.onnx")}
+    return sorted(op for op in used if not _has_operator(op, version))
+
+
+def _has_operator(op: str, version: int) -> bool:
+    try:
+        onnx.defs.get_schema(op, version)
+    except onnx.defs.SchemaError:
+        return False
+    return True
 
 
 def infer_shapes(model: ir.Model) -> None:

@@ -7,6 +7,7 @@ decides by where the tensor is used, not by its name, and says why, so that
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ _SETTINGS = {
     "QuantizeLinear": (1, 2),
     "DequantizeLinear": (1, 2),
 }
+_PREPROCESSING = "normalizes the raw input"
 # Through these a weight is still the same weight.
 _TRANSPARENT = {"Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand"}
 
@@ -130,7 +132,7 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
     A tensor that feeds a weight position of an operator (also through Transpose, Reshape, Cast...)
     is a weight, bias, or the scale or shift of a normalization. Inputs 3 and 4 of a
     BatchNormalization are running statistics. What is subtracted from the raw input, or divides it, is
-    a constant: the mean and deviation of a preprocessing. Any other float tensor with more than one element
+    a constant, the mean and deviation of a preprocessing, if the model has other weights. Any other float tensor with more than one element
     that meets an activation in an Add, Mul, Sub, Div or Concat (position embeddings, layer scales)
     is a weight; scalars and tensors with non-finite values (masks) are constants.
 
@@ -144,6 +146,12 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
             continue
         role, reason = _classify(value)
         found[name] = Parameter(name, _tensor_shape(value.const_value), value.dtype, role, reason)
+    if not any(parameter.trainable for parameter in found.values()):
+        for name, parameter in found.items():
+            if parameter.reason.startswith(
+                _PREPROCESSING
+            ):  # what else would the model have learned
+                found[name] = dataclasses.replace(parameter, role="weight")
     return found
 
 
@@ -190,7 +198,7 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     if tensor is not None and not bool(np.isfinite(tensor.numpy().astype(np.float32)).all()):
         return "constant", f"holds non-finite values, as masks do, {where}"
     if all(n.op_type in ("Sub", "Div") and i == 1 and _is_raw(n.inputs[0]) for n, i in uses):
-        return "constant", f"normalizes the raw input, {where}"
+        return "constant", f"{_PREPROCESSING}, {where}"
     if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
         return ("bias" if len(shape) == 1 and node.op_type == "Add" else "weight"), where
     return "constant", f"not a weight position, {where}"

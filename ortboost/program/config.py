@@ -39,6 +39,12 @@ _SCALES: Final[Mapping[str, type[Any]]] = {
     "fixed": FixedScaleConfig,
     "off": NoScaleConfig,
 }
+_PLAIN: Final = {
+    "loss": "'name': 'mse'",
+    "optimizer": "'name': 'adamw', 'beta1': 0.9",
+    "loss_scale": "'kind': 'fixed', 'scale': 1024",
+    "clip": "'by': 'global-norm', 'limit': 1.0",
+}
 _DECAY_FILTERS = ("no-norm", "weights", "all")
 _CLIPS = ("value", "norm", "global-norm")
 _METRICS = ("accuracy",)
@@ -164,6 +170,7 @@ class ProgramConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         _check_decay(self.weight_decay, "weight_decay")
         for key in ("trainable", "freeze", "frozen_norm", "metrics"):
             _check_patterns(key, getattr(self, key), key)
@@ -204,6 +211,27 @@ class ProgramConfig:
                 where="check_finite",
                 fix="Leave check_finite on, or use a fixed scale.",
             )
+
+    def _check_kinds(self) -> None:
+        """Names and numbers as the command line takes them are no objects."""
+        for key, kind in _PLAIN.items():
+            value = getattr(self, key)
+            if isinstance(value, (str, int, float, Mapping)):
+                raise ConfigError(
+                    f"'{key}' is {value!r}, plain data.",
+                    where=key,
+                    fix=f"Build the configuration of plain data: "
+                    f"ProgramConfig.from_dict({{'{key}': {{{kind}}}}}).",
+                )
+        rates = {"learning_rate": self.learning_rate}
+        rates |= {f"group '{g.name}'": g.learning_rate for g in self.groups if g.learning_rate}
+        for where, rate in rates.items():
+            if not isinstance(rate, str):
+                raise ConfigError(
+                    f"The learning rate is {rate!r}; it is written as a text.",
+                    where=where,
+                    fix=f"Write '{rate}', or a schedule as 'cosine:0.05,warmup=100'.",
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, written into the manifest."""

@@ -78,7 +78,13 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     trained, choice = choose_trainable(model, parameters, config)
     reports += [loss.report, norms.report, dropout, choice]
     return Forward(
-        model, loss, parameters, trained, tuple(choice.notes), norms.next_of, tuple(reports)
+        model,
+        loss,
+        parameters,
+        trained,
+        (*loss.report.notes, *choice.notes),
+        norms.next_of,
+        tuple(reports),
     )
 
 
@@ -152,7 +158,7 @@ def choose_trainable(
             trained.append(parameter)
         elif parameter.role == "constant" and parameter.size > 1:
             report.kept[name] = f"constant: {parameter.reason}"
-    report.notes += _tied_norms(model, trained)
+    report.notes += _tied(model, trained)
     if not trained:
         raise ModelError(
             "There is nothing to train.",
@@ -162,15 +168,24 @@ def choose_trainable(
     return tuple(trained), report
 
 
-def _tied_norms(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
-    """Exporters that store equal tensors once tie the normalizations of a fresh model together."""
+def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
+    """Exporters that store equal tensors once tie the layers of a fresh model together.
+
+    One tensor in two kinds of nodes, an embedding that is the output layer too, is meant so.
+    """
     notes = []
     for parameter in trained:
         value = model.graph.initializers[parameter.name]
         nodes = {usage.node.name for usage in value.uses()}
-        if parameter.role.startswith("norm_") and len(nodes) > 1:
+        kinds = {usage.node.op_type for usage in value.uses()}
+        what = (
+            "normalizations"
+            if parameter.role.startswith("norm_")
+            else f"{min(kinds, default='')} nodes"
+        )
+        if len(nodes) > 1 and len(kinds) == 1:
             notes.append(
-                f"'{parameter.name}' serves {len(nodes)} normalizations and is trained as one tensor; "
+                f"'{parameter.name}' serves {len(nodes)} {what} and is trained as one tensor; "
                 "if they were separate, export again without merging equal tensors "
                 "(torch.onnx.export(..., optimize=False))"
             )

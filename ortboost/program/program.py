@@ -133,6 +133,7 @@ class Program:
             "engine": self.engine,
             "fingerprint": self.fingerprint,
             "evaluation": _digest(self.evaluation),
+            "initial": _state_digest(self.initial),
             "prediction": self.prediction,
             "graphs": {"step": STEP, "eval": EVAL},
             "state": STATE,
@@ -196,6 +197,14 @@ class Program:
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
+        if _state_digest(program.initial) != manifest.get(
+            "initial", _state_digest(program.initial)
+        ):
+            raise FileError(
+                "The initial state is not the one that the manifest describes.",
+                where=f"{source / STATE}: 'initial' in {MANIFEST}",
+                fix=again,
+            )
         return program
 
 
@@ -206,6 +215,14 @@ def _serialized(model: ir.Model) -> bytes:
 
 def _digest(model: ir.Model) -> str:
     return hashlib.sha256(_serialized(model)).hexdigest()[:32]
+
+
+def _state_digest(state: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(state[name]).data)
+    return digest.hexdigest()[:32]
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import Any, Final
 
 import onnx_ir as ir
@@ -97,7 +98,7 @@ def open_session(
     if device == "cuda":
         preload()
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # warnings of the planner are not for users
+    options.log_severity_level = 4  # errors are raised, and warnings of the planner not for users
     if threads is not None:
         options.intra_op_num_threads = threads
     source = ir.to_proto(model).SerializeToString() if isinstance(model, ir.Model) else str(model)
@@ -105,10 +106,18 @@ def open_session(
     try:
         session = ort.InferenceSession(source, options, providers=providers)
     except Exception as error:  # the bindings raise bare exceptions of many kinds
+        known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
+        if known:
+            raise ModelError(
+                f"{known[1]} is too new for this onnxruntime, which knows up to {known[2]}.",
+                where=f"onnxruntime {ort.__version__}",
+                fix=f"Use a model of {known[2]} or older.",
+            ) from error
         raise ModelError(
             "onnxruntime does not accept the model.",
             where=str(error).strip().splitlines()[0],
-            fix="If ortboost made this file, report it; else check it with 'ortboost check'.",
+            fix="See 'ortboost doctor': another onnxruntime may be in the way. If all is well there "
+            "and ortboost made this file, report it; else try 'ortboost check'.",
         ) from error
     if provider not in session.get_providers():
         raise DependencyError(

@@ -161,6 +161,7 @@ class Stepper:
                     fix="Convert the array before feeding it.",
                 )
             ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
+        _same_lengths(self.catalogue.batch, ready)
         for name in hyper:
             if name not in self.groups:
                 raise UsageError(
@@ -339,6 +340,23 @@ def _fed(
             "the label that does not count (--ignore-index).",
         )
     return feeds[name]
+
+
+def _same_lengths(inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """A symbolic dimension has one length; a runtime might broadcast where it has two."""
+    seen: dict[str, tuple[int, str]] = {}
+    for spec in inputs:
+        for dim, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
+            if not isinstance(dim, str):
+                continue
+            known, first = seen.setdefault(dim, (length, spec.name))
+            broadcast = length == 1 and spec.classes is None  # dense labels may be one row for all
+            if known != length and not broadcast:
+                raise UsageError(
+                    f"The dimension '{dim}' is {known} in '{first}' and {length} in '{spec.name}'.",
+                    where=f"inputs '{first}' and '{spec.name}'",
+                    fix="Feed as many labels as samples.",
+                )
 
 
 def _finite(array: NDArray[Any]) -> bool:

@@ -204,8 +204,8 @@ class EarlyStopping(_Monitoring):
     def _stop_if_due(self, run: RunView) -> None:
         if self.waited >= self.patience:
             run.stop(
-                f"early stop: no better {self.goal.monitor} than {self.best} "
-                f"(step {self.best_step}) in {self.waited} looks"
+                f"early stop: no better {self.goal.monitor} than {self.best:.6g} "
+                f"(step {self.best_step}) in {self.waited} look{'s' * (self.waited != 1)}"
             )
 
     def state_dict(self) -> dict[str, Any]:

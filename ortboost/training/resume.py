@@ -13,22 +13,22 @@ from ortboost.training.protocols import Stepper
 __all__ = ["check_fresh", "find_checkpoint", "load_callbacks", "verify_run"]
 
 
-def check_fresh(store: CheckpointStore, overwrite: bool) -> None:
-    """Make sure that a new run does not mix its checkpoints with those of an old one.
+def check_fresh(store: CheckpointStore, overwrite: bool) -> bool:
+    """Whether there are checkpoints of an old run, which the new one must remove.
 
     Raises:
         UsageError: The folder has checkpoints and ``overwrite`` is False.
     """
     steps = store.steps()
     if not steps:
-        return
+        return False
     if not overwrite:
         raise UsageError(
             f"There is a run with checkpoints up to step {steps[-1]} already.",
             where=str(store.folder),
             fix="Continue it with --resume, or start anew with --overwrite.",
         )
-    store.clear()
+    return True
 
 
 def find_checkpoint(

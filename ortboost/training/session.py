@@ -35,6 +35,7 @@ class Session:
         resumed: The checkpoint that the session goes on from.
         saved: The last checkpoint.
         saved_step: Its step; -1 for none.
+        stale: Whether the checkpoints of the run that this one replaces are still there.
     """
 
     train: Source
@@ -46,6 +47,7 @@ class Session:
     resumed: Path | None = None
     saved: Path | None = None
     saved_step: int = -1
+    stale: bool = False
 
     def refresh_view(self) -> None:
         """Bring what callbacks see up to date."""

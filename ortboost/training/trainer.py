@@ -124,7 +124,7 @@ class Trainer:
         """Load a checkpoint or start anew."""
         position = self.record.restore(s) if resume else 0
         if self.store is not None and not resume:
-            check_fresh(self.store, self.config.overwrite)
+            s.stale = check_fresh(self.store, self.config.overwrite)
         if resume and s.resumed is None:
             self.progress.message("nothing to resume: starting from the beginning")
         if self.log is not None:
@@ -151,6 +151,7 @@ class Trainer:
                 break
         if s.view.stop_reason is None:
             s.view.stop("all epochs done")
+        self._discard_stale(s)
         if s.saved_step != s.state.step:
             self.record.save(s)
         if s.state.validated_step != s.state.step and s.state.step:
@@ -198,6 +199,7 @@ class Trainer:
         config, state = self.config, s.state
         hyper = {name: float(rate(state.applied_steps)) for name, rate in self._schedules.items()}
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
+        self._discard_stale(s)
         state.add(result, batch_length(batch))
         warning = s.rule.observe(state.step, result)
         if result.overflow or state.step % config.log_every == 0:
@@ -238,6 +240,12 @@ class Trainer:
         self._settle(s, due=bool(due))
         if s.signals.received is not None:
             self._interrupt(s)
+
+    def _discard_stale(self, s: Session) -> None:
+        """Remove what ``overwrite`` replaces: not before a step has shown that the data fit."""
+        if s.stale and self.store is not None:
+            self.store.clear()
+            s.stale = False
 
     def _validate(self, s: Session) -> None:
         if s.validation is None or self.evaluator is None:

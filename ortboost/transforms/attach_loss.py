@@ -85,6 +85,10 @@ class LossConfig:
             )
 
 
+_TWICE = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
+"""What a loss does itself; a model that has done it already is trained on squashed scores."""
+
+
 @dataclass(frozen=True)
 class AttachedLoss:
     """Where the loss is in the graph.
@@ -152,6 +156,13 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
     )
+    producer = prediction.producer()
+    if producer is not None and _TWICE.get(config.name) == producer.op_type:
+        report.notes.append(
+            f"the output '{prediction.name}' is a {producer.op_type} already, and {config.name} takes "
+            "one itself: training will be slow and poor; export the model without it, or name an "
+            "output with the plain scores with --output"
+        )
     count = shape[1] if labels.dtype == ir.DataType.INT64 and len(shape) > 1 else None
     return AttachedLoss(
         report,

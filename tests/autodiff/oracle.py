@@ -50,13 +50,14 @@ def assert_gradients(
     feeds: dict[str, np.ndarray],
     loss: str = "loss",
     tolerance: float = 1e-3,
+    engine: str = "native",
 ) -> ir.Model:
     """The model as ortboost differentiates it computes the same loss and right gradients."""
     expected = numeric_gradients(model, loss, wrt, feeds)
     (value,) = evaluate(model, feeds, [loss])
     work = model.clone()
-    decompose(work, wrt=wrt, loss=loss, engine=get_engine("native"))
-    result = differentiate(work, loss, wrt)
+    decompose(work, wrt=wrt, loss=loss, engine=get_engine(engine))
+    result = differentiate(work, loss, wrt, engine)
     onnx.checker.check_model(ir.to_proto(work), full_check=True)
     found = run(result, feeds)
     np.testing.assert_allclose(found[loss], value, rtol=1e-4, atol=1e-4)

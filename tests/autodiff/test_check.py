@@ -10,6 +10,10 @@ from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.native_support import gradient_support
 from ortboost.autodiff.table import support_table
 from tests.autodiff.oracle import graph
+from tests.support import native_only
+
+native_only()
+
 
 ENGINE = get_engine("native")
 

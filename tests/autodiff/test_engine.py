@@ -10,7 +10,10 @@ from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_en
 from ortboost.autodiff.native import NativeEngine, diagnose
 from ortboost.errors import DependencyError, ModelError, UsageError
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import run
+from tests.support import native_only, run
+
+native_only()
+
 
 NET = """g (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] h, float loss) {
     m = MatMul(x, w) h = Add(m, b) t = Tanh(h) s = Mul(t, t) loss = ReduceMean<keepdims=0>(s) }"""

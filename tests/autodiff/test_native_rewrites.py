@@ -14,7 +14,10 @@ from ortboost.autodiff.native_rewrites.forms import ordinary_forms
 from ortboost.autodiff.native_rewrites.outputs import complete_nodes
 from ortboost.autodiff.native_rewrites.padding import explicit_padding
 from tests.autodiff.oracle import random_feeds
-from tests.support import run
+from tests.support import native_only, run
+
+native_only()
+
 
 # rewrite, body between x and y, further inputs, operators afterwards
 FIRES = {

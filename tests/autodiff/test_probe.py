@@ -7,6 +7,10 @@ import warnings
 import pytest
 
 from tests.autodiff.oracle import Case, cases, probe
+from tests.support import native_only
+
+native_only()
+
 
 REFUSED = {
     "Ceil",

@@ -12,6 +12,9 @@ import pytest
 
 from ortboost.autodiff.numeric import evaluate, numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds, raw_gradients
+from tests.support import native_only
+
+native_only()
 
 
 def raw_is_wrong(model, wrt, feeds):

@@ -1,5 +1,7 @@
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 import ortboost.deploy.export
 from ortboost.cli import main
+from tests.support import needs_native
 
 ROOT = Path(__file__).resolve().parents[2]
 MLP = str(ROOT / "models/mlp.onnx")
@@ -210,7 +213,7 @@ def test_divergence_leaves_with_six_and_names_the_tensors(tmp_path, capsys):
     assert status == 6
     text = capsys.readouterr().err
     assert "not finite" in text
-    assert "fc2.weight_grad" in text
+    assert "loss" in text.split("not finite:")[1]
     assert "epoch" not in text
     assert list((run / "checkpoints").glob("*.safetensors"))
 
@@ -241,3 +244,130 @@ def test_ctrl_c_saves_and_leaves_with_130(tmp_path):
     _, text = process.communicate(timeout=60)
     assert process.returncode == 130, text
     assert "--resume" in text
+
+
+def test_bare_command_is_the_help_and_no_error(capsys):
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage: ortboost")
+    assert captured.err == ""
+
+
+def test_a_reader_that_leaves_is_no_bug():
+    words = [sys.executable, "-m", "ortboost", "inspect", MLP, "--json", "--params", "--layers"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 128 + signal.SIGPIPE
+
+
+def test_an_export_cannot_overwrite_its_program(trained, capsys):
+    before = (trained / "step.onnx").read_bytes()
+    for name in ("step.onnx", "../run/eval.onnx"):
+        assert main(["export", str(trained), "-o", str(trained / name)]) == 2
+        assert "overwrite the program" in error_lines(capsys)
+    assert (trained / "step.onnx").read_bytes() == before
+
+
+def test_a_damaged_last_checkpoint_is_refused_and_not_replaced_by_an_older_one(
+    trained, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    last = sorted((run / "checkpoints").glob("*.safetensors"))[-1]
+    data = bytearray(last.read_bytes())
+    data[-5] ^= 1
+    last.write_bytes(data)
+    assert main(["eval", str(run), "--data", DIGITS, "--checkpoint", "last"]) == 8
+    assert last.name in error_lines(capsys)
+
+
+def test_a_failed_new_start_keeps_the_checkpoints(trained, tmp_path, capsys):
+    bad = tmp_path / "bad.npz"
+    np.savez(bad, x=np.zeros((64, 64), np.float32), y=np.full(64, 99))
+    before = sorted(p.name for p in (trained / "checkpoints").iterdir())
+    assert main(["train", str(trained), "--data", str(bad), "--overwrite", "-q"]) != 0
+    assert "99" in error_lines(capsys)
+    words = ["train", str(trained), "--data", DIGITS, "--overwrite", "--early-stop", "2"]
+    assert main(words) == 2
+    assert "--val" in error_lines(capsys)
+    assert sorted(p.name for p in (trained / "checkpoints").iterdir()) == before
+
+
+def test_one_training_to_a_folder(trained, capsys):
+    holder = os.open(trained, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        assert main(["train", str(trained), "--data", DIGITS, "--resume", "-q"]) == 2
+    finally:
+        os.close(holder)
+    assert "Another process" in error_lines(capsys)
+
+
+def test_a_misspelt_schedule_is_found_by_convert(tmp_path, capsys):
+    for text in ("cosin:0.1", "-1", "cosine:0.1,warm=5"):
+        assert main(["convert", MLP, "-o", str(tmp_path / "run"), "--lr", text]) in (2, 3)
+        error_lines(capsys)
+    assert not (tmp_path / "run").exists()
+    words = ["convert", MLP, "-o", str(tmp_path / "a b"), "--lr", "cosine:0.1,warmup=9999"]
+    assert main(words) == 0
+    assert f"ortboost train '{tmp_path}/a b'" in capsys.readouterr().out
+
+
+def test_early_stop_and_metrics_follow_the_loss(tmp_path, capsys):
+    run, data = tmp_path / "run", tmp_path / "data.npz"
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 64)).astype(np.float32)
+    np.savez(data, x=x, y=x[:, :10])
+    words = ["convert", MLP, "-o", str(run), "--loss", "mse", "--lr", "0", "-q"]
+    assert main(words) == 0
+    train = ["train", str(run), "--data", str(data), "--val", str(data), "--epochs", "9"]
+    assert main([*train, "--metric", "accuracy"]) == 2
+    assert "needs classes" in error_lines(capsys)
+    assert main([*train, "--early-stop", "2"]) == 0
+    assert "early stop: no better val_loss" in capsys.readouterr().out
+
+
+def test_a_model_fixed_to_a_batch_can_be_evaluated_and_exported(tmp_path, capsys):
+    import onnx_ir as ir
+
+    model, run, out = tmp_path / "m.onnx", tmp_path / "run", tmp_path / "out.onnx"
+    fixed = ir.load(MLP)
+    for value in (*fixed.graph.inputs, *fixed.graph.outputs):
+        value.shape = ir.Shape([7, *value.shape[1:]])
+    ir.save(fixed, model)
+    assert main(["convert", str(model), "-o", str(run), "-q"]) == 0
+    words = ["train", str(run), "--data", DIGITS, "--batch-size", "7", "--epochs", "1", "-q"]
+    assert main(words) == 0
+    assert main(["export", str(run), "-o", str(out), "--verify", DIGITS]) == 0
+    capsys.readouterr()
+    answers = []
+    for target in (run, out):
+        assert main(["eval", str(target), "--data", DIGITS, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["accuracy"])
+    assert answers[0] == answers[1]
+
+
+@needs_native  # the frozen runtime knows no newer opset than 21
+def test_an_opset_beyond_the_runtime_is_named(trained, tmp_path, capsys):
+    out = str(tmp_path / "new.onnx")
+    assert main(["export", str(trained), "-o", out, "--opset", "22"]) == 4
+    assert "opset 21" in error_lines(capsys)
+
+
+def test_export_proposes_what_works_with_the_loss(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "out.onnx"
+    assert main(["convert", MLP, "-o", str(run), "--loss", "mse", "-q"]) == 0
+    assert main(["export", str(run), "-o", str(out), "--checkpoint", "initial"]) == 0
+    assert f"next: ortboost inspect {out}" in capsys.readouterr().out
+
+
+def test_what_the_file_system_refuses_is_no_bug(trained, tmp_path, capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    assert main(["export", str(trained), "-o", str(tmp_path / "x.onnx")]) == 8
+    text = error_lines(capsys)
+    assert "Permission denied" in text
+    assert str(tmp_path) in text

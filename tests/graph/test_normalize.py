@@ -209,3 +209,13 @@ def test_unnamed_nodes_are_called_after_their_output():
     for node in proto.graph.node:
         node.name = ""
     assert [node.name for node in normalized(proto).graph] == ["h/Gemm", "a/Relu", "logits/Gemm"]
+
+
+def test_an_operator_that_came_later_is_named():
+    model = ir.from_onnx_text(
+        """<ir_version: 11, opset_import: ["" : 23]>
+        net (float[N, 2, 3, 4] x) => (float[N, 2, 3, 4] y) { h = Attention(x, x, x)  y = Relu(h) }"""
+    )
+    with pytest.raises(ModelError) as info:
+        convert_opset(model, OPSETS)
+    assert "Attention came later" in info.value.where

@@ -12,7 +12,7 @@ from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from tests.support import NAMES, WITH_NORM, golden, model_path, run, stepper
+from tests.support import ENGINES, NAMES, WITH_NORM, golden, model_path, run, stepper
 
 SCALES = {"off": NO_SCALE, "dynamic": DynamicScaleConfig(init=2.0**12)}
 
@@ -38,9 +38,9 @@ def feeds_of(name: str) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def stepped(name: str, scale: str):
+def stepped(name: str, scale: str, engine: str):
     """The state after one step of SGD with momentum: its slots are then the gradients, unrounded."""
-    config = ProgramConfig(optimizer=Momentum(), loss_scale=SCALES[scale])
+    config = ProgramConfig(optimizer=Momentum(), loss_scale=SCALES[scale], engine=engine)
     program = build_program(without_dropout(name), config)
     training = stepper(program)
     result = training.step(feeds_of(name), {"learning_rate": 0.0})
@@ -48,10 +48,10 @@ def stepped(name: str, scale: str):
     return program, result, training.state()
 
 
-def gradient_errors(name: str, scale: str) -> dict[str, tuple[float, float, float]]:
+def gradient_errors(name: str, scale: str, engine: str) -> dict[str, tuple[float, float, float]]:
     """Parameter to: error over the stored entries, norm of the gradient, PyTorch's float32 error."""
     z = golden(name)
-    _, _, state = stepped(name, scale)
+    _, _, state = stepped(name, scale, engine)
     found = {}
     for i, parameter in enumerate(z["param_names"]):
         piece = slice(z["sample_offsets"][i], z["sample_offsets"][i + 1])
@@ -66,23 +66,25 @@ def gradient_errors(name: str, scale: str) -> dict[str, tuple[float, float, floa
 
 
 @pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients(name, scale):
+def test_gradients(name, scale, engine):
     # Where PyTorch's own float32 gradient is further off than 1e-5 (gradients that are zero in
     # exact arithmetic, or nearly), its error is the measure; see tools/golden/torch_gradients.py.
     bad = {
         parameter: (error, norm, own)
-        for parameter, (error, norm, own) in gradient_errors(name, scale).items()
+        for parameter, (error, norm, own) in gradient_errors(name, scale, engine).items()
         if not error <= max(1e-5 * norm, 4 * own)
     }
     assert not bad
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_whole_gradient_has_the_norm_of_pytorch(name):
+def test_the_whole_gradient_has_the_norm_of_pytorch(name, engine):
     # The entries above are a sample; the norms cover every element.
     z = golden(name)
-    _, _, state = stepped(name, "off")
+    _, _, state = stepped(name, "off", engine)
     for parameter, norm, own in zip(
         z["param_names"], z["grad_norms"], z["grad_errors_f32"], strict=True
     ):
@@ -90,10 +92,11 @@ def test_the_whole_gradient_has_the_norm_of_pytorch(name):
         assert abs(found - norm) <= max(1e-5 * norm, 4 * own), parameter
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_loss_and_logits(name):
+def test_loss_and_logits(name, engine):
     z = golden(name)
-    program, result, _ = stepped(name, "off")
+    program, result, _ = stepped(name, "off", engine)
     np.testing.assert_allclose(result.loss, z["loss"], rtol=2e-6)
     model = program.step.clone()
     known = {value.name: value for node in model.graph for value in node.outputs}
@@ -103,19 +106,21 @@ def test_loss_and_logits(name):
     np.testing.assert_allclose(logits, z["logits"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", WITH_NORM)
-def test_running_statistics(name):
+def test_running_statistics(name, engine):
     z = golden(name)
-    _, _, state = stepped(name, "off")
+    _, _, state = stepped(name, "off", engine)
     for i, buffer in enumerate(z["buffer_names"]):
         expected = z["buffer_values"][z["buffer_offsets"][i] : z["buffer_offsets"][i + 1]]
         np.testing.assert_allclose(state[str(buffer)], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", WITH_NORM)
-def test_biased_running_variance_on_request(name):
+def test_biased_running_variance_on_request(name, engine):
     z = golden(name)
-    config = ProgramConfig(running_variance="onnx", loss_scale=NO_SCALE)
+    config = ProgramConfig(running_variance="onnx", loss_scale=NO_SCALE, engine=engine)
     training = stepper(build_program(without_dropout(name), config))
     training.step(feeds_of(name), {"learning_rate": 0.0})
     state, different = training.state(), 0
@@ -132,12 +137,13 @@ def test_biased_running_variance_on_request(name):
     assert different > 0
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
-def test_evaluation_agrees_with_the_file_in_inference_mode(name):
+def test_evaluation_agrees_with_the_file_in_inference_mode(name, engine):
     """The evaluation graph on the initial state answers as the user's file does."""
     from tests.graph.test_normalize import inference_bytes
 
-    program, _, _ = stepped(name, "off")
+    program, _, _ = stepped(name, "off", engine)
     evaluator = stepper(program).evaluator()
     feeds = feeds_of(name)
     answers = evaluator.evaluate(feeds)

@@ -299,3 +299,11 @@ def test_the_saved_step_is_the_one_that_runs(tmp_path):
     program.save(tmp_path)
     save_model(load_model(tmp_path / "step.onnx"), tmp_path / "step.onnx")  # rewriting is harmless
     assert Program.load(tmp_path).fingerprint == program.fingerprint
+
+
+def test_a_changed_number_in_the_initial_state_is_noticed(folder):
+    path = folder / "state.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # the file stays well-formed
+    path.write_bytes(data)
+    assert "initial state" in damaged(folder, "state.safetensors").what

@@ -6,7 +6,9 @@ from ortboost.program.build import build_program
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session
 from ortboost.runtime.stepper import Stepper
-from tests.support import model_path
+from tests.support import model_path, native_only
+
+native_only()
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
 net (float[N, 4] dy, float[N, 4] y) => (float[N, 4] dx) { dx = com.microsoft.ReluGrad(dy, y) }"""

@@ -47,7 +47,7 @@ def test_early_stopping_names_the_best():
     view = RunView(step=9)
     feed(callback, [0.5], start=7)
     callback.on_validation_end(view, {"val_loss": math.nan})
-    assert view.stop_reason == "early stop: no better val_loss than 0.5 (step 7) in 1 looks"
+    assert view.stop_reason == "early stop: no better val_loss than 0.5 (step 7) in 1 look"
 
 
 def test_best_model_asks_to_keep_improvements_only():

@@ -340,3 +340,20 @@ def test_an_output_with_several_elements_is_no_loss():
     with pytest.raises(ModelError) as info:
         attached(LossConfig("output"))
     assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "loss", "noted"),
+    [
+        ("Softmax", "softmax-cross-entropy", True),
+        ("LogSoftmax", "softmax-cross-entropy", False),
+        ("Sigmoid", "bce-with-logits", True),
+        ("Sigmoid", "mse", False),
+    ],
+)
+def test_a_model_that_squashes_its_scores_already_is_noted(op, loss, noted):
+    model = text_model(f"m (float[N, 3] x) => (float[N, 3] y) {{ y = {op}(x) }}")
+    notes = attach_loss(model, LossConfig(loss)).report.notes
+    assert bool(notes) is noted
+    if noted:
+        assert f"'y' is a {op} already" in notes[0]

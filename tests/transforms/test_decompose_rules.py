@@ -10,7 +10,10 @@ import pytest
 from ortboost.autodiff.engine import get_engine
 from ortboost.transforms.decompose import DECOMPOSITIONS, decompose
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
-from tests.support import run
+from tests.support import native_only, run
+
+native_only()
+
 
 ENGINE = get_engine("native")
 

@@ -1,0 +1,153 @@
+r"""Reverse-mode differentiation of an ONNX graph with rules of our own.
+
+:mod:`~ortboost.autodiff.portable.sweep` visits the nodes between the parameters and the loss from the
+loss back. Only standard operators come out, so the graph runs in any ONNX runtime. Source of the
+method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import onnx
+import onnx.parser
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.autodiff.engine import check_request, gradient_name
+from ortboost.autodiff.portable import prepare as preparation
+from ortboost.autodiff.portable.lower import lower_losses
+from ortboost.autodiff.portable.sweep import gradient_support, sweep
+from ortboost.autodiff.reach import Reach, find_value, reach
+from ortboost.autodiff.rewriting import label
+from ortboost.errors import DependencyError, ModelError
+from ortboost.graph.build import Builder
+from ortboost.report import Report
+
+__all__ = ["PortableEngine"]
+
+_OLDEST, _NEWEST = 18, 26  # all rules are probed at these
+
+
+@functools.cache
+def _newest_here() -> int:
+    """The newest opset up to ours that the installed onnx and onnxruntime know."""
+    newest = min(_NEWEST, onnx.defs.onnx_opset_version())
+    try:
+        import onnxruntime
+    except ImportError:
+        return newest
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for opset in range(newest, _OLDEST, -1):
+        text = f'<ir_version: 8, opset_import: ["" : {opset}]> g (float x) => (float y) {{ y = Exp(x) }}'
+        data = onnx.parser.parse_model(text).SerializeToString()
+        try:
+            onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception:  # the bindings raise bare exceptions of many kinds
+            continue
+        return opset
+    return _OLDEST
+
+
+class PortableEngine:
+    """Our own gradient rules; see :class:`ortboost.autodiff.engine.Engine`."""
+
+    name = "portable"
+    ir_version = 10
+
+    @property
+    def opsets(self) -> range:
+        """Opsets of the standard domain that the rules, onnx and the runtime at hand know."""
+        return range(_OLDEST, _newest_here() + 1)
+
+    def unavailable(self) -> str | None:
+        """Why it cannot run here: it needs nothing but onnx, so never."""
+        return None
+
+    def require(self) -> None:
+        """Raise if it cannot run here."""
+        reason = self.unavailable()
+        if reason is not None:
+            raise DependencyError(reason, where="engine 'portable'", fix="Install onnx.")
+
+    def gradient_support(self, node: ir.Node) -> str | None:
+        """``None`` if there is a rule for the node in its form, else why not."""
+        return gradient_support(node)
+
+    def prepare(self, model: ir.Model) -> list[Report]:
+        """Rewrite what the rules or stock runtimes need in another form, in place."""
+        return preparation.prepare(model)
+
+    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
+        """Make the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
+        check_request(model, loss, wrt)
+        work = model.clone()
+        self.prepare(work)
+        reached = reach(work, wrt, loss)
+        _refuse(self, reached)
+        builder = Builder(work.graph, "ortboost/grad")
+        gradients = _gradients(work, reached, loss, wrt, builder)
+        builder.flush()
+        lower_losses(work)
+        _name_results(work, wrt, gradients)
+        common.RemoveUnusedNodesPass()(work)
+        return work
+
+
+def _refuse(engine: PortableEngine, reached: Reach) -> None:
+    problems = [
+        f"{label(node)} ({node.op_type}): {reason}"
+        for node in reached.nodes
+        if (reason := engine.gradient_support(node)) is not None
+    ]
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ModelError(
+            "Operators between the parameters and the loss have no gradient in the portable engine.",
+            where="; ".join(problems[:5]) + more,
+            fix="Decompose them (ortboost.transforms.decompose), register a rule "
+            "(ortboost.autodiff.portable.registry), or freeze the parameters before them.",
+        )
+
+
+def _gradients(
+    model: ir.Model, reached: Reach, loss: str, wrt: Sequence[str], builder: Builder
+) -> dict[str, ir.Value]:
+    """Value name to gradient, for all of ``wrt``."""
+    loss_value = find_value(model.graph, loss)
+    dtype = None if loss_value is None else loss_value.dtype
+    seeds = {loss: builder.const(1.0, dtype or ir.DataType.FLOAT)}
+    opset = model.opset_imports.get("", _OLDEST)
+    totals = sweep(reached, seeds, wrt, builder, opset)
+    missing = [name for name, total in totals.items() if total is None]
+    if missing:
+        raise ModelError(
+            "No gradient arrived at some of the tensors.",
+            where=", ".join(missing),
+            fix="Freeze them: the loss does not depend on them.",
+        )
+    return {name: total for name, total in totals.items() if total is not None}
+
+
+def _name_results(model: ir.Model, wrt: Sequence[str], gradients: dict[str, ir.Value]) -> None:
+    """Give the gradients their names and make them outputs, each a value of its own."""
+    graph = model.graph
+    builder = Builder(graph, "ortboost/grad")
+    taken: set[int] = set()
+    for name in wrt:
+        value, target = gradients[name], find_value(graph, name)
+        private = value.producer() is not None and id(value) not in taken
+        if not private or value.is_graph_output():
+            value = builder.op("Identity", value, shape=value.shape)
+        taken.add(id(value))
+        wanted = gradient_name(name)
+        clash = find_value(graph, wanted)
+        if clash is not None and clash is not value:
+            clash.name = builder.unique(f"{wanted}/forward")
+        value.name = wanted
+        if target is not None:
+            value.type, value.shape = target.type, target.shape
+        graph.outputs.append(value)
+    builder.flush()

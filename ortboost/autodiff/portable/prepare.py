@@ -1,0 +1,44 @@
+"""What the rules need a forward graph to look like, and what stock runtimes need.
+
+Each rewrite is ``name(model) -> Report``: in place, the same function computed, idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ortboost.autodiff.native_rewrites.padding import explicit_padding
+from ortboost.autodiff.portable.lower import empty_reductions
+from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
+from ortboost.autodiff.portable.rewrites.dimensions import name_equal_lengths
+from ortboost.autodiff.portable.rewrites.functions import expand_functions
+from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
+from ortboost.autodiff.portable.rewrites.recurrent import unrolled
+from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
+from ortboost.graph.normalize import infer_shapes
+from ortboost.report import Report
+
+__all__ = ["REWRITES", "prepare"]
+
+REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
+    expand_functions,
+    unrolled,
+    exact_scatter,
+    explicit_padding,
+    empty_reductions,
+    batch_statistics,
+    complete_normalizations,
+)
+
+
+def prepare(model: ir.Model) -> list[Report]:
+    """Run all rewrites in order; the reports of those that changed or refused something."""
+    if any(out.shape is None for node in model.graph for out in node.outputs):
+        infer_shapes(model)
+    reports = [rewrite(model) for rewrite in REWRITES]
+    if any(report.modified for report in reports):
+        infer_shapes(model)
+    name_equal_lengths(model)
+    return [report for report in reports if report.changed or report.kept]

@@ -1,0 +1,96 @@
+"""BatchNormalization in training mode, or in half precision, written so that every runtime runs it.
+
+The CUDA provider of stock onnxruntime has no kernel for training mode (microsoft/onnxruntime#16867).
+The statistics are computed beside the node, and the node normalizes by them in inference mode: one
+kernel that multiplies and adds once for each element. Half precision is normalized in float32.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
+from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.report import Report
+
+__all__ = ["batch_centered", "batch_statistics"]
+
+
+def batch_statistics(model: ir.Model) -> Report:
+    """Write training-mode BatchNormalization as statistics and a normalization by them, in place."""
+    return rewrite_nodes(
+        model,
+        "batch_statistics",
+        {"BatchNormalization": _rule},
+        "statistics of the batch computed beside it; in float32",
+    )
+
+
+def _rule(site: Site) -> list[ir.Value | None] | None:
+    """`mean = mean(x)`, `var = mean((x - mean)^2)` over all axes but the channels.
+
+    In two passes: the mean of the squares less the square of the mean loses all digits where the
+    mean is large. The running outputs are `old momentum + new (1 - momentum)`.
+    """
+    training = bool(site.integer("training_mode", 0))
+    given = [site.input(index) for index in range(5)]
+    if not training and all(value.dtype not in HALF for value in given):
+        return None
+    dtype, (x, scale, bias, *stored) = given[0].dtype, (as_float(site, value) for value in given)
+    shape, vector = site.shape(), scale.shape
+    mean, variance = _statistics(site, x, vector) if training else stored
+    epsilon = site.number("epsilon", 1e-5)
+    inputs = (x, scale, bias, mean, variance)
+    result = site.op("BatchNormalization", *inputs, epsilon=epsilon, shape=shape)
+    outputs: list[ir.Value | None] = [as_given(site, result, dtype)]
+    momentum = site.number("momentum", 0.9)
+    batch = zip(site.node.outputs[1:], given[3:], stored, (mean, variance), strict=False)
+    for output, like, old, new in batch:
+        if not (output.uses() or output.is_graph_output()):
+            outputs.append(None)
+            continue
+        value = new
+        if momentum:
+            before = site.op("Mul", old, site.builder.const(momentum, old.dtype or FLOAT))
+            fresh = site.op("Mul", new, site.builder.const(1.0 - momentum, new.dtype or FLOAT))
+            value = site.op("Add", before, fresh, shape=vector)
+        outputs.append(as_given(site, value, like.dtype))
+    return outputs
+
+
+def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Value, ir.Value]:
+    """Mean and variance of each channel, `[C]`."""
+    rank, shape = site.rank(), site.shape()
+    if rank < 2:
+        raise Refusal("its input has no axis of channels")
+    axes = site.ints(0, *range(2, rank))
+    kept = [1, shape[1], *[1] * (rank - 2)]
+    wide = site.op("ReduceMean", x, axes, keepdims=1, shape=kept)
+    centered = site.op("Sub", x, wide, shape=shape)
+    squares = site.op("Mul", centered, centered, shape=shape)
+    variance = site.op("ReduceMean", squares, axes, keepdims=0, shape=vector)
+    return site.op("Reshape", wide, site.ints(-1), shape=vector), variance
+
+
+def batch_centered(node: ir.Node) -> ir.Value | None:
+    """`x - mean` of an inference-mode node that normalizes by the statistics of its own input.
+
+    Only what this module makes is known. The structure is asked, not a mark, so that it survives
+    copies of the model.
+    """
+    data = node.inputs[0]
+    mean = _made_by(node.inputs[3], "Reshape", "ReduceMean")
+    centered = _made_by(node.inputs[4], "ReduceMean", "Mul")
+    if data is None or mean is not data or _made_by(centered, "Sub") is not data:
+        return None
+    return centered
+
+
+def _made_by(value: ir.Value | None, *operators: str) -> ir.Value | None:
+    """The first input of a chain of operators that ends in a value."""
+    for operator in operators:
+        producer = None if value is None else value.producer()
+        if producer is None or producer.op_type != operator:
+            return None
+        value = producer.inputs[0]
+    return value

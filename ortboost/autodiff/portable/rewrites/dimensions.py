@@ -1,0 +1,93 @@
+"""Unknown lengths that must be the same one get the same name.
+
+Shape inference invents a name for what a Reshape computes at run time, `[batch, 16, 64] ->
+[unk__7, 16, 4, 16]`, and for what comes of two such names. The number of elements stays, so the two
+are equal; a rule that knows it spends no nodes to find it out at run time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from ortboost.graph.query import known_shape
+
+__all__ = ["name_equal_lengths"]
+
+_BROADCAST = frozenset(
+    "Add Div Equal Greater Less MatMul Max Mean Min Mul Pow Sub Sum Where".split()  # noqa: SIM905
+)
+
+
+def name_equal_lengths(model: ir.Model) -> None:
+    """Rename lengths in the shapes of inner values, in place."""
+    graph = model.graph
+    given = {
+        dim for value in graph.inputs for dim in known_shape(value) or () if isinstance(dim, str)
+    }
+    names: dict[str, str] = {}
+    multiples: dict[str, tuple[str, int]] = {}  # length: so many times another
+    canonical: dict[tuple[str, int], str] = {}
+    for node in graph:
+        for output in node.outputs:
+            _rename(output, names)
+        if node.op_type in _BROADCAST:
+            _meet(node, names, given)
+        if node.op_type != "Reshape" or node.inputs[0] is None:
+            continue
+        known = _single(known_shape(node.inputs[0]))
+        found = _single(known_shape(node.outputs[0]))
+        if known is None or found is None or known[0] is None:
+            continue
+        base, times = multiples.get(known[0], (known[0], 1))
+        factor, rest = divmod(times * known[1], found[1])
+        if rest:
+            continue
+        same = base if factor == 1 else canonical.get((base, factor), found[0])
+        if found[0] is None and same is not None:
+            shape = known_shape(node.outputs[0]) or ()
+            node.outputs[0].shape = ir.Shape([same if dim is None else dim for dim in shape])
+        elif found[0] is not None and same == found[0]:
+            if factor != 1 and same not in multiples:
+                canonical[base, factor] = same
+                multiples[same] = (base, factor)
+        elif found[0] is not None and same is not None and found[0] not in given:
+            names[found[0]] = same
+            _rename(node.outputs[0], names)
+
+
+def _meet(node: ir.Node, names: dict[str, str], given: set[str]) -> None:
+    """A length that meets only itself and ones is the length of the output."""
+    output = node.outputs[0]
+    shape = known_shape(output)
+    shapes = [known_shape(value) for value in node.inputs if value is not None]
+    if shape is None:
+        return
+    last = 2 if node.op_type == "MatMul" else 0
+    for place in range(last + 1, len(shape) + 1):
+        dim, own = shape[-place], set[int | str | None]()
+        for other in shapes:
+            if other is None or (last and len(other) < 2):
+                return
+            own.add(other[-place] if place <= len(other) else 1)
+        own.discard(1)
+        same = own.pop() if len(own) == 1 else None
+        if isinstance(dim, str) and isinstance(same, str) and dim != same and dim not in given:
+            names[dim] = same
+    _rename(output, names)
+
+
+def _single(shape: tuple[int | str | None, ...] | None) -> tuple[str | None, int] | None:
+    """The one unknown length of a shape and the product of the others; None if that is not so."""
+    unknown = [dim for dim in shape or () if not isinstance(dim, int)]
+    rest = math.prod(dim for dim in shape or () if isinstance(dim, int))
+    return (unknown[0], rest) if len(unknown) == 1 and rest else None
+
+
+def _rename(value: ir.Value, names: dict[str, str]) -> None:
+    shape = known_shape(value)
+    if shape is not None and any(dim in names for dim in shape if isinstance(dim, str)):
+        value.shape = ir.Shape(
+            [names.get(dim, dim) if isinstance(dim, str) else dim for dim in shape]
+        )

@@ -1,0 +1,108 @@
+"""Operators that the standard defines by others (Attention, ...) are written out as it does.
+
+The body comes from the installed onnx.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.registry import find_rule
+from ortboost.autodiff.rewriting import Refusal, Site, label, rewrite_nodes
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["EXPANDED", "expand_functions"]
+
+EXPANDED = ("AffineGrid", "Attention", "CenterCropPad", "RotaryEmbedding")
+"""Operators that are expanded, unless a rule for them was registered."""
+
+
+def expand_functions(model: ir.Model) -> Report:
+    """Put the body that the standard gives in the place of each such node, in place."""
+    report = rewrite_nodes(
+        model,
+        "expand_functions",
+        dict.fromkeys(EXPANDED, _expand),
+        "written out as the standard defines it",
+        only=_wanted,
+    )
+    if report.modified:
+        infer_shapes(model)
+    return report
+
+
+def _wanted(node: ir.Node) -> bool:
+    return node.op_type in EXPANDED and node.domain in ("", "ai.onnx") and find_rule(node) is None
+
+
+def _body(site: Site) -> onnx.FunctionProto:
+    node = site.node
+    schema: Any = onnx.defs.get_schema(node.op_type, site.opset)  # its methods have no stubs
+    proto = onnx.FunctionProto()
+    versions = schema.context_dependent_function_opset_versions
+    if schema.has_context_dependent_function and versions:
+        version = max(v for v in versions if v <= max(site.opset, min(versions)))
+        types = [_type(value) for value in node.inputs]
+        data = schema.get_context_dependent_function_with_opset_version(
+            version, ir.serde.serialize_node(node).SerializeToString(), types
+        )
+        proto.ParseFromString(data)
+    else:
+        versions = schema.function_opset_versions
+        version = max(v for v in versions if v <= max(site.opset, min(versions)))
+        proto.ParseFromString(schema.get_function_with_opset_version(version))
+    return proto
+
+
+def _type(value: ir.Value | None) -> bytes:
+    found = onnx.TypeProto()
+    if value is not None:
+        if value.dtype is None:
+            raise Refusal(f"the element type of '{value.name}' is unknown")
+        shape = known_shape(value)
+        dims = None if shape is None else list(shape)
+        found = onnx.helper.make_tensor_type_proto(int(value.dtype), dims)
+    return bytes(found.SerializeToString())
+
+
+def _expand(site: Site) -> list[ir.Value | None]:
+    """The nodes of the body, with the inputs and attributes of the node."""
+    node = site.node
+    proto = _body(site)
+    names = list(proto.output)[: len(node.outputs)]
+    # outputs that the node has not are in the list all the same, but nothing makes them
+    made_there = {name for inner in proto.node for name in inner.output}
+    del proto.output[:]
+    proto.output.extend(name for name in names if name in made_there)
+    body = ir.serde.deserialize_function(proto)
+    values: dict[int, ir.Value | None] = {
+        id(inner): node.inputs[place] if place < len(node.inputs) else None
+        for place, inner in enumerate(body.inputs)
+    }
+    for inner in body:
+        if any(attribute.type == ir.AttributeType.GRAPH for attribute in inner.attributes.values()):
+            raise Refusal(f"its definition has a subgraph ({label(inner)})")
+        attributes: dict[str, Any] = {}
+        for name, attribute in inner.attributes.items():
+            if not attribute.is_ref():
+                attributes[name] = attribute
+            elif attribute.ref_attr_name in node.attributes:
+                given = node.attributes[attribute.ref_attr_name or ""]
+                attributes[name] = ir.Attr(name, given.type, given.value)
+            elif attribute.ref_attr_name in body.attributes:
+                default = body.attributes[attribute.ref_attr_name or ""]
+                attributes[name] = ir.Attr(name, default.type, default.value)
+        inputs = [None if value is None else values.get(id(value)) for value in inner.inputs]
+        made = site.builder.ops(
+            inner.op_type, *inputs, names=[None] * len(inner.outputs), **attributes
+        )
+        for old, new in zip(inner.outputs, made, strict=True):
+            new.type = None  # the inference says
+            values[id(old)] = new
+    found = {output.name: values[id(output)] for output in body.outputs}
+    return [found.get(name) for name in names]

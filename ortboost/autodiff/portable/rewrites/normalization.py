@@ -1,0 +1,113 @@
+"""Normalizations in the forms that the gradient rules and all runtimes know.
+
+LayerNormalization gets the outputs that its gradient reads; the scale and bias that are broadcast
+become a Mul and an Add behind it. What is in half precision is normalized in float32.
+RMSNormalization, which few runtimes have, is written out.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["FLOAT", "HALF", "as_float", "as_given", "complete_normalizations"]
+
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+FLOAT = ir.DataType.FLOAT
+
+
+def complete_normalizations(model: ir.Model) -> Report:
+    """Complete LayerNormalization, write out RMSNormalization, in place."""
+    return rewrite_nodes(
+        model,
+        "complete_normalizations",
+        {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm},
+        {
+            "LayerNormalization": "given the outputs that its gradient needs",
+            "RMSNormalization": "written out",
+        },
+    )
+
+
+def as_float(site: Site, value: ir.Value) -> ir.Value:
+    """A value in float32 if it is in half precision."""
+    if value.dtype not in HALF:
+        return value
+    return site.op("Cast", value, dtype=FLOAT, to=int(FLOAT), shape=value.shape)
+
+
+def as_given(site: Site, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
+    """A value back in the precision it came in."""
+    if dtype not in HALF:
+        return value
+    return site.op("Cast", value, dtype=dtype, to=int(dtype), shape=value.shape)
+
+
+def _layer_norm(site: Site) -> list[ir.Value | None] | None:
+    x, scale, bias = site.input(0), site.input(1), site.optional(2)
+    if known_shape(x) is None:
+        raise Refusal("the rank of its input is unknown; give the model's inputs shapes")
+    shape, axis = site.shape(), site.axis()
+    own = shape[axis:]
+    plain = all(_fits(value, own) for value in (scale, bias) if value is not None)
+    if plain and len(site.node.outputs) == 3 and x.dtype not in HALF:
+        return None
+    data = as_float(site, x)
+    factor, offset = scale, bias
+    if not plain:
+        factor, offset = _ones(site, data, axis), None
+    inputs = [data, *(as_float(site, v) if v is not None else None for v in (factor, offset))]
+    while inputs[-1] is None:
+        inputs.pop()
+    outputs = site.ops("LayerNormalization", inputs, 3, site.node.attributes)
+    result = outputs[0]
+    if result is None:
+        raise TypeError("a node has its first output")
+    result.shape = x.shape
+    for output in outputs[1:]:
+        if output is not None:
+            output.type = ir.TensorType(FLOAT)
+            output.shape = ir.Shape([*shape[:axis], *[1] * (len(shape) - axis)])
+    if not plain:
+        result = site.op("Mul", result, as_float(site, scale), shape=shape)
+        if bias is not None:
+            result = site.op("Add", result, as_float(site, bias), shape=shape)
+    outputs[0] = as_given(site, result, x.dtype)
+    return outputs[: len(site.node.outputs)]
+
+
+def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
+    """Whether a scale or bias has the normalized shape, lengths that are not known given credit."""
+    shape = known_shape(value)
+    if shape is None or len(shape) != len(own):
+        return shape is None
+    pairs = zip(shape, own, strict=True)
+    return all(
+        dim in (mine, None) or (dim != 1 and not isinstance(mine, int)) for dim, mine in pairs
+    )
+
+
+def _ones(site: Site, data: ir.Value, axis: int) -> ir.Value:
+    shape = (known_shape(data) or ())[axis:]
+    one = ir.tensor([1.0], dtype=FLOAT)
+    sizes = site.shape_of(data, axis)
+    return site.op("ConstantOfShape", sizes, dtype=FLOAT, shape=shape, value=one)
+
+
+def _rms_norm(site: Site) -> list[ir.Value | None]:
+    """`x / sqrt(mean(x^2) + epsilon) scale`, the mean over the last axes."""
+    x, scale = site.input(0), site.input(1)
+    axis, shape = site.axis(), site.shape()
+    rows = [*shape[:axis], *[1] * (len(shape) - axis)]
+    data = as_float(site, x)
+    squares = site.op("Mul", data, data, shape=shape)
+    axes = site.ints(*range(axis, len(shape)))
+    mean = site.op("ReduceMean", squares, axes, keepdims=1, shape=rows)
+    epsilon = site.builder.const(site.number("epsilon", 1e-5), data.dtype or FLOAT)
+    spread = site.op("Sqrt", site.op("Add", mean, epsilon, shape=rows), shape=rows)
+    inverse = site.op("Reciprocal", spread, shape=rows)
+    normal = as_given(site, site.op("Mul", data, inverse, shape=shape), x.dtype)
+    return [site.op("Mul", normal, scale, dtype=x.dtype, shape=shape)]

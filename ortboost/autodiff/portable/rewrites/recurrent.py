@@ -1,0 +1,204 @@
+"""LSTM, GRU and RNN, one step of the sequence after the other.
+
+Their loops are in one operator that has no gradient; written out, the steps are matrix products and
+gates. That needs a sequence length that is a number.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["unrollable", "unrolled"]
+
+_LONGEST = 512
+_DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_KNOWN = ("Relu", "Sigmoid", "Tanh")
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def unrolled(model: ir.Model) -> Report:
+    """Write LSTM, GRU and RNN out step by step, in place."""
+    rules = dict.fromkeys(_GATES, _unroll)
+    report = rewrite_nodes(model, "unrolled", rules, "written out step by step")
+    if report.modified:
+        infer_shapes(model)
+    return report
+
+
+def unrollable(node: ir.Node) -> str | None:
+    """Why a recurrent node cannot be written out, or ``None``."""
+    data = node.inputs[0]
+    shape = None if data is None else known_shape(data)
+    if shape is None or not isinstance(shape[0], int):
+        return "the length of its sequence is not fixed; export with a fixed length"
+    if not 0 < shape[0] <= _LONGEST:
+        return f"its sequence has {shape[0]} steps; 1 to {_LONGEST} can be written out"
+    weight = node.inputs[2]
+    sizes = None if weight is None else known_shape(weight)
+    if sizes is None or not isinstance(sizes[2], int):
+        return "the shape of its recurrence weight is unknown"
+    inputs = list(node.inputs) + [None] * 8
+    if inputs[4] is not None:
+        return "it has sequence lengths; export without them and mask its output"
+    if node.op_type == "LSTM" and inputs[7] is not None:
+        return "it has peepholes"
+    if node.attributes.get_int("layout", 0):
+        return "layout=1 (batch first) is not known to onnxruntime either; use layout=0"
+    if "clip" in node.attributes or node.attributes.get_int("input_forget", 0) == 1:
+        return "clip and input_forget have no gradient here"
+    if not set(_activations(node)) <= set(_KNOWN):
+        return f"its activations are not among {', '.join(_KNOWN)}"
+    return None
+
+
+def _activations(node: ir.Node) -> list[str]:
+    directions = 2 if node.attributes.get_string("direction", "forward") == "bidirectional" else 1
+    given = node.attributes.get_strings("activations", None)
+    return list(given) if given else list(_DEFAULTS[node.op_type]) * directions
+
+
+def _unroll(site: Site) -> list[ir.Value | None]:
+    """Each direction by itself; `Y` is `[steps, directions, batch, hidden]`."""
+    reason = unrollable(site.node)
+    if reason is not None:
+        raise Refusal(reason)
+    direction = site.text("direction", "forward")
+    count = 2 if direction == "bidirectional" else 1
+    every, last, cells = [], [], []
+    names = _activations(site.node)
+    for place in range(count):
+        own = names[place * len(names) // count : (place + 1) * len(names) // count]
+        backwards = direction == "reverse" or place == 1
+        outputs, hidden, cell = _direction(site, place, count, own, backwards)
+        every.append(site.op("Unsqueeze", outputs, site.ints(1)))
+        last.append(hidden)
+        cells.append(cell)
+    parts = ((every, 1), (last, 0), (cells, 0))
+    answers: list[ir.Value | None] = [_joined(site, part, axis) for part, axis in parts]
+    return answers[: len(site.node.outputs)]
+
+
+def _joined(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:
+    return parts[0] if len(parts) == 1 else site.op("Concat", *parts, axis=axis)
+
+
+def _part(site: Site, index: int, place: int, count: int) -> ir.Value | None:
+    """What an input holds for one direction, still with the axis of directions."""
+    value = site.optional(index)
+    if value is None or count == 1:
+        return value
+    bounds = (site.ints(place), site.ints(place + 1), site.ints(0))
+    return site.op("Slice", value, *bounds)
+
+
+def _direction(
+    site: Site, place: int, count: int, names: list[str], backwards: bool
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Outputs `[steps, batch, hidden]`, last state and last cell `[1, batch, hidden]`."""
+    kind, x = site.node.op_type, site.input(0)
+    steps = site.shape()[0]
+    size = (known_shape(site.input(2)) or ())[2]
+    if not isinstance(steps, int) or not isinstance(size, int):
+        raise Refusal("excluded before")
+    weight, recurrent = (_turned(site, index, place, count) for index in (1, 2))
+    bias = _part(site, 3, place, count)
+    first = second = None
+    if bias is not None:
+        flat = site.op("Squeeze", bias, site.ints(0))
+        first, second = site.ops("Split", [flat], 2, {"axis": 0, "num_outputs": 2})
+    whole = site.op("MatMul", x, weight)  # [steps, batch, gates * hidden]
+    whole = whole if first is None else site.op("Add", whole, first)
+    late = kind == "GRU" and site.integer("linear_before_reset", 0) == 1
+    if second is not None and not late:
+        whole = site.op("Add", whole, second)
+    parts = site.ops("Split", [whole, site.ints(*[1] * steps)], steps, {"axis": 0})
+    state = _initial(site, 5, place, count, size)
+    cell = _initial(site, 6, place, count, size) if kind == "LSTM" else state
+    outputs: list[ir.Value] = []
+    for step in reversed(range(steps)) if backwards else range(steps):
+        here = parts[step]
+        if here is None:
+            raise TypeError("every part has a value")
+        if kind == "LSTM":
+            state, cell = _lstm_step(site, here, state, cell, recurrent, names)
+        elif kind == "GRU":
+            bias_now = second if late else None
+            state = _gru_step(site, here, state, recurrent, bias_now, size, names, late)
+        else:
+            state = site.op(names[0], site.op("Add", here, site.op("MatMul", state, recurrent)))
+        outputs.append(state)
+    ordered = list(reversed(outputs)) if backwards else outputs
+    return _joined(site, ordered, 0), state, cell
+
+
+def _turned(site: Site, index: int, place: int, count: int) -> ir.Value:
+    """`[1, gates * hidden, n]` as `[n, gates * hidden]`."""
+    value = _part(site, index, place, count)
+    if value is None:
+        raise Refusal("its weights are missing; the model is invalid")
+    return site.op("Transpose", site.op("Squeeze", value, site.ints(0)), perm=[1, 0])
+
+
+def _initial(site: Site, index: int, place: int, count: int, size: int) -> ir.Value:
+    value = _part(site, index, place, count)
+    if value is not None:
+        return value
+    batch = site.shape_of(site.input(0), 1, 2)
+    shape = site.op("Concat", site.ints(1), batch, site.ints(size), axis=0, dtype=ir.DataType.INT64)
+    zero = ir.tensor([0.0], dtype=site.dtype)
+    known = [1, site.shape()[1], size]
+    return site.op("ConstantOfShape", shape, dtype=site.dtype, shape=known, value=zero)
+
+
+def _lstm_step(
+    site: Site,
+    x: ir.Value,
+    state: ir.Value,
+    cell: ir.Value,
+    recurrent: ir.Value,
+    names: list[str],
+) -> tuple[ir.Value, ir.Value]:
+    """`c' = f c + i c~`, `h' = o act(c')`; gates in the order i, o, f, c."""
+    summed = site.op("Add", x, site.op("MatMul", state, recurrent))
+    parts = site.ops("Split", [summed], 4, {"axis": 2, "num_outputs": 4})
+    enter, leave, forget = (site.op(names[0], part) for part in parts[:3])
+    fresh = site.op(names[1], parts[3])
+    kept = site.op("Mul", forget, cell)
+    cell = site.op("Add", kept, site.op("Mul", enter, fresh))
+    return site.op("Mul", leave, site.op(names[2], cell)), cell
+
+
+def _gru_step(
+    site: Site,
+    x: ir.Value,
+    state: ir.Value,
+    recurrent: ir.Value,
+    bias: ir.Value | None,
+    size: int,
+    names: list[str],
+    late: bool,
+) -> ir.Value:
+    """`h' = (1 - z) h~ + z h`; gates in the order z, r, h; the reset before or after the product."""
+    sizes = site.ints(2 * size, size)
+    own, own_h = site.ops("Split", [x, sizes], 2, {"axis": 2})
+    if late:
+        product = site.op("MatMul", state, recurrent)
+        product = product if bias is None else site.op("Add", product, bias)
+        other, other_h = site.ops("Split", [product, sizes], 2, {"axis": 2})
+    else:
+        gates, last = site.ops("Split", [recurrent, sizes], 2, {"axis": 1})
+        other, other_h = site.op("MatMul", state, gates), None
+    both = site.op(names[0], site.op("Add", own, other))
+    update, reset = site.ops("Split", [both], 2, {"axis": 2, "num_outputs": 2})
+    if late:
+        inner = site.op("Mul", reset, other_h)
+    else:
+        inner = site.op("MatMul", site.op("Mul", reset, state), last)
+    fresh = site.op(names[1], site.op("Add", own_h, inner))
+    # (1 - z) h~ + z h = h~ + z (h - h~)
+    return site.op("Add", fresh, site.op("Mul", update, site.op("Sub", state, fresh)))

@@ -1,0 +1,40 @@
+"""ScatterND that adds, as a ScatterElements that adds.
+
+The CPU kernel of onnxruntime (1.19 to 1.31 at least) adds from several threads without a lock: where
+indices repeat numbers are lost, differently in every run.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.rules.indexing import as_rows
+from ortboost.autodiff.portable.rules.sizes import joined
+from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["exact_scatter"]
+
+
+def exact_scatter(model: ir.Model) -> Report:
+    """Write ScatterND with reduction="add" as ScatterElements over rows, in place."""
+    return rewrite_nodes(
+        model, "exact_scatter", {"ScatterND": _rule}, "adds without a race between threads"
+    )
+
+
+def _rule(site: Site) -> list[ir.Value | None] | None:
+    """`x` as rows, the indices as places of rows."""
+    if site.text("reduction", "none") != "add":
+        return None
+    x, indices = site.input(0), site.input(1)
+    shape = known_shape(indices)
+    if known_shape(x) is None or not shape or not isinstance(shape[-1], int):
+        raise Refusal("the shape of its indices is unknown; repeated ones may be lost on the CPU")
+    base, index, rows = as_rows(site, x, indices, site.input(2))
+    table = site.op("Reshape", x, joined(site, base), allowzero=1)
+    full = site.op("Expand", site.op("Unsqueeze", index, site.ints(1)), site.shape_of(rows))
+    dtype = x.dtype
+    added = site.op("ScatterElements", table, full, rows, axis=0, reduction="add", dtype=dtype)
+    return [site.op("Reshape", added, site.shape_of(x), shape=x.shape, allowzero=1)]

@@ -1,0 +1,116 @@
+r"""Convolutions. Along each spatial axis, `y[n, m, o] = sum_{c, t} x[n, c, o s - p + t d] w[m, c, t]`."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.im2col import weight_gradient
+from ortboost.autodiff.portable.rules.windows import Window, bare_site, crop, spread, window_of
+from ortboost.autodiff.rewriting import Refusal, Site
+from ortboost.graph.query import known_shape
+
+__all__ = ["conv", "conv_transpose"]
+
+
+@refuses("Conv", "ConvTranspose")
+def _condition(node: ir.Node) -> str | None:
+    try:
+        window = window_of if node.op_type == "Conv" else _transposed_window
+        window(bare_site(node), 1)
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+@register("Conv")
+def conv(b: Backward) -> Gradients:
+    r"""`gx[n, c, i] = sum g[n, m, o] w[m, c, t]` over `o s - p + t d = i`: the transposed convolution.
+
+    gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
+        gb[m] = sum_{n, o} g[n, m, o]
+    """
+    g, x, w = b.gradient(), b.input(0), b.input(1)
+    window, groups = window_of(b, 1), b.integer("group", 1)
+    answers: list[ir.Value | None] = [None, None, None]
+    if b.wants(0):
+        answers[0] = _image_gradient(b, g, w, x, window, groups)
+    if b.wants(1):
+        answers[1] = weight_gradient(b, x, g, w, window, groups)
+    if b.wants(2):
+        answers[2] = _bias_gradient(b, g, b.input(2))
+    return answers
+
+
+def _image_gradient(
+    b: Backward, g: ir.Value, w: ir.Value, x: ir.Value, window: Window, groups: int
+) -> ir.Value:
+    """The transposed convolution, or where it pays a convolution with turned weights.
+
+    With a stride of 1 both compute the same. What a convolution moves grows with the outputs `M`,
+    what a transposed one moves with the inputs `C`. At 16 of both, 32x32, batch 32, they take 1.5
+    and 2.2 ms in onnxruntime 1.19, 1.5 and 1.2 in 1.31, and there 0.8 and 0.9 on two threads: only
+    the convolution uses all threads. With 24 channels for themselves, 16x16: 0.34 and 0.35 on one
+    thread, 0.18 and 0.34 on two.
+    """
+    shape = known_shape(w) or (None,)
+    outputs, inputs = shape[0], (known_shape(x) or (None, None))[1]
+    reaches = zip((*window.begins, *window.ends), 2 * window.reaches, strict=True)
+    simple = set(window.strides) == {1} and all(pad < reach for pad, reach in reaches)
+    if not (simple and isinstance(outputs, int) and isinstance(inputs, int)):
+        return spread(b, g, w, window, x, groups)
+    depthwise = groups == outputs == inputs
+    dense = groups == 1 and (window.pointwise or outputs <= inputs)
+    if not (depthwise or dense):
+        return spread(b, g, w, window, x, groups)
+    order = [1, 0, *range(2, 2 + window.spatial)]
+    turned = w if depthwise else b.op("Transpose", w, perm=order)
+    taps = math.prod(window.kernel)
+    if taps > 1:
+        # the kernel backwards: its taps in a row, taken from the last one to the first
+        row = b.op("Reshape", turned, b.ints(0, 0, taps))
+        back = b.op("Gather", row, b.ints(*reversed(range(taps))), axis=2)
+        turned = b.op("Reshape", back, b.ints(0, 0, *window.kernel))
+    pads = [r - 1 - p for p, r in zip(window.pads, 2 * window.reaches, strict=True)]
+    attributes = {**window.attributes(), "pads": pads, "group": groups}
+    return b.op("Conv", g, turned, shape=x.shape, **attributes)
+
+
+def _bias_gradient(b: Backward, g: ir.Value, bias: ir.Value) -> ir.Value:
+    axes = [0, *range(2, b.rank())]
+    return b.op("ReduceSum", g, b.ints(*axes), keepdims=0, shape=bias.shape)
+
+
+@register("ConvTranspose")
+def conv_transpose(b: Backward) -> Gradients:
+    r"""`y[n, m, i s - p + t d] += sum_c x[n, c, i] w[c, m, t]`, the transpose of a convolution.
+
+        gx = conv(g, w)    gw[c, m, t] = sum_{n, i} x[n, c, i] g[n, m, i s - p + t d]
+
+    where the convolution has the same window, so `gw` is that of a convolution of `g` whose output
+    has gradient `x`.
+    """
+    g, x, w = b.gradient(), b.input(0), b.input(1)
+    window, groups = _transposed_window(b, 1), b.integer("group", 1)
+    answers: list[ir.Value | None] = [None, None, None]
+    if b.wants(0):
+        back = b.op("Conv", g, w, group=groups, **window.attributes())
+        extra = b.integers("output_padding") or (0,) * window.spatial
+        if any(e >= s for e, s in zip(extra, window.strides, strict=True)):
+            back = crop(b, back, x, b.shape())  # windows that lie behind the last one
+        answers[0] = back
+    if b.wants(1):
+        answers[1] = weight_gradient(b, g, x, w, window, groups)
+    if b.wants(2):
+        answers[2] = _bias_gradient(b, g, b.input(2))
+    return answers
+
+
+def _transposed_window(site: Site, weight: int) -> Window:
+    """The window of a ConvTranspose; its ``auto_pad`` means other pads than that of a Conv."""
+    if site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or site.integers("output_shape"):
+        raise Refusal("auto_pad and output_shape have no gradient here; export with explicit pads")
+    return window_of(site, weight)

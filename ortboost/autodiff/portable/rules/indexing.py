@@ -1,0 +1,261 @@
+r"""Gathering and scattering: what was taken from a place is added to that place.
+
+Sums over repeated indices are made by ScatterElements, or by a product with a one-hot matrix for
+small tables. Not by ScatterND: the CPU kernel of onnxruntime (1.19 to 1.31 at least) adds from
+several threads without a lock and loses numbers where indices repeat.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.sizes import (
+    INT64,
+    Size,
+    joined,
+    length,
+    product,
+    reshape_like,
+    zeros,
+)
+from ortboost.autodiff.rewriting import Refusal, Site
+from ortboost.graph.query import known_shape
+
+__all__ = [
+    "add_at",
+    "as_rows",
+    "gather",
+    "gather_elements",
+    "gather_nd",
+    "scatter_elements",
+    "scatter_nd",
+]
+
+# Rows of a table up to which a one-hot product is faster than ScatterElements; measured on CPU:
+# rows 30, width 16, 65,536 indices: 1.5 against 6.5 ms; rows 1,000: 1.6 against 0.4 ms.
+_SMALL_TABLE = 64
+
+
+def _rank_known(node: ir.Node, *indices: int) -> str | None:
+    for index in indices:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is not None and known_shape(value) is None:
+            return f"the rank of '{value.name}' is unknown; give the model's inputs shapes"
+    return None
+
+
+@refuses("Gather", "GatherND")
+def _gather_refused(node: ir.Node) -> str | None:
+    return _rank_known(node, 0, 1)
+
+
+@register("Gather")
+def gather(b: Backward) -> Gradients:
+    """`y = x[..., i, ...]` along an axis: `g` added up at the places `i`.
+
+    A run of fixed places is set into zeros by Pad. Else `x` is seen as `[before, table, after]`.
+    """
+    x, g, axis = b.input(0), b.gradient(), b.axis("axis", 0)
+    run = _as_run(b, axis)
+    if run is not None:
+        return [run]
+    rank, width = b.rank(0), b.rank(1)
+    table = length(b, x, axis)
+    before = product(b, [length(b, x, i) for i in range(axis)])
+    after = product(b, [length(b, x, i) for i in range(axis + 1, rank)])
+    count = product(b, [length(b, b.input(1), i) for i in range(width)])
+    index = b.input(1)
+    if width != 1:
+        index = b.op(
+            "Reshape", index, b.ints(-1), shape=[count if isinstance(count, int) else None]
+        )
+    parts = [after] if axis == 0 else [before, after]
+    flat_g = b.op("Reshape", g, joined(b, [*parts[:-1], count, parts[-1]]), allowzero=1)
+    base = [*parts[:-1], table, parts[-1]]
+    summed = add_at(b, base, index, flat_g, axis=len(base) - 2)
+    return [reshape_like(b, summed, x)]
+
+
+def _as_run(b: Backward, axis: int) -> ir.Value | None:
+    """The gradient where the places are fixed and follow each other, as in `x[:, 0]`; else None."""
+    places, x, g = b.array(1), b.input(0), b.gradient()
+    shape = known_shape(x) or ()
+    size = shape[axis]
+    if places is None or places.ndim > 1 or places.size == 0:
+        return None
+    flat = [int(place) for place in places.reshape(-1)]
+    if isinstance(size, int):
+        flat = [place + size if place < 0 else place for place in flat]
+    steps = set(np.diff(flat).tolist())
+    if not steps <= {1} or (flat[0] < 0 <= flat[-1]):
+        return None
+    if places.ndim == 0:
+        dims_of_g = [*shape[:axis], 1, *shape[axis + 1 :]]
+        g = b.op("Unsqueeze", g, b.ints(axis), shape=dims_of_g)
+    taken = len(flat)
+    if flat[0] >= 0:
+        behind = length(b, x, axis)
+        if isinstance(behind, int):
+            pads: list[Size] = [flat[0], behind - flat[0] - taken]
+        else:
+            pads = [flat[0], b.op("Sub", behind, b.ints(flat[0] + taken), dtype=INT64)]
+    else:  # counted from an end that is not known
+        front = b.op("Add", joined(b, [length(b, x, axis)]), b.ints(flat[0]), dtype=INT64)
+        pads = [front, -flat[0] - taken]
+    if pads == [0, 0]:
+        return g if places.ndim else reshape_like(b, g, x)
+    return b.op("Pad", g, joined(b, pads), None, b.ints(axis), shape=x.shape)
+
+
+def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axis: int) -> ir.Value:
+    """Zeros of shape `base`, with slices of `updates` added at places of an axis.
+
+    Args:
+        b: Where nodes are made.
+        base: Shape of the result, `[table, after]` or `[before, table, after]`.
+        index: Places, `[count]`; negative ones count from the end.
+        updates: `base` with `count` in the place of `table`.
+        axis: The axis of the table.
+    """
+    kind = updates.dtype or b.dtype
+    table = base[axis]
+    shape = known_shape(index)
+    count = shape[0] if shape else None
+    if isinstance(table, int) and 0 < table <= _SMALL_TABLE and count != 0:
+        one = b.builder.const([0.0, 1.0], kind)
+        if index.dtype != INT64:  # the kernel knows no other
+            index = b.op("Cast", index, dtype=INT64, to=int(INT64))
+        hot = b.op("OneHot", index, b.ints(table), one, axis=0, dtype=kind)  # [table, count]
+        return b.op("MatMul", hot, updates)
+    fill = ir.tensor([0.0], dtype=kind)
+    empty = b.op("ConstantOfShape", joined(b, base), dtype=kind, value=fill)
+    column = b.op("Unsqueeze", index, b.ints(1))  # [count, 1]
+    full = b.op("Expand", column, b.shape_of(updates))
+    return b.op("ScatterElements", empty, full, updates, axis=axis, reduction="add", dtype=kind)
+
+
+@register("GatherElements")
+def gather_elements(b: Backward) -> Gradients:
+    """`y[.., j, ..] = x[.., i[.., j, ..], ..]`: `g` added up at the places `i`."""
+    x = b.input(0)
+    empty = zeros(b, x)
+    axis = b.integer("axis", 0)
+    return [
+        b.op(
+            "ScatterElements",
+            empty,
+            b.input(1),
+            b.gradient(),
+            axis=axis,
+            reduction="add",
+            shape=x.shape,
+        )
+    ]
+
+
+@register("GatherND")
+def gather_nd(b: Backward) -> Gradients:
+    """`y[batch, j] = x[batch, i[batch, j]]`: the slices of `g` added up at the places `i`."""
+    x, g = b.input(0), b.gradient()
+    batch = b.integer("batch_dims", 0)
+    base, index, updates = as_rows(b, x, b.input(1), g, batch)
+    return [reshape_like(b, add_at(b, base, index, updates, axis=0), x)]
+
+
+def as_rows(
+    b: Site, x: ir.Value, indices: ir.Value, updates: ir.Value, batch: int = 0
+) -> tuple[list[Size], ir.Value, ir.Value]:
+    """Indices of several axes as places in a table of rows: its shape, the places, the rows."""
+    shape, own = known_shape(indices) or (), known_shape(x) or ()
+    depth = shape[-1]
+    if not isinstance(depth, int):
+        raise Refusal("the last dimension of its indices is unknown; export with fixed shapes")
+    sizes = [length(b, x, axis) for axis in range(len(own))]
+    picked = sizes[batch : batch + depth]
+    rows = product(b, sizes[: batch + depth])
+    width = product(b, sizes[batch + depth :])
+    wide = indices if indices.dtype == INT64 else b.op("Cast", indices, dtype=INT64, to=int(INT64))
+    whole = joined(b, picked)
+    negative = b.op("Less", wide, b.ints(0), dtype=ir.DataType.BOOL)
+    wide = b.op("Where", negative, b.op("Add", wide, whole), wide, dtype=INT64)
+    strides = joined(b, [product(b, picked[place + 1 :]) for place in range(depth)])
+    flat = b.op("ReduceSum", b.op("Mul", wide, strides), b.ints(-1), keepdims=0, dtype=INT64)
+    if batch:
+        number = product(b, sizes[:batch])
+        end = b.op("Squeeze", joined(b, [number]), b.ints(0), dtype=INT64)
+        zero, one = (b.builder.const(n, INT64) for n in (0, 1))
+        first = b.op("Range", zero, end, one, dtype=INT64)
+        first = b.op("Mul", first, joined(b, [product(b, picked)]), dtype=INT64)
+        apart = b.op("Unsqueeze", first, b.ints(1))
+        flat = b.op("Reshape", flat, joined(b, [number, -1]), dtype=INT64)
+        flat = b.op("Add", flat, apart, dtype=INT64)
+    flat = b.op("Reshape", flat, b.ints(-1), dtype=INT64)
+    count = product(b, [length(b, indices, axis) for axis in range(len(shape) - 1)])
+    table = b.op("Reshape", updates, joined(b, [count, width]), allowzero=1)
+    return [rows, width], flat, table
+
+
+@refuses("GatherND", "ScatterND")
+def _nd_refused(node: ir.Node) -> str | None:
+    found = _rank_known(node, 0, 1)
+    if found:
+        return found
+    shape = known_shape(node.inputs[1]) if node.inputs[1] is not None else None
+    if not shape or not isinstance(shape[-1], int):
+        return "the last dimension of its indices is unknown; export with fixed shapes"
+    return _reduction_refused(node)
+
+
+@refuses("ScatterElements")
+def _reduction_refused(node: ir.Node) -> str | None:
+    reduction = node.attributes.get_string("reduction", "none")
+    if reduction not in ("none", "add"):
+        return f"reduction='{reduction}' has no gradient here; use 'none' or 'add'"
+    return None
+
+
+@register("ScatterElements")
+def scatter_elements(b: Backward) -> Gradients:
+    """`y = x` with `u` written (or added) at the places `i`.
+
+    `gu = g[i]`; `gx = g`, and 0 at the places that were overwritten. Repeated places are not allowed
+    where they overwrite.
+    """
+    g, index, axis = b.gradient(), b.input(1), b.integer("axis", 0)
+    gx, gu = None, None
+    if b.wants(0):
+        gx = g
+        if b.text("reduction", "none") == "none":
+            nothing = zeros(b, b.input(2), b.dtype)
+            gx = b.op("ScatterElements", g, index, nothing, axis=axis, shape=b.input(0).shape)
+    if b.wants(2):
+        gu = b.op("GatherElements", g, index, axis=axis, shape=b.input(2).shape)
+    return [gx, None, gu]
+
+
+@register("ScatterND")
+def scatter_nd(b: Backward) -> Gradients:
+    """As :func:`scatter_elements`, with slices of `x`: `gu = g[i]`, `gx = g` or 0 where overwritten."""
+    g, index = b.gradient(), b.input(1)
+    gx, gu = None, None
+    if b.wants(0):
+        gx = g
+        if b.text("reduction", "none") == "none":
+            nothing = zeros(b, b.input(2), b.dtype)
+            gx = b.op("ScatterND", g, index, nothing, shape=b.input(0).shape)
+    if b.wants(2):
+        gu = b.op("GatherND", g, index, shape=b.input(2).shape)
+    return [gx, None, gu]
+
+
+@register("TopK")
+def top_k(b: Backward) -> Gradients:
+    """`y, i = the k largest of x`: `g` set into zeros at the places `i`, which differ."""
+    empty = zeros(b, b.input(0))
+    index = b.output(1)
+    axis = b.integer("axis", -1)
+    g = b.gradient()
+    return [b.op("ScatterElements", empty, index, g, axis=axis, shape=b.input(0).shape)]

@@ -1,0 +1,185 @@
+r"""Losses that are one operator.
+
+Shapes: scores `x [N, C, d...]`, labels `t [N, d...]`, class weights `w [C]`; `d...` may be empty.
+The weight of a label, `W = w[t]` or 1, is 0 where the label is ``ignore_index``.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import register
+from ortboost.autodiff.rewriting import Refusal, Site
+from ortboost.graph.query import known_shape
+
+__all__ = ["LOWERINGS", "cross_entropy", "negative_log_likelihood"]
+
+_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+
+
+@register("SoftmaxCrossEntropyLoss")
+def cross_entropy(b: Backward) -> Gradients:
+    r"""`p = softmax(x)`, `l = -W log p[t]`: `gx = (p - onehot(t)) c` with a factor `c [N, 1, d...]`.
+
+        none: c = g W,    sum: c = g W,    mean: c = g W / sum(W)
+
+    What flows through the second output, `log p` with gradient `h`: `h - p sum_C(h)` more.
+    """
+    _only_scores(b)
+    log_p = b.extra_output(1, b.dtype, b.input(0).shape)
+    shape = b.input(0).shape
+    p = b.op("Exp", log_p, shape=shape)
+    total: ir.Value | None = None
+    if b.gradients[0] is not None:
+        total = b.op("Mul", _scattered(b, p, -1.0, add=True), _factor(b), shape=shape)
+    through = b.gradients[1] if len(b.gradients) > 1 else None
+    if through is not None:
+        spread = b.op("Mul", p, b.op("ReduceSum", through, b.ints(1), keepdims=1), shape=shape)
+        part = b.op("Sub", through, spread, shape=shape)
+        total = part if total is None else b.op("Add", total, part, shape=shape)
+    return [total]
+
+
+@register("NegativeLogLikelihoodLoss")
+def negative_log_likelihood(b: Backward) -> Gradients:
+    """`l = -W x[t]`: `gx = -c` at the label and 0 elsewhere, `c` as for cross entropy."""
+    _only_scores(b)
+    zero = ir.tensor([0.0], dtype=b.dtype)
+    x = b.input(0)
+    zeros = b.op("ConstantOfShape", b.shape_of(x), dtype=b.dtype, shape=x.shape, value=zero)
+    return [b.op("Mul", _scattered(b, zeros, -1.0), _factor(b), shape=x.shape)]
+
+
+def _only_scores(b: Backward) -> None:
+    if b.wants(2):
+        raise Refusal("the class weights have no gradient; make them a constant")
+    if known_shape(b.input(0)) is None:
+        raise Refusal("the rank of the scores is unknown; give the model's inputs shapes")
+
+
+def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False) -> ir.Value:
+    """``data [N, C, d...]`` with a number written, or added, at the labels."""
+    labels = b.op("Unsqueeze", _safe(b), b.ints(1), dtype=_INT64)
+    numbers = b.op("Expand", b.const(number), b.shape_of(labels), dtype=b.dtype)
+    return b.op(
+        "ScatterElements",
+        data,
+        labels,
+        numbers,
+        axis=1,
+        reduction="add" if add else "none",
+        shape=data.shape,
+    )
+
+
+def _factor(b: Backward) -> ir.Value:
+    """What the gradient of the scores is multiplied with, `[N, 1, d...]` or one number."""
+    g, reduction = b.gradient(0), b.text("reduction", "mean")
+    weights = _weights(b)
+    if weights is None:
+        if reduction == "none":
+            return b.op("Unsqueeze", g, b.ints(1))
+        if reduction == "sum":
+            return g
+        return b.op("Div", g, _count(b))
+    if reduction == "mean":
+        g = b.op("Div", g, _total_weight(b, weights))
+    # a label that is ignored counts for nothing, even if g is not finite
+    scaled = b.op("Mul", g, weights)
+    ignored = _ignored(b)
+    if ignored is not None:
+        scaled = b.op("Where", ignored, b.const(0.0), scaled, dtype=b.dtype)
+    return b.op("Unsqueeze", scaled, b.ints(1))
+
+
+def _count(b: Site) -> ir.Value:
+    """Number of labels."""
+    size = b.op("Size", b.input(1), dtype=_INT64, shape=())
+    return b.op("Cast", size, dtype=b.dtype, shape=(), to=int(b.dtype))
+
+
+def _total_weight(b: Site, weights: ir.Value) -> ir.Value:
+    """Sum of the weights, 1 if it is 0: the mean over no labels is 0."""
+    total = b.op("ReduceSum", weights, keepdims=0, shape=())
+    none = b.op("Equal", total, b.const(0.0), dtype=_BOOL, shape=())
+    return b.op("Where", none, b.const(1.0), total, dtype=b.dtype, shape=())
+
+
+def _ignored(b: Site) -> ir.Value | None:
+    """Which labels do not count, `[N, d...]`; ``None`` if all do."""
+    if b.node.attributes.get("ignore_index") is None:
+        return None
+    mark = b.builder.const(b.integer("ignore_index", -1), b.input(1).dtype or _INT64)
+    return b.builder.shared(
+        ("ignored", id(b.node)),
+        lambda: b.op("Equal", b.input(1), mark, dtype=_BOOL, shape=b.input(1).shape),
+    )
+
+
+def _weights(b: Site) -> ir.Value | None:
+    """Weight of each label, `[N, d...]`; ``None`` if all are 1."""
+    ignored, by_class, t = _ignored(b), b.optional(2), b.input(1)
+    if by_class is None:
+        if ignored is None:
+            return None
+        zero, one = b.const(0.0), b.const(1.0)
+        return b.op("Where", ignored, zero, one, dtype=b.dtype, shape=t.shape)
+    found = b.op("Gather", by_class, _safe(b), axis=0, dtype=b.dtype, shape=t.shape)
+    if ignored is None:
+        return found
+    return b.op("Where", ignored, b.const(0.0), found, dtype=b.dtype, shape=t.shape)
+
+
+def _safe(b: Site) -> ir.Value:
+    """The labels, with 0 in place of those that are ignored."""
+    ignored, t = _ignored(b), _as_int64(b, b.input(1))
+    if ignored is None:
+        return t
+    zero = b.builder.const(0, _INT64)
+    return b.op("Where", ignored, zero, t, dtype=_INT64, shape=t.shape)
+
+
+def _as_int64(b: Site, labels: ir.Value) -> ir.Value:
+    if labels.dtype == _INT64:
+        return labels
+    return b.op("Cast", labels, dtype=_INT64, shape=labels.shape, to=int(_INT64))
+
+
+def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
+    """`LogSoftmax`, then the negative log likelihood: stock runtimes have no kernel for the loss."""
+    log_p = site.op("LogSoftmax", site.input(0), axis=1, shape=site.input(0).shape)
+    outputs = [_picked(site, log_p), log_p]
+    return list(outputs[: len(site.node.outputs)])
+
+
+def _lower_likelihood(site: Site) -> list[ir.Value | None]:
+    """The scores of the labels, gathered."""
+    return [_picked(site, site.input(0))]
+
+
+def _picked(site: Site, log_p: ir.Value) -> ir.Value:
+    index = site.op("Unsqueeze", _safe(site), site.ints(1), dtype=_INT64)
+    gathered = site.op("GatherElements", log_p, index, axis=1)
+    losses = site.op("Neg", site.op("Squeeze", gathered, site.ints(1)))
+    weights, reduction = _weights(site), site.text("reduction", "mean")
+    if weights is not None:
+        losses = site.op("Mul", losses, weights)
+        ignored = _ignored(site)
+        if ignored is not None:
+            losses = site.op("Where", ignored, site.const(0.0), losses, dtype=site.dtype)
+    if reduction == "none":
+        return losses
+    if reduction == "mean" and weights is None:
+        return site.op("ReduceMean", losses, keepdims=0, shape=())
+    total = site.op("ReduceSum", losses, keepdims=0, shape=())
+    if reduction == "sum" or weights is None:
+        return total
+    return site.op("Div", total, _total_weight(site, weights), shape=())
+
+
+LOWERINGS = {
+    "NegativeLogLikelihoodLoss": _lower_likelihood,
+    "SoftmaxCrossEntropyLoss": _lower_cross_entropy,
+}
+"""Losses as operators that every runtime has kernels for; done after the gradients are made."""

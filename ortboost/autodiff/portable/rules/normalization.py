@@ -1,0 +1,170 @@
+r"""Normalizations.
+
+With `x̂ = (x - mean) r`, `r = 1 / sqrt(var + epsilon)`, the statistics taken over `m` elements, and
+`g` the gradient of `x̂`, the gradient through the statistics too is
+
+    gx = r (g - mean(g) - x̂ mean(g x̂))
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.graph.query import known_shape, static_shape
+
+__all__ = ["batch_norm", "layer_norm"]
+
+
+@refuses("BatchNormalization")
+def _batch_norm_refused(node: ir.Node) -> str | None:
+    data = node.inputs[0]
+    if data is None or known_shape(data) is None:
+        return "the rank of its input is unknown; give the model's inputs shapes"
+    return None
+
+
+@register("BatchNormalization")
+def batch_norm(b: Backward) -> Gradients:
+    r"""`y = scale x̂ + bias` for each channel; statistics of the batch, or stored ones.
+
+        gbias = sum(g)    gscale = sum(g x̂) = r sum(g (x - mean))
+
+    With stored statistics `gx = scale r g`. With those of the batch, `m` elements a channel,
+
+        gx = scale r ([g - (gscale / m) x̂] - gbias / m)
+
+    `x̂` and the outer part are BatchNormalizations in inference mode with other scales and means: the
+    fastest operator for one multiplication and addition a channel. `x - mean` is there from the
+    forward pass. Vectors are few: for small images, each costs as much as a pass over the image.
+    """
+    g, x, scale, variance = b.gradient(), b.input(0), b.input(1), b.input(4)
+    epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
+    centered = batch_centered(b.node)
+    through = centered is not None
+    answers: list[ir.Value | None] = [None] * 5
+    none, one = (_filled(b, scale, value) for value in (0.0, 1.0))
+
+    def affine(
+        data: ir.Value, factor: ir.Value, offset: ir.Value, var: ir.Value, mean: ir.Value = none
+    ) -> ir.Value:
+        """`(data - mean) factor / sqrt(var + epsilon) + offset`; no epsilon where `var` is one."""
+        small = 0.0 if var is one else epsilon
+        inputs = (data, factor, offset, mean, var)
+        return b.op("BatchNormalization", *inputs, epsilon=small, shape=shape)
+
+    axes = b.ints(0, *range(2, b.rank()))
+    needs_moment = b.wants(1) or (through and b.wants(0))
+    if b.wants(2) or needs_moment:
+        answers[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)
+    spread = b.op("Sqrt", b.op("Add", variance, b.const(epsilon)), shape=vector)
+    if needs_moment:
+        if centered is None:
+            minus = b.op("Neg", b.input(3), shape=vector)
+            centered = affine(x, one, minus, one)
+        product = b.op("Mul", g, centered, shape=shape)
+        both = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
+        answers[1] = b.op("Div", both, spread, shape=vector)
+    if not b.wants(0):
+        return answers
+    total, moment = answers[2], answers[1]
+    if not through or centered is None or total is None or moment is None:
+        answers[0] = affine(g, scale, none, variance)
+        return answers
+    count = _count(b, x, scale)
+    gbias, gscale = (b.op("Div", part, count, shape=vector) for part in (total, moment))
+    along = affine(centered, gscale, none, variance)
+    answers[0] = affine(b.op("Sub", g, along, shape=shape), scale, none, variance, gbias)
+    return answers
+
+
+def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
+    """A vector of one number, a constant if its length is known."""
+    shape = known_shape(like)
+    dtype = like.dtype or b.dtype
+    if shape is not None and all(isinstance(dim, int) for dim in shape):
+        return b.const([value] * int(shape[0] or 0), dtype)
+    fill = ir.tensor([value], dtype=dtype)
+    return b.op("ConstantOfShape", b.shape_of(like), dtype=dtype, shape=like.shape, value=fill)
+
+
+def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
+    """Elements that each number of a statistic is made of."""
+    whole, part = static_shape(x), static_shape(statistic)
+    if whole is not None and part is not None and 0 not in part:
+        return b.const(float(np.prod(whole, dtype=np.int64) // np.prod(part, dtype=np.int64)))
+    int64 = ir.DataType.INT64
+    dims = known_shape(x) or ()
+    named = [axis for axis, dim in enumerate(dims) if isinstance(dim, str)]
+    known = math.prod(dim for dim in dims if isinstance(dim, int))
+    divides = part is not None and 0 not in part and known % math.prod(part) == 0
+    if divides and len(named) == 1 and None not in dims:
+        (axis,) = named  # all statistics over as many elements share the number
+        inner = known // math.prod(part or ())
+
+        def number() -> ir.Value:
+            batch = b.op("Squeeze", b.shape_of(x, axis, axis + 1), dtype=int64, shape=[])
+            all_of_them = b.op("Mul", batch, b.const(inner, int64), dtype=int64, shape=[])
+            return b.op("Cast", all_of_them, dtype=b.dtype, to=int(b.dtype), shape=[])
+
+        return b.builder.shared(("count", dims[axis], inner, b.dtype), number)
+    size, numbers = (b.op("Size", value, dtype=int64, shape=[]) for value in (x, statistic))
+    one = b.builder.const(1, int64)
+    count = b.op("Div", size, b.op("Max", numbers, one, dtype=int64), dtype=int64, shape=[])
+    return b.op("Cast", count, dtype=b.dtype, to=int(b.dtype), shape=[])
+
+
+@refuses("LayerNormalization")
+def _layer_norm_refused(node: ir.Node) -> str | None:
+    data = node.inputs[0]
+    if data is None or known_shape(data) is None:
+        return "the rank of its input is unknown; give the model's inputs shapes"
+    if data.dtype == ir.DataType.DOUBLE:
+        return "it keeps its mean in float32 and its input is float64; use float32"
+    return None
+
+
+@register("LayerNormalization")
+def layer_norm(b: Backward) -> Gradients:
+    r"""`y = scale x̂ + bias`, the statistics over the last axes, `m` elements.
+
+        gbias = g    gscale = g x̂, both summed over the axes along which they were broadcast
+        gx = r (scale g - mean(scale g) - x̂ mean(scale g x̂))
+
+    What flows through the outputs mean (`gm`) and `r` (`gr`) adds `(gm - gr r^2 x̂) / m`; so
+
+        gx = r (scale g - [mean(scale g) - gm / (m r)] - x̂ [mean(scale g x̂) + gr r / m])
+    """
+    x, scale, bias = b.input(0), b.input(1), b.optional(2)
+    axes = b.ints(*range(b.axis(), b.rank()))
+    shape, mean, inverse = x.shape, b.output(1), b.output(2)
+    rows = mean.shape
+    normal = b.op("Mul", b.op("Sub", x, mean, shape=shape), inverse, shape=shape)
+    answers: list[ir.Value | None] = [None, None, None]
+    g = b.gradient_or_zeros(0)
+    if b.wants(1):
+        answers[1] = b.like(b.op("Mul", g, normal, shape=shape), scale)
+    if bias is not None and b.wants(2):
+        answers[2] = b.like(g, bias)
+    if not b.wants(0):
+        return answers[: len(b.node.inputs)]
+    inner = b.op("Mul", g, scale, shape=shape)
+    pulled = b.op("ReduceMean", inner, axes, keepdims=1, shape=rows)
+    weighed = b.op("Mul", inner, normal, shape=shape)
+    moment = b.op("ReduceMean", weighed, axes, keepdims=1, shape=rows)
+    by_mean, by_inverse = b.gradients[1], b.gradients[2]
+    if by_mean is not None:
+        scaled = b.op("Mul", inverse, _count(b, x, mean), shape=rows)
+        pulled = b.op("Sub", pulled, b.op("Div", by_mean, scaled, shape=rows), shape=rows)
+    if by_inverse is not None:
+        scaled = b.op("Div", b.op("Mul", by_inverse, inverse), _count(b, x, mean), shape=rows)
+        moment = b.op("Add", moment, scaled, shape=rows)
+    gx = b.op("Sub", inner, pulled, shape=shape)
+    gx = b.op("Sub", gx, b.op("Mul", normal, moment, shape=shape), shape=shape)
+    answers[0] = b.op("Mul", gx, inverse, shape=shape)
+    return answers[: len(b.node.inputs)]

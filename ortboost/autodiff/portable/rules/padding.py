@@ -1,0 +1,105 @@
+r"""Pad in all its modes: what was set around is cut off, what was copied is added back."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.indexing import add_at
+from ortboost.autodiff.portable.rules.sizes import (
+    INT64,
+    Size,
+    joined,
+    length,
+    product,
+    reshape_like,
+)
+from ortboost.autodiff.rewriting import constant
+from ortboost.graph.query import known_shape
+
+__all__ = ["pad"]
+
+
+@refuses("Pad")
+def _refused(node: ir.Node) -> str | None:
+    if node.inputs[0] is None or known_shape(node.inputs[0]) is None:
+        return "the rank of its input is unknown; give the model's inputs shapes"
+    axes = node.inputs[3] if len(node.inputs) > 3 else None
+    mode = node.attributes.get_string("mode", "constant")
+    if mode != "constant" and axes is not None and constant(axes) is None:
+        return "its axes are not constant; export with fixed axes"
+    return None
+
+
+@register("Pad")
+def pad(b: Backward) -> Gradients:
+    """`y = x` with a margin. Constant: `g` without the margin, that is padded by `-pads`.
+
+    Reflected, wrapped and edge margins: along one axis after the other `y[j] = x[i_j]`, with `i` the
+    numbers `0, 1, ...` padded in the same way; `g` is added up at the places `i`.
+    """
+    x, g = b.input(0), b.gradient()
+    mode = b.text("mode", "constant")
+    if mode == "constant":
+        return [_cut(b)]
+    rank, given, pads = b.rank(), b.array(3), b.array(1)
+    axes = list(range(rank)) if given is None else [int(a) % rank for a in given.reshape(-1)]
+    sizes = [length(b, b.output(), axis) for axis in range(rank)]
+    for place, axis in enumerate(axes):
+        margins = None if pads is None else (int(pads[place]), int(pads[place + len(axes)]))
+        if margins == (0, 0):
+            continue
+        own = length(b, x, axis)
+        index = _places(b, own, margins, place, len(axes), mode)
+        before, after = product(b, sizes[:axis]), product(b, sizes[axis + 1 :])
+        flat = b.op("Reshape", g, joined(b, [before, sizes[axis], after]), allowzero=1)
+        sizes[axis] = own
+        g = add_at(b, [before, own, after], index, flat, axis=1)
+        g = b.op("Reshape", g, joined(b, sizes), allowzero=1)
+    return [g if g is b.gradient() else reshape_like(b, g, x)]
+
+
+def _cut(b: Backward) -> ir.Value:
+    x, g, pads, axes = b.input(0), b.gradient(), b.array(1), b.optional(3)
+    known = [] if pads is None else [int(margin) for margin in pads.reshape(-1)]
+    half = len(known) // 2
+    if pads is None or min(known, default=0) < 0:
+        inverse = b.op("Neg", b.input(1)) if pads is None else b.ints(*(-m for m in known))
+        return b.op("Pad", g, inverse, None, axes, shape=x.shape)
+    if not any(known):
+        return g
+    fixed = b.array(3)
+    if fixed is None and axes is not None:
+        return b.op("Pad", g, b.ints(*(-m for m in known)), None, axes, shape=x.shape)
+    where = list(range(half)) if fixed is None else [int(a) for a in fixed.reshape(-1)]
+    picked = [place for place in range(half) if known[place] or known[half + place]]
+    starts = [known[place] for place in picked]
+    ends = [-known[half + place] or 2**62 for place in picked]
+    cut = (b.ints(*starts), b.ints(*ends), b.ints(*(where[place] for place in picked)))
+    return b.op("Slice", g, *cut, shape=x.shape)
+
+
+def _places(
+    b: Backward,
+    size: Size,
+    margins: tuple[int, int] | None,
+    place: int,
+    count: int,
+    mode: str,
+) -> ir.Value:
+    """The numbers `0, 1, ...` of an axis, padded."""
+    if isinstance(size, int) and margins is not None:
+        before, after = margins
+        kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)
+        around = (max(before, 0), max(after, 0))
+        return b.ints(*np.pad(kept, around, mode=mode).tolist())  # type: ignore[call-overload]
+    zero, one = (b.builder.const(n, INT64) for n in (0, 1))
+    end = b.op("Squeeze", joined(b, [size]), b.ints(0), dtype=INT64)
+    numbers = b.op("Range", zero, end, one, dtype=INT64, shape=[None])
+    if margins is None:
+        both = b.op("Gather", b.input(1), b.ints(place, place + count), axis=0, dtype=INT64)
+    else:
+        both = b.ints(*margins)
+    return b.op("Pad", numbers, both, mode=mode, dtype=INT64, shape=[None])

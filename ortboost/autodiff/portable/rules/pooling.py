@@ -1,0 +1,204 @@
+r"""Pools: over windows (see :mod:`~ortboost.autodiff.portable.rules.windows`) and over everything."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.windows import Window, bare_site, spread, window_of
+from ortboost.autodiff.rewriting import Refusal
+from ortboost.graph.query import known_shape
+
+__all__ = ["average_pool", "global_average_pool", "global_lp_pool", "global_max_pool"]
+__all__ += ["lp_pool", "max_pool"]
+
+_BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
+_WINDOW = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
+
+
+@refuses("AveragePool", "LpPool")
+def _condition(node: ir.Node) -> str | None:
+    try:
+        window_of(bare_site(node))
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+@refuses("MaxPool")
+def _max_pool_condition(node: ir.Node) -> str | None:
+    indices = node.outputs[1] if len(node.outputs) > 1 else None
+    used = indices is not None and (bool(indices.uses()) or indices.is_graph_output())
+    if used and node.attributes.get_int("storage_order", 0) == 1:
+        return "its indices are column-major (storage_order=1); export them row-major"
+    return None
+
+
+@register("MaxPool")
+def max_pool(b: Backward) -> Gradients:
+    r"""Each window gives its gradient to its maximum; of equal ones to the first, as onnxruntime.
+
+        gx[i] = sum_{o: argmax_o = i} g[o]
+
+    `argmax` is the second output of MaxPool: positions in the flattened tensor.
+    """
+    g, x = b.gradient(), b.input(0)
+    flat = b.ints(-1)
+    values = b.op("Reshape", g, flat)
+    size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
+    zeros = b.op("ConstantOfShape", size, dtype=b.dtype, value=_zero(b))
+    places = b.op("Reshape", _indices(b), flat)
+    added = b.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
+    return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
+
+
+def _zero(b: Backward) -> ir.TensorProtocol:
+    return ir.tensor(np.zeros(1, dtype=b.dtype.numpy()), dtype=b.dtype)
+
+
+def _indices(b: Backward) -> ir.Value:
+    """The second output of a MaxPool, made if it is not there; it carries no gradient."""
+    node = b.node
+    if len(node.outputs) < 2:
+        node.resize_outputs(2)
+    indices = node.outputs[1]
+    if not indices.name:
+        indices.name = b.builder.unique(f"{node.outputs[0].name}/indices")
+    node.attributes.pop("storage_order", None)  # refused where someone else uses the indices
+    indices.type, indices.shape = ir.TensorType(_INT64), node.outputs[0].shape
+    return indices
+
+
+@register("AveragePool")
+def average_pool(b: Backward) -> Gradients:
+    r"""`y[o] = c[o] sum_t x[o s - p + t d]`: `gx = spread(c g)`.
+
+    `c` is one over the number of positions counted, which the operator itself tells: of an image of
+    ones it makes `c[o]` times the number of those that are there. Each channel is a convolution of
+    its own with a weight of ones.
+    """
+    g, x, window = b.gradient(), b.input(0), window_of(b)
+    if not window.padded and not b.integer("ceil_mode", 0):
+        size = float(math.prod(window.kernel))
+        scaled = b.op("Mul", g, b.const(1.0 / size), shape=b.output().shape)
+    else:
+        scaled = b.op("Mul", g, _shares(b, x), shape=b.output().shape)
+    return [_spread_planes(b, scaled, window)]
+
+
+def _image_of_ones(b: Backward, x: ir.Value) -> ir.Value:
+    """``[1, 1, L...]``."""
+    shape = b.shape()
+    lengths = [d for d in shape[2:] if isinstance(d, int)]
+    if len(lengths) == len(shape) - 2:
+        return b.const(np.ones((1, 1, *lengths)))
+    plane = b.op("Concat", b.ints(1, 1), b.shape_of(x, 2), axis=0, dtype=_INT64)
+    return b.op("Expand", b.const(1.0), plane)
+
+
+def _shares(b: Backward, x: ir.Value) -> ir.Value:
+    """`c[o]`, ``[1, 1, O...]``."""
+    ones = _image_of_ones(b, x)
+    pooled = b.op("AveragePool", ones, **b.node.attributes)
+    return b.op("Div", pooled, _sums(b, ones))
+
+
+def _sums(b: Backward, planes: ir.Value) -> ir.Value:
+    """The sum under each window of ``[R, 1, L...]``: pooling with its norm, p = 1, of positives."""
+    kept = {name: a for name, a in b.node.attributes.items() if name in _WINDOW}
+    return b.op("LpPool", planes, p=1, **kept)
+
+
+def _spread_planes(b: Backward, g: ir.Value, window: Window) -> ir.Value:
+    """:func:`spread` of each channel for itself, with a weight of ones.
+
+    With ``ceil_mode`` the last window hangs over the end; what it puts there is cropped.
+    """
+    x = b.input(0)
+    image = _planes(b, x)
+    overhang = bool(b.integer("ceil_mode", 0))
+    ones = b.const(np.ones((1, 1, *window.kernel)))
+    back = spread(b, _planes(b, g), ones, window, image, overhang=overhang)
+    return b.op("Reshape", back, b.shape_of(x), shape=x.shape, allowzero=1)
+
+
+def _planes(b: Backward, value: ir.Value) -> ir.Value:
+    """``[N, C, L...] -> [N C, 1, L...]``."""
+    shape = known_shape(value)
+    lengths = [d for d in shape[2:] if isinstance(d, int)] if shape else []
+    if shape and len(lengths) == len(shape) - 2 and all(lengths):
+        return b.op("Reshape", value, b.ints(-1, 1, *lengths), shape=(None, 1, *lengths))
+    first = b.op("Mul", b.shape_of(value, 0, 1), b.shape_of(value, 1, 2), dtype=_INT64)
+    dims = b.op("Concat", first, b.ints(1), b.shape_of(value, 2), axis=0, dtype=_INT64)
+    rest = [None] * (b.rank() - 2)
+    return b.op("Reshape", value, dims, shape=(None, 1, *rest), allowzero=1)
+
+
+@register("LpPool")
+def lp_pool(b: Backward) -> Gradients:
+    r"""`y = (sum_t |x|^p)^(1/p)`: `gx = sign(x) |x|^(p-1) spread(g y^(1-p))`, 0 where `y = 0`."""
+    return [_lp_gradient(b, _spread_planes(b, _over_norm(b), window_of(b)))]
+
+
+@register("GlobalLpPool")
+def global_lp_pool(b: Backward) -> Gradients:
+    r"""`y = (sum |x|^p)^(1/p)`: `gx = sign(x) |x|^(p-1) g y^(1-p)`, 0 where `y = 0`."""
+    return [_lp_gradient(b, _over_norm(b))]
+
+
+def _over_norm(b: Backward) -> ir.Value:
+    """`g y^(1-p)`, 0 where `y = 0`."""
+    g, y, p = b.gradient(), b.output(), b.integer("p", 2)
+    if p == 1:
+        return g
+    power = y if p == 2 else b.op("Pow", y, b.const(float(p - 1)), shape=y.shape)
+    safe = b.op("Greater", y, b.const(0.0), dtype=_BOOL, shape=y.shape)
+    quotient = b.op("Div", g, power, shape=y.shape)
+    return b.op("Where", safe, quotient, b.const(0.0), dtype=b.dtype, shape=y.shape)
+
+
+def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
+    """`sign(x) |x|^(p-1)` times what each position got."""
+    x, p = b.input(0), b.integer("p", 2)
+    if p == 2:
+        factor = x
+    else:
+        factor = b.op("Sign", x, shape=x.shape)
+        if p > 2:
+            size = b.op("Pow", b.op("Abs", x, shape=x.shape), b.const(float(p - 1)), shape=x.shape)
+            factor = b.op("Mul", factor, size, shape=x.shape)
+    return b.op("Mul", factor, each, shape=x.shape)
+
+
+@register("GlobalAveragePool")
+def global_average_pool(b: Backward) -> Gradients:
+    r"""`y = 1/n sum x` over space: `gx = g / n` everywhere."""
+    g, x = b.gradient(), b.input(0)
+    shape = b.shape()
+    lengths = [d for d in shape[2:] if isinstance(d, int)]
+    if len(lengths) == len(shape) - 2:
+        share = b.op("Mul", g, b.const(1.0 / max(math.prod(lengths), 1)), shape=b.output().shape)
+    else:
+        count = b.op("ReduceProd", b.shape_of(x, 2), keepdims=0, dtype=_INT64)
+        number = b.op("Cast", count, dtype=b.dtype, to=int(b.dtype))
+        share = b.op("Div", g, number, shape=b.output().shape)
+    return [b.op("Expand", share, b.shape_of(x), shape=x.shape)]
+
+
+@register("GlobalMaxPool")
+def global_max_pool(b: Backward) -> Gradients:
+    r"""The gradient goes to the maximum of each channel, of equal ones to the first."""
+    g, x = b.gradient(), b.input(0)
+    flat = b.op("Flatten", x, axis=2)  # [N C, S]
+    first = b.op("ArgMax", flat, axis=1, keepdims=1, dtype=_INT64)  # [N C, 1]
+    length = b.op("Squeeze", b.shape_of(flat, 1, 2), dtype=_INT64)
+    zero, one = b.const(0, _INT64), b.const(1, _INT64)
+    places = b.op("Range", zero, length, one, dtype=_INT64)
+    chosen = b.op("Equal", first, places, dtype=_BOOL)
+    each = b.op("Flatten", g, axis=2)
+    spread_out = b.op("Where", chosen, each, b.const(0.0), dtype=b.dtype)
+    return [b.op("Reshape", spread_out, b.shape_of(x), shape=x.shape, allowzero=1)]

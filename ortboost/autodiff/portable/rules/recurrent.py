@@ -1,0 +1,18 @@
+"""LSTM, GRU and RNN: written out step by step before (rewrites/recurrent.py), or refused."""
+
+from __future__ import annotations
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rewrites.recurrent import unrollable
+from ortboost.autodiff.rewriting import Refusal
+
+__all__ = ["recurrent"]
+
+refuses("GRU", "LSTM", "RNN")(unrollable)
+
+
+@register("GRU", "LSTM", "RNN")
+def recurrent(b: Backward) -> Gradients:
+    """None is left when gradients are made, unless the rewrite was not run."""
+    raise Refusal(unrollable(b.node) or "it was not written out; run prepare() of the engine")

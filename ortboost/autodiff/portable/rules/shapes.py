@@ -1,0 +1,186 @@
+r"""Operators that move elements and compute nothing: the gradient moves them back.
+
+`g` is the gradient of the output. What was left out gets 0, what was repeated is summed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import register
+from ortboost.autodiff.portable.rules.sizes import (
+    INT64,
+    Size,
+    joined,
+    length,
+    reshape_like,
+)
+from ortboost.autodiff.rewriting import Refusal
+
+__all__ = [
+    "concat",
+    "depth_to_space",
+    "expand",
+    "reshape",
+    "space_to_depth",
+    "split",
+    "squeeze",
+    "tile",
+    "transpose",
+    "trilu",
+    "unsqueeze",
+]
+
+
+@register("Reshape", "Flatten")
+def reshape(b: Backward) -> Gradients:
+    """`y = x` in another shape: `g` in the shape of `x`."""
+    return [reshape_like(b, b.gradient(), b.input(0))]
+
+
+@register("Squeeze")
+def squeeze(b: Backward) -> Gradients:
+    """`y = x` without axes of length one: `g` with them."""
+    axes = b.optional(1)
+    if axes is None:
+        return [reshape_like(b, b.gradient(), b.input(0))]
+    return [b.op("Unsqueeze", b.gradient(), axes, shape=b.input(0).shape)]
+
+
+@register("Unsqueeze")
+def unsqueeze(b: Backward) -> Gradients:
+    """`y = x` with more axes of length one: `g` without them."""
+    return [b.op("Squeeze", b.gradient(), b.input(1), shape=b.input(0).shape)]
+
+
+@register("Transpose")
+def transpose(b: Backward) -> Gradients:
+    """`y = x` with its axes permuted: `g` permuted by the inverse; reversal is its own inverse."""
+    perm = b.integers("perm")
+    shape = b.input(0).shape
+    if perm is None:
+        return [b.op("Transpose", b.gradient(), shape=shape)]
+    inverse = [int(place) for place in np.argsort(perm)]
+    return [b.op("Transpose", b.gradient(), perm=inverse, shape=shape)]
+
+
+@register("Concat")
+def concat(b: Backward) -> Gradients:
+    """`y = [x1, x2, ...]`: each input gets its part of `g`; Split for all, Slice for some."""
+    g, count = b.gradient(), len(b.node.inputs)
+    if count == 1:
+        return [g]
+    axis = b.axis("axis", 0)
+    sizes = [length(b, b.input(i), axis) for i in range(count)]
+    if all(b.wants(i) for i in range(count)):
+        parts = b.ops("Split", [g, joined(b, sizes)], count, {"axis": axis})
+        for i, part in enumerate(parts):
+            if part is not None:
+                part.shape = b.input(i).shape
+        return parts
+    answers: list[ir.Value | None] = []
+    start: Size = 0
+    for i, size in enumerate(sizes):
+        end = _sum(b, start, size)
+        if b.wants(i):
+            bounds = (joined(b, [start]), joined(b, [end]), b.ints(axis))
+            answers.append(b.op("Slice", g, *bounds, shape=b.input(i).shape))
+        else:
+            answers.append(None)
+        start = end
+    return answers
+
+
+def _sum(b: Backward, left: Size, right: Size) -> Size:
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    return b.op("Add", joined(b, [left]), joined(b, [right]), dtype=INT64)
+
+
+@register("Split")
+def split(b: Backward) -> Gradients:
+    """`y1, y2, ... = x` in parts: `[g1, g2, ...]` joined, zeros for parts the loss does not use."""
+    axis = b.axis("axis", 0)
+    parts = [b.gradient_or_zeros(i) for i in range(len(b.node.outputs))]
+    shape = b.input(0).shape
+    return [b.op("Concat", *parts, axis=axis, shape=shape) if len(parts) > 1 else parts[0]]
+
+
+@register("Expand")
+def expand(b: Backward) -> Gradients:
+    """`y = x` broadcast: `g` summed over the broadcast axes."""
+    return [b.like(b.gradient(), b.input(0))]
+
+
+@register("Tile")
+def tile(b: Backward) -> Gradients:
+    """`y = x` repeated `r` times an axis: `g` as `[r0, d0, r1, d1, ...]`, summed over the `r`."""
+    x, repeats = b.input(0), b.array(1)
+    rank = b.rank()
+    if rank == 0:
+        return [b.gradient()]
+    interleaved: list[Size] = []
+    axes: list[int] = []
+    for axis in range(rank):
+        if repeats is not None and int(repeats[axis]) == 1:
+            interleaved.append(length(b, x, axis))
+            continue
+        if repeats is None:
+            here = b.ints(axis)
+            count: Size = b.op("Gather", b.input(1), here, axis=0, dtype=INT64, shape=[1])
+        else:
+            count = int(repeats[axis])
+        axes.append(len(interleaved))
+        interleaved += [count, length(b, x, axis)]
+    if not axes:
+        return [b.gradient()]
+    g = b.op("Reshape", b.gradient(), joined(b, interleaved), allowzero=1)
+    return [b.op("ReduceSum", g, b.ints(*axes), keepdims=0, shape=x.shape)]
+
+
+@register("Trilu")
+def trilu(b: Backward) -> Gradients:
+    """`y = x` on one side of a diagonal, 0 elsewhere: so is the gradient."""
+    shape = b.input(0).shape
+    upper = b.integer("upper", 1)
+    return [b.op("Trilu", b.gradient(), b.optional(1), upper=upper, shape=shape)]
+
+
+def _image(b: Backward) -> list[Size]:
+    if b.rank() != 4:
+        raise Refusal("its input has not four dimensions")
+    return [length(b, b.input(0), axis) for axis in range(4)]
+
+
+@register("DepthToSpace")
+def depth_to_space(b: Backward) -> Gradients:
+    """`y = x` with blocks of channels spread over the image: gathered up again.
+
+    DCR: SpaceToDepth is the inverse. CRD: `[N, C, H, b, W, b] -> [N, C, b, b, H, W]`.
+    """
+    block = b.integer("blocksize", 1)
+    x = b.input(0)
+    if b.text("mode", "DCR") == "DCR":
+        return [b.op("SpaceToDepth", b.gradient(), blocksize=block, shape=x.shape)]
+    batch, depth, height, width = _image(b)
+    channels = _quotient(b, depth, block * block)
+    split_shape = joined(b, [batch, channels, height, block, width, block])
+    g = b.op("Reshape", b.gradient(), split_shape, allowzero=1)
+    g = b.op("Transpose", g, perm=[0, 1, 3, 5, 2, 4])
+    return [b.op("Reshape", g, joined(b, [batch, depth, height, width]), allowzero=1)]
+
+
+@register("SpaceToDepth")
+def space_to_depth(b: Backward) -> Gradients:
+    """`y = x` with blocks of the image moved to the channels: DepthToSpace (DCR) is the inverse."""
+    block = b.integer("blocksize", 1)
+    g = b.gradient()
+    return [b.op("DepthToSpace", g, blocksize=block, mode="DCR", shape=b.input(0).shape)]
+
+
+def _quotient(b: Backward, size: Size, divisor: int) -> Size:
+    if isinstance(size, int):
+        return size // divisor
+    return b.op("Div", size, b.ints(divisor), dtype=INT64)

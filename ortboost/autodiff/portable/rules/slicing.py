@@ -1,0 +1,142 @@
+r"""Slice: what was cut out is set into zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.autodiff.portable.rules.sizes import INT64, Size, joined, length
+from ortboost.autodiff.rewriting import constant
+from ortboost.graph.query import known_shape
+
+__all__ = ["slice_"]
+
+
+def _axes(b: Backward, index: int, count: int) -> list[int]:
+    given = b.array(index)
+    if given is None:
+        return list(range(count))
+    return [int(axis) % b.rank() for axis in given.reshape(-1)]
+
+
+@refuses("Slice")
+def _slice_refused(node: ir.Node) -> str | None:
+    inputs = list(node.inputs) + [None] * 5
+    for index, name in ((3, "axes"), (4, "steps")):
+        value = inputs[index]
+        if value is not None and constant(value) is None:
+            return f"its {name} are not constant; export with fixed {name}"
+    if inputs[0] is None or known_shape(inputs[0]) is None:
+        return "the rank of its input is unknown; give the model's inputs shapes"
+    if inputs[1] is not None and inputs[3] is None and inputs[4] is None:
+        shape = known_shape(inputs[1])
+        if shape is None or not isinstance(shape[0], int):
+            return "the number of its starts is unknown; export with fixed axes"
+    return None
+
+
+@register("Slice")
+def slice_(b: Backward) -> Gradients:
+    """`y = x[start:end:step]`: `g` set into zeros at the same places.
+
+    A negative step: `g` reversed, from the lowest place up. A step `s > 1`: `s - 1` zeros between
+    the elements. Then one Pad puts zeros before and behind.
+    """
+    x, g = b.input(0), b.gradient()
+    steps = b.array(4)
+    shape = known_shape(b.input(1))
+    count = int(shape[0]) if shape and isinstance(shape[0], int) else 0
+    given = b.array(3) if b.array(3) is not None else steps
+    axes = _axes(b, 3, count if given is None else int(np.size(given)))
+    starts = b.array(1)
+    begins: list[Size] = []
+    ends: list[Size] = []
+    for place, axis in enumerate(axes):
+        step = 1 if steps is None else int(steps.reshape(-1)[place])
+        taken = _size_of(b, g, axis)
+        size = length(b, x, axis)
+        start = _start(b, place, size, step, starts)
+        if step < 0:
+            last, behind = b.ints(-1), b.ints(-(2**62))
+            g = b.op("Slice", g, last, behind, b.ints(axis), b.ints(-1), shape=g.shape)
+            # the lowest place: start + (taken - 1) * step
+            start = _affine(b, taken, step, start, -step)
+        if abs(step) > 1:
+            g = _spread(b, g, axis, abs(step))
+        begin = start if isinstance(start, int) else _clamped(b, start, size)
+        behind_it = _minus(b, _minus(b, size, begin), _size_of(b, g, axis))
+        begins.append(begin)
+        ends.append(behind_it)
+    if all(isinstance(n, int) and n == 0 for n in (*begins, *ends)):
+        return [g]
+    pads = joined(b, [*begins, *ends])
+    return [b.op("Pad", g, pads, None, b.ints(*axes), shape=x.shape)]
+
+
+def _size_of(b: Backward, value: ir.Value, axis: int) -> Size:
+    if value is b.gradient() and known_shape(value) is None:
+        return length(b, b.output(), axis)
+    return length(b, value, axis)
+
+
+def _start(b: Backward, place: int, size: Size, step: int, starts: np.ndarray | None) -> Size:
+    """The first place, counted from the front and kept inside."""
+    if starts is not None:
+        start = int(starts.reshape(-1)[place])
+        if isinstance(size, int):
+            start = start + size if start < 0 else start
+            return min(max(start, 0), size if step > 0 else max(size - 1, 0))
+        if start >= 0 and step > 0:
+            return b.op("Min", b.ints(start), size, dtype=INT64) if start else 0
+        value = b.ints(start)
+    else:
+        kind = b.input(1).dtype or INT64
+        here = b.ints(place)
+        value = b.op("Gather", b.input(1), here, axis=0, dtype=kind, shape=[1])
+        if kind != INT64:
+            value = b.op("Cast", value, to=int(INT64), dtype=INT64, shape=[1])
+    whole = joined(b, [size])
+    negative = b.op("Less", value, b.ints(0), dtype=ir.DataType.BOOL)
+    counted = b.op("Where", negative, b.op("Add", value, whole), value, dtype=INT64)
+    top = whole if step > 0 else b.op("Sub", whole, b.ints(1))
+    return b.op("Max", b.op("Min", counted, top), b.ints(0), shape=[1])
+
+
+def _affine(b: Backward, size: Size, factor: int, start: Size, offset: int) -> Size:
+    """`size * factor + start + offset`."""
+    if isinstance(size, int) and isinstance(start, int):
+        return size * factor + start + offset
+    scaled = b.op("Mul", joined(b, [size]), b.ints(factor), dtype=INT64)
+    moved = b.op("Add", scaled, joined(b, [start]), dtype=INT64)
+    return b.op("Add", moved, b.ints(offset), dtype=INT64)
+
+
+def _minus(b: Backward, left: Size, right: Size) -> Size:
+    if isinstance(left, int) and isinstance(right, int):
+        return left - right
+    if isinstance(right, int) and right == 0:
+        return left
+    return b.op("Sub", joined(b, [left]), joined(b, [right]), dtype=INT64)
+
+
+def _clamped(b: Backward, start: ir.Value, size: Size) -> ir.Value:
+    return b.op("Max", b.op("Min", start, joined(b, [size])), b.ints(0), dtype=INT64)
+
+
+def _spread(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
+    """`step - 1` zeros between the elements of an axis: `[n] -> [n, step] -> [n * step - step + 1]`."""
+    rank = b.rank()
+    shape = known_shape(g) or (None,) * rank
+    apart = b.op("Unsqueeze", g, b.ints(axis + 1))
+    apart = b.op("Pad", apart, b.ints(0, step - 1), None, b.ints(axis + 1))
+    sizes = [_size_of(b, g, other) for other in range(rank)]
+    sizes[axis] = _affine(b, sizes[axis], step, 0, 0)
+    flat = b.op("Reshape", apart, joined(b, sizes), allowzero=1)
+    size = shape[axis]
+    after = [*shape[:axis], None, *shape[axis + 1 :]]
+    if isinstance(size, int):
+        after[axis] = max(size * step - step + 1, 0)
+    end = b.ints(1 - step)
+    return b.op("Slice", flat, b.ints(0), end, b.ints(axis), shape=after)

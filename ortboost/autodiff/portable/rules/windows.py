@@ -1,0 +1,175 @@
+r"""The sliding window that convolutions and pools share, and sums over its positions.
+
+Along each spatial axis, with `k` taps, stride `s`, dilation `d` and pads `p` before and `q` after,
+an axis of length `L` has `O = floor((L + p + q - (k - 1) d - 1) / s) + 1` windows (`ceil` with
+`ceil_mode`), and window `o` sees the positions `o s - p + t d` for the taps `t < k`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx_ir as ir
+
+from ortboost.autodiff.native_rewrites.padding import same_pads
+from ortboost.autodiff.rewriting import Refusal, Site
+from ortboost.graph.query import known_shape
+
+__all__ = ["Window", "bare_site", "crop", "spread", "window_of"]
+
+Dim = int | str | None
+
+
+@dataclass(frozen=True)
+class Window:
+    """The attributes of a window, each one number for each spatial axis.
+
+    Args:
+        kernel: Number of taps, `k`.
+        strides: `s`.
+        dilations: `d`.
+        begins: Padding before, `p`.
+        ends: Padding after, `q`.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def spatial(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @property
+    def pads(self) -> list[int]:
+        """All begins, then all ends, as the attribute of the operators."""
+        return [*self.begins, *self.ends]
+
+    @property
+    def padded(self) -> bool:
+        """Whether there is any padding."""
+        return any(self.pads)
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """Positions from the first to the last tap, `(k - 1) d + 1`."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each window is the one position with its own number."""
+        ones = (1,) * self.spatial
+        return self.kernel == ones and self.strides == ones and not self.padded
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the windows lie side by side: no gap, no overlap, no padding."""
+        return self.strides == self.kernel and set(self.dilations) == {1} and not self.padded
+
+    def attributes(self) -> dict[str, Any]:
+        """As attributes of a convolution or a pool."""
+        return {
+            "kernel_shape": list(self.kernel),
+            "strides": list(self.strides),
+            "dilations": list(self.dilations),
+            "pads": self.pads,
+        }
+
+    def rest(self, axis: int, length: Dim) -> int | None:
+        """Positions at the end of a padded axis that no window reaches; unknown for a symbol."""
+        if self.strides[axis] == 1:
+            return 0
+        if not isinstance(length, int):
+            return None
+        padded = length + self.begins[axis] + self.ends[axis]
+        return (padded - self.reaches[axis]) % self.strides[axis]
+
+
+def window_of(site: Site, weight: int | None = None) -> Window:
+    """The window of a node, `auto_pad` written out; refuses where the sizes are not known.
+
+    Args:
+        site: The node.
+        weight: Input whose shape gives the kernel where the attribute is missing.
+    """
+    spatial = site.rank() - 2
+    kernel = site.integers("kernel_shape")
+    if kernel is None and weight is not None:
+        dims = (known_shape(site.input(weight)) or ())[2:]
+        kernel = tuple(dim for dim in dims if isinstance(dim, int))
+    if kernel is None or len(kernel) != spatial or spatial < 1:
+        raise Refusal("its kernel shape is unknown; give the model's inputs shapes")
+    pads = same_pads(site)
+    return Window(
+        kernel=kernel,
+        strides=site.integers("strides") or (1,) * spatial,
+        dilations=site.integers("dilations") or (1,) * spatial,
+        begins=tuple(pads[:spatial]),
+        ends=tuple(pads[spatial:]),
+    )
+
+
+def bare_site(node: ir.Node) -> Site:
+    """A site that can be asked, for conditions: nothing can be made at it."""
+    return Site(node, None, 0)  # type: ignore[arg-type]
+
+
+def crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) -> ir.Value:
+    """The first positions of ``value`` along the spatial axes, as many as ``like`` has."""
+    axes = range(2, len(shape))
+    lengths = [shape[axis] for axis in axes]
+    numbers = [length for length in lengths if isinstance(length, int)]
+    ends = site.ints(*numbers) if len(numbers) == len(lengths) else site.shape_of(like, 2)
+    starts = site.ints(*[0] * len(lengths))
+    return site.op("Slice", value, starts, ends, site.ints(*axes), shape=shape)
+
+
+def spread(
+    site: Site,
+    g: ir.Value,
+    weight: ir.Value,
+    window: Window,
+    like: ir.Value,
+    groups: int = 1,
+    *,
+    overhang: bool = False,
+) -> ir.Value:
+    r"""The transpose of a convolution: each window puts its value on the positions it sees.
+
+        gx[n, c, o s - p + t d] += sum_m g[n, m, o] w[m, c, t]
+
+    Args:
+        site: Where nodes are made.
+        g: ``[N, M, O...]``.
+        weight: ``[M, C/groups, k...]``, the weight of the forward convolution.
+        window: Its window.
+        like: Value with the shape of the answer, ``[N, C, L...]``.
+        groups: Its number of groups.
+        overhang: Windows may reach over the end, whatever the padding there says.
+
+    ConvTranspose alone leaves out the positions behind the last window: they come in as
+    ``output_padding``, as many as there are, or the most possible and cropped.
+    """
+    shape = known_shape(like)
+    if shape is None:
+        raise Refusal(f"the rank of '{like.name}' is unknown; give the model's inputs shapes")
+    rests: list[int | None]
+    rests = [window.rest(axis, shape[2 + axis]) for axis in range(window.spatial)]
+    exact = all(rest is not None for rest in rests) and not overhang
+    if overhang:
+        window, rests = replace(window, ends=(0,) * window.spatial), [None] * window.spatial
+    extra = [s - 1 if r is None else r for s, r in zip(window.strides, rests, strict=True)]
+    back = site.op(
+        "ConvTranspose",
+        g,
+        weight,
+        group=groups,
+        output_padding=extra,
+        **window.attributes(),
+        shape=shape if exact else None,
+    )
+    return back if exact else crop(site, back, like, shape)

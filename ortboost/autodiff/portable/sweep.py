@@ -1,0 +1,110 @@
+r"""The way back: gradients of the values of one graph, or of one branch of an ``If``.
+
+The nodes are visited from the last to the first. Each has a rule that makes the gradients of its
+inputs from those of its outputs; where a value is used several times its gradients are added up:
+
+    grad(x) = sum over uses (node, i) of x:  J_i(node)^T grad(outputs of node)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from ortboost.autodiff.native_support import REFUSED
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import conditions, find_rule
+from ortboost.autodiff.reach import STOPS, Reach
+from ortboost.autodiff.rewriting import Refusal, label
+from ortboost.errors import ModelError
+from ortboost.graph.build import Builder
+from ortboost.graph.query import known_shape
+
+__all__ = ["gradient_support", "sweep"]
+
+
+def gradient_support(node: ir.Node) -> str | None:
+    """``None`` if there is a rule for the node in its form, else why not."""
+    standard = node.domain in ("", "ai.onnx")
+    if standard and node.op_type in STOPS:
+        return "no gradient flows through it"
+    if find_rule(node) is not None:
+        return conditions(node)
+    if standard:
+        return REFUSED.get(node.op_type, "the portable engine has no gradient rule for it")
+    return f"{node.domain}::{node.op_type} has no gradient rule; register one, or export without it"
+
+
+def sweep(
+    reached: Reach,
+    seeds: Mapping[str, ir.Value],
+    wanted: Sequence[str],
+    builder: Builder,
+    opset: int,
+) -> dict[str, ir.Value | None]:
+    """Make the gradients of values.
+
+    Args:
+        reached: Nodes to pass and values that have gradients.
+        seeds: Name to gradient of the values to start from.
+        wanted: Names of the values whose gradients are asked for.
+        builder: Where new nodes are made.
+        opset: Version of the standard opset.
+
+    Returns:
+        Name to gradient, ``None`` where none arrived, for all of ``wanted``.
+    """
+    parts = {name: [seed] for name, seed in seeds.items()}
+    kept = set(wanted)
+    for node in reversed(reached.nodes):
+        found = [_total(parts.pop(out.name or "", []), builder) for out in node.outputs]
+        # what a gradient is wanted for itself is needed again at the end
+        for output, gradient in zip(node.outputs, found, strict=True):
+            if gradient is not None and output.name in kept:
+                parts[output.name or ""] = [gradient]
+        if not any(gradient is not None for gradient in found):
+            continue
+        for value, gradient in _apply(node, builder, opset, found, reached.active):
+            parts.setdefault(value.name or "", []).append(gradient)
+    return {name: _total(parts.get(name, []), builder) for name in wanted}
+
+
+def _apply(
+    node: ir.Node, builder: Builder, opset: int, gradients: Gradients, active: frozenset[str]
+) -> Iterator[tuple[ir.Value, ir.Value]]:
+    """Each value that the node reads and a gradient is wanted for, with that gradient."""
+    rule = find_rule(node)
+    if rule is None:
+        raise ModelError(
+            f"The operator {node.op_type} has no gradient rule.",
+            where=f"node '{label(node)}'",
+            fix="Register one, or freeze the parameters before it.",
+        )
+    wanted = frozenset(i for i, v in enumerate(node.inputs) if v is not None and v.name in active)
+    site = Backward(node, builder, opset, gradients, wanted, active)
+    try:
+        answers = rule(site)
+    except Refusal as refusal:
+        raise ModelError(
+            f"The gradient of {node.op_type} is not known in this form: {refusal}.",
+            where=f"node '{label(node)}'",
+            fix="Write it in another form, or freeze the parameters before it.",
+        ) from refusal
+    for value, answer in (*zip(node.inputs, answers, strict=False), *site.captured):
+        if value is None or answer is None or value.name not in active:
+            continue
+        if answer.dtype is None:
+            answer.type = value.type
+        if answer.shape is None and value.shape is not None:
+            answer.shape = value.shape
+        yield value, answer
+
+
+def _total(parts: Sequence[ir.Value], builder: Builder) -> ir.Value | None:
+    if not parts:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    shape = known_shape(parts[0])
+    return builder.op("Add" if len(parts) == 2 else "Sum", *parts, shape=shape)

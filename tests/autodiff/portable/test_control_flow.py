@@ -1,0 +1,101 @@
+"""``If`` differentiates through both branches; what cannot is refused with a reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff.engine import differentiate, get_engine
+from ortboost.autodiff.numeric import numeric_gradients
+from ortboost.errors import ModelError
+from tests.autodiff.oracle import graph
+from tests.support import run
+
+NET = """g (float[N,3] x, float[3,2] w, float[3,2] v, bool c) => (float loss) {{
+    h = Mul(x, x)
+    y{more} = If (c) <
+      then_branch = t () => (float[N,2] ty{then_more}) {{ {then} }},
+      else_branch = e () => (float[N,2] ey{else_more}) {{ {other} }}>
+    {tail} }}"""
+SQUARE = "s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s)"
+
+
+def make(then: str, other: str, tail: str = SQUARE, two: bool = False) -> ir.Model:
+    return graph(
+        NET.format(
+            then=then,
+            other=other,
+            tail=tail,
+            more=", z" if two else "",
+            then_more=", float[N,2] tz" if two else "",
+            else_more=", float[N,2] ez" if two else "",
+        )
+    )
+
+
+def assert_both_branches(model: ir.Model, wrt: list[str]) -> ir.Model:
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": rng.normal(size=(4, 3)).astype(np.float32),
+        "w": rng.normal(size=(3, 2)).astype(np.float32),
+        "v": rng.normal(size=(3, 2)).astype(np.float32),
+    }
+    result = differentiate(model, "loss", wrt, "portable")
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    for choice in (True, False):
+        given = {**feeds, "c": np.array(choice)}
+        expected = numeric_gradients(model, "loss", wrt, given)
+        found = run(result, given)
+        for name in wrt:
+            np.testing.assert_allclose(found[f"{name}_grad"], expected[name], rtol=1e-3, atol=1e-3)
+    return result
+
+
+def test_each_branch_uses_other_weights():
+    model = make("a = MatMul(h, w) ty = Tanh(a)", "a = MatMul(x, v) ey = Sigmoid(a)")
+    assert_both_branches(model, ["x", "w", "v"])
+
+
+def test_weights_used_outside_too_and_in_both_branches():
+    tail = "p = MatMul(h, w) q = Add(p, y) s = Mul(q, q) loss = ReduceSum<keepdims = 0>(s)"
+    model = make("a = MatMul(h, w) ty = Add(a, a)", "ey = MatMul(x, w)", tail)
+    assert_both_branches(model, ["x", "w"])
+
+
+def test_two_outputs_of_which_one_counts():
+    then = "ty = MatMul(h, w) tz = MatMul(x, v)"
+    other = "ey = MatMul(x, v) k = Constant<value_float = 2.0>() ez = Mul(ey, k)"
+    assert_both_branches(make(then, other, two=True), ["x", "w"])
+    tail = "p = Mul(y, z) loss = ReduceSum<keepdims = 0>(p)"
+    assert_both_branches(make(then, other, tail, two=True), ["x", "w", "v"])
+
+
+def test_nested():
+    then = """ty = If (c) < then_branch = tt () => (float[N,2] q) { q = MatMul(h, w) },
+        else_branch = te () => (float[N,2] q) { q = MatMul(x, v) } >"""
+    assert_both_branches(make(then, "ey = MatMul(x, v)"), ["x", "w", "v"])
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("a = MatMul(x, w) ey = Round(a)", "derivative is zero"),
+        ("a = MatMul(x, w) ey = Mish(a) r = RandomNormalLike(a)", "random numbers"),
+        ("a = MatMul(x, w) ey = LpNormalization(a)", "no gradient"),
+    ],
+)
+def test_refused_with_a_reason(other, reason):
+    model = make("ty = MatMul(h, w)", other)
+    (node,) = [node for node in model.graph if node.op_type == "If"]
+    assert reason in (get_engine("portable").gradient_support(node) or "")
+    with pytest.raises(ModelError, match="no gradient in the portable engine"):
+        differentiate(model, "loss", ["w"], "portable")
+
+
+@pytest.mark.parametrize("op_type", ["Loop", "Scan", "SequenceMap"])
+def test_loops_are_refused(op_type):
+    reason = get_engine("portable").gradient_support(ir.Node("", op_type, []))
+    assert reason is not None
+    assert "control flow" in reason

@@ -1,0 +1,249 @@
+"""The frame of the portable engine: what it answers, in which form, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine
+from ortboost.autodiff.numeric import numeric_gradients
+from ortboost.autodiff.portable import registry
+from ortboost.errors import ModelError, UsageError
+from ortboost.graph.normalize import infer_shapes
+from tests.autodiff.oracle import assert_gradients, graph, random_feeds
+from tests.support import run, session
+
+NET = """g (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] h, float loss) {
+    m = MatMul(x, w) h = Add(m, b) t = Tanh(h) s = Mul(t, t) loss = ReduceMean<keepdims=0>(s) }"""
+
+
+@pytest.fixture
+def rules():
+    """Rules that a test registers are gone after it."""
+    registry.rules()
+    before = dict(registry._RULES)
+    yield
+    registry._RULES.clear()
+    registry._RULES.update(before)
+
+
+def test_is_an_engine_that_can_always_run():
+    assert "portable" in engine_names()
+    engine = get_engine("portable")
+    assert isinstance(engine, Engine)
+    assert engine.unavailable() is None
+    assert 18 in engine.opsets
+
+
+def test_order_of_inputs_and_outputs_names_and_source_untouched():
+    model = graph(NET)
+    model.metadata_props["made_by"] = "test"
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    result = differentiate(model, "loss", ["b", "w"], "portable")
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+    assert [v.name for v in result.graph.inputs] == ["x", "w", "b"]
+    assert [v.name for v in result.graph.outputs] == ["h", "loss", "b_grad", "w_grad"]
+    assert [str(v.shape) for v in result.graph.outputs] == ["[N,3]", "[]", "[3]", "[4,3]"]
+    assert all(v.dtype == ir.DataType.FLOAT for v in result.graph.outputs)
+    assert set(result.opset_imports) == {""}
+    assert result.metadata_props["made_by"] == "test"
+    names = [node.name for node in result.graph.all_nodes()]
+    assert all(names)
+    assert len(names) == len(set(names))
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_at_any_batch_size(batch):
+    model = graph(NET)
+    assert_gradients(model, ["w", "b", "x"], random_feeds(model, N=batch), engine="portable")
+
+
+def test_empty_batch():
+    model = graph("""g (float[N,4] x, float[4] w) => (float loss) {
+        y = Mul(x, w) t = Tanh(y) loss = ReduceSum<keepdims=0>(t) }""")
+    result = differentiate(model, "loss", ["w", "x"], "portable")
+    found = run(result, random_feeds(model, N=0))
+    np.testing.assert_array_equal(found["w_grad"], np.zeros(4, np.float32))
+    assert found["x_grad"].shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Mul(w, w)",
+        "y = Add(w, w)",
+        "a = Exp(w) b = Mul(w, a) y = Sub(b, w)",
+        "y = Sum(w, w, w)",
+        "a = Tanh(w) b = Tanh(w) c = Mul(a, b) y = Add(c, a)",
+        "a = Identity(w) b = Identity(a) y = Mul(b, w)",
+        "k, l = Split<num_outputs = 2>(w) y = Mul(k, k)",
+    ],
+)
+def test_a_tensor_used_several_times(body):
+    model = graph(f"g (float[4] w) => (float loss) {{ {body} loss = ReduceSum<keepdims=0>(y) }}")
+    if "Split" in body and get_engine("portable").gradient_support(next(iter(model.graph))):
+        pytest.skip("no rule for Split")
+    assert_gradients(model, ["w"], random_feeds(model), engine="portable")
+
+
+def test_gradient_of_an_inner_value_and_of_what_comes_before_it():
+    model = graph("""g (float[3] w) => (float loss) {
+        h = Exp(w) s = Mul(h, h) loss = ReduceSum<keepdims=0>(s) }""")
+    feeds = random_feeds(model)
+    found = run(differentiate(model, "loss", ["h", "w"], "portable"), feeds)
+    inner = np.exp(feeds["w"])
+    np.testing.assert_allclose(found["h_grad"], 2 * inner, rtol=1e-5)
+    np.testing.assert_allclose(found["w_grad"], 2 * inner * inner, rtol=1e-5)
+
+
+def test_loss_itself_and_a_parameter_that_is_the_loss():
+    model = graph("g (float w) => (float loss) { loss = Mul(w, w) }")
+    feeds = {"w": np.array(3, np.float32)}
+    found = run(differentiate(model, "loss", ["loss", "w"], "portable"), feeds)
+    assert found["loss_grad"] == 1
+    assert found["w_grad"] == 6
+
+
+def test_two_parameters_with_one_gradient_are_two_outputs():
+    model = graph("""g (float[3] a, float[3] b) => (float loss) {
+        y = Add(a, b) loss = ReduceSum<keepdims=0>(y) }""")
+    result = differentiate(model, "loss", ["a", "b"], "portable")
+    found = run(result, random_feeds(model))
+    np.testing.assert_array_equal(found["a_grad"], np.ones(3))
+    np.testing.assert_array_equal(found["b_grad"], np.ones(3))
+
+
+def test_a_name_that_is_taken():
+    model = graph("""g (float[3] w) => (float loss) {
+        w_grad = Exp(w) loss = ReduceSum<keepdims=0>(w_grad) }""")
+    feeds = random_feeds(model)
+    found = run(differentiate(model, "loss", ["w"], "portable"), feeds)
+    np.testing.assert_allclose(found["w_grad"], np.exp(feeds["w"]), rtol=1e-6)
+
+
+def test_frozen_parameters_cost_nothing():
+    model = graph(NET)
+    whole = differentiate(model, "loss", ["w", "b"], "portable")
+    part = differentiate(model, "loss", ["b"], "portable")
+    assert sum(n.op_type in ("MatMul", "Gemm") for n in part.graph) == 1
+    assert len(list(part.graph)) < len(list(whole.graph))
+
+
+def test_integer_paths_carry_no_gradient():
+    model = graph("""g (float[4] w) => (float loss) {
+        i = Cast<to = 7>(w) f = Cast<to = 1>(i) y = Mul(w, f) loss = ReduceSum<keepdims=0>(y) }""")
+    found = run(
+        differentiate(model, "loss", ["w"], "portable"), {"w": np.float32([1.5, 2.5, 3, 4])}
+    )
+    np.testing.assert_array_equal(found["w_grad"], [1, 2, 3, 4])
+
+
+def test_unknown_shapes_are_found_out_at_run_time():
+    model = graph("""g (float[A,B] x, float[C] w) => (float loss) {
+        y = Mul(x, w) e = Tanh(y) s = Add(e, x) loss = ReduceSum<keepdims=0>(s) }""")
+    for value in model.graph.inputs:
+        value.shape = None
+    for node in model.graph:
+        for output in node.outputs:
+            output.shape = None
+    result = differentiate(model, "loss", ["x", "w"], "portable")
+    rng = np.random.default_rng(0)
+    for x, w in (((2, 3), (3,)), ((2, 3), (1,)), ((4, 1), (5,)), ((), (2, 1))):
+        feeds = {"x": np.asarray(rng.normal(size=x), np.float32)}
+        feeds["w"] = np.asarray(rng.normal(size=w), np.float32)
+        expected = numeric_gradients(model, "loss", ["x", "w"], feeds)
+        found = run(result, feeds)
+        for name in ("x", "w"):
+            assert found[f"{name}_grad"].shape == feeds[name].shape
+            np.testing.assert_allclose(found[f"{name}_grad"], expected[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("opset", get_engine("portable").opsets)
+def test_every_opset_that_it_takes(opset):
+    model = graph(NET, opset=opset)
+    infer_shapes(model)
+    assert_gradients(model, ["w", "b"], random_feeds(model), engine="portable")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("y = Round(w)", "derivative is zero"),
+        ("y = Det(w)", "Det"),
+        ("a = Tanh(w) y = Hardmax(a)", "derivative is zero"),
+    ],
+)
+def test_refuses_what_has_no_rule(body, reason):
+    model = graph(f"g (float[2,2] w) => (float loss) {{ {body} loss = ReduceSum<keepdims=0>(y) }}")
+    with pytest.raises(ModelError, match="no gradient in the portable engine") as error:
+        differentiate(model, "loss", ["w"], "portable")
+    assert reason in error.value.where
+    assert error.value.fix
+
+
+def test_custom_operators_are_refused_until_a_rule_is_registered(rules):
+    """A model-local function: differentiated as one node, run by its body."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18, "my.domain" : 1]>
+        g (float[N,3] x, float[3] w) => (float loss) {
+            y = my.domain.SquareTimes(x, w) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }
+        <domain: "my.domain", opset_import: ["" : 18]>
+        SquareTimes (x, w) => (y) { q = Mul(x, x) y = Mul(q, w) }""")
+    model.graph.node(0).outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    engine = get_engine("portable")
+    reason = engine.gradient_support(next(iter(model.graph)))
+    assert reason == (
+        "my.domain::SquareTimes has no gradient rule; register one, or export without it"
+    )
+
+    @registry.register("SquareTimes", domain="my.domain")
+    def square_times(b):
+        x, w, g = b.input(0), b.input(1), b.gradient()
+        gx = b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0))) if b.wants(0) else None
+        gw = b.like(b.op("Mul", g, b.op("Mul", x, x)), w) if b.wants(1) else None
+        return [gx, gw]
+
+    assert engine.gradient_support(next(iter(model.graph))) is None
+    result = engine.differentiate(model, "loss", ["x", "w"])
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 3), (3,)))
+    found = run(result, {"x": x, "w": w})
+    np.testing.assert_allclose(found["x_grad"], 4 * x**3 * w**2, rtol=1e-4)
+    np.testing.assert_allclose(found["w_grad"], (2 * x**4 * w).sum(axis=0), rtol=1e-4)
+
+
+def test_a_rule_for_a_step_and_one_in_the_place_of_another(rules):
+    model = graph("""g (float[2] w) => (float loss) {
+        y = Round(w) loss = ReduceSum<keepdims=0>(y) }""")
+
+    @registry.register("Round")
+    def straight_through(b):
+        return [b.gradient()]
+
+    feeds = {"w": np.float32([0.4, 1.6])}
+    found = run(differentiate(model, "loss", ["w"], "portable"), feeds)
+    np.testing.assert_array_equal(found["w_grad"], [1, 1])
+    with pytest.raises(UsageError, match="already") as error:
+        registry.register("Round")(straight_through)
+    assert "replace=True" in error.value.fix
+    registry.register("ai.onnx", "Round", domain="ai.onnx", replace=True)(
+        lambda b: [b.op("Neg", b.gradient())]
+    )
+    found = run(differentiate(model, "loss", ["w"], "portable"), feeds)
+    np.testing.assert_array_equal(found["w_grad"], [-1, -1])
+
+
+def test_every_rule_has_its_algebra():
+    for (domain, op_type), rule in registry.rules().items():
+        if rule.__module__.startswith("ortboost."):
+            assert rule.__doc__, f"{domain}::{op_type}"
+
+
+def test_running_twice_gives_the_same_bits():
+    model = graph(NET)
+    feeds = random_feeds(model)
+    opened = session(differentiate(model, "loss", ["w"], "portable"))
+    first, second = (opened.run(["w_grad"], feeds)[0] for _ in range(2))
+    assert first.tobytes() == second.tobytes()

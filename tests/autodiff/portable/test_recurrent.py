@@ -1,0 +1,120 @@
+"""LSTM, GRU and RNN written out step by step; Attention as the standard defines it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff.engine import differentiate, get_engine
+from ortboost.autodiff.numeric import numeric_gradients
+from ortboost.errors import ModelError
+from tests.autodiff.oracle import graph, random_feeds
+from tests.support import run
+
+T, B, N, H = 3, 2, 2, 3
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def recurrent(
+    op, direction, *, bias=True, state=True, length=str(T), more="", tail=None
+) -> ir.Model:
+    d, gates = (2 if direction == "bidirectional" else 1), GATES[op] * H
+    inputs = [f"float[{length},B,{N}] x", f"float[{d},{gates},{N}] w", f"float[{d},{gates},{H}] u"]
+    inputs += [f"float[{d},{2 * gates}] b"] if bias else []
+    inputs += [f"float[{d},B,{H}] h"] if state else []
+    cell = op == "LSTM" and state
+    inputs += [f"float[{d},B,{H}] c"] if cell else []
+    # no input in the middle is left out in text form: an empty name stands for it
+    given = f"x, w, u, {'b' if bias else ''}, , {'h' if state else ''}"
+    given += ", c" if cell else ""
+    given = given.rstrip(", ") if not state else given
+    outputs = "y, last, cell" if op == "LSTM" else "y, last"
+    tail = tail or (
+        "p = Mul(y, y) q = ReduceSum<keepdims = 0>(p) e = Exp(last) f = ReduceSum<keepdims = 0>(e)"
+        + (" k = Sin(cell) l = ReduceSum<keepdims = 0>(k) m = Add(f, l)" if op == "LSTM" else "")
+        + f" loss = Add(q, {'m' if op == 'LSTM' else 'f'})"
+    )
+    return graph(
+        f"""g ({", ".join(inputs)}) => (float loss) {{
+        {outputs} = {op}<hidden_size = {H}, direction = "{direction}"{more}>({given}) {tail} }}"""
+    )
+
+
+def differences(model: ir.Model, wrt: list[str], feeds) -> dict[str, np.ndarray]:
+    """Central differences of the runtime itself: the reference knows one direction only."""
+    from tests.support import session
+
+    opened = session(model)
+    found = {}
+    for name in wrt:
+        gradient = np.zeros(feeds[name].shape)
+        for index in np.ndindex(*feeds[name].shape):
+            values = []
+            for sign in (1, -1):
+                moved = feeds[name].copy()
+                moved[index] += sign * 5e-3
+                values.append(float(opened.run(["loss"], {**feeds, name: moved})[0]))
+            gradient[index] = (values[0] - values[1]) / 1e-2
+        found[name] = gradient
+    return found
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("full", [True, False])
+def test_recurrent(op, direction, full):
+    model = recurrent(op, direction, bias=full, state=full)
+    wrt = [value.name for value in model.graph.inputs]
+    feeds = random_feeds(model, B=B)
+    result = differentiate(model, "loss", wrt, "portable")
+    onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    found = run(result, feeds)
+    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
+    for name, expected in differences(model, wrt, feeds).items():
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-2, atol=1e-2)
+
+
+def test_gru_with_the_reset_behind_the_product():
+    model = recurrent("GRU", "bidirectional", more=", linear_before_reset = 1")
+    wrt = ["x", "w", "u", "b", "h"]
+    feeds = random_feeds(model, B=B)
+    found = run(differentiate(model, "loss", wrt, "portable"), feeds)
+    np.testing.assert_allclose(found["loss"], run(model, feeds)["loss"], rtol=1e-5)
+    for name, expected in differences(model, wrt, feeds).items():
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=1e-2, atol=1e-2)
+
+
+def test_what_cannot_be_written_out_is_refused():
+    cases = {
+        "length of its sequence": recurrent("LSTM", "forward", length="N"),
+        "clip": recurrent("GRU", "forward", more=", clip = 1.0"),
+        "activations": recurrent("RNN", "forward", more=', activations = ["Softsign"]'),
+    }
+    for reason, model in cases.items():
+        node = next(node for node in model.graph if node.op_type in GATES)
+        assert reason in (get_engine("portable").gradient_support(node) or "")
+        with pytest.raises(ModelError, match=reason):
+            differentiate(model, "loss", ["w"], "portable")
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 23, reason="needs opset 23")
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_attention(causal, heads):
+    """Grouped queries too; what comes out is of opset 18 and runs everywhere."""
+    model = graph(
+        f"""g (float[2,4,3,5] q, float[2,{heads},3,5] k, float[2,{heads},3,5] v) => (float loss) {{
+        y = Attention<is_causal = {causal}>(q, k, v) p = Mul(y, y)
+        loss = ReduceSum<keepdims = 0>(p) }}""",
+        opset=23,
+    )
+    feeds = random_feeds(model)
+    wrt = ["q", "k", "v"]
+    result = differentiate(model, "loss", wrt, "portable")
+    assert "Attention" not in {node.op_type for node in result.graph}
+    result.opset_imports[""] = 18
+    found = run(result, feeds)
+    for name, expected in numeric_gradients(model, "loss", wrt, feeds).items():
+        np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-3, atol=1e-3)

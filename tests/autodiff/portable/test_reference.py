@@ -1,0 +1,54 @@
+"""The gradient graph itself, run by the reference evaluator of ``onnx`` in float64.
+
+A second oracle: in double precision a rule is right to seven digits or its algebra is wrong.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from ortboost.autodiff.engine import get_engine
+from ortboost.autodiff.numeric import evaluate, numeric_gradients
+from ortboost.transforms.decompose import decompose
+from tests.autodiff.oracle import Case, cases
+from tests.autodiff.portable.test_probe import RIGHT, refused
+
+# Where the reference evaluator itself is wrong: it overflows, divides by 0, or forgets -1.
+_ITS_FAULT = {
+    ("LogSoftmax", "large"),
+    ("NegativeLogLikelihoodLoss", "ignore mean"),
+    ("SoftmaxCrossEntropyLoss", "all ignored"),
+}
+
+
+def fits(case: Case) -> bool:
+    return not (
+        case.domain
+        or case.op == "Dropout"
+        or refused(case)
+        or (case.op, case.note) in _ITS_FAULT
+        or case.op not in RIGHT
+    )
+
+
+@pytest.mark.parametrize("op_type", sorted({case.op for case in cases() if fits(case)}))
+def test_algebra_in_double_precision(op_type):
+    engine = get_engine("portable")
+    for case in cases():
+        if case.op != op_type or not fits(case):
+            continue
+        model, wrt, feeds = case.build()
+        work = model.clone()
+        decompose(work, wrt=wrt, loss="loss", engine=engine)
+        result = engine.differentiate(work, "loss", wrt)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = evaluate(result, feeds, [f"{name}_grad" for name in wrt])
+            expected = numeric_gradients(model, "loss", wrt, feeds)
+        for name, gradient in zip(wrt, found, strict=True):
+            scale = 1 + np.abs(expected[name])
+            assert gradient.shape == expected[name].shape, case.name
+            assert np.all(np.abs(gradient - expected[name]) < 5e-7 * scale), case.name

@@ -1,0 +1,338 @@
+r"""Time of a training step with each engine and with PyTorch eager, as ratios within one run.
+
+For every model in ``models/`` these are timed in turns, on the same batch, weights and number of
+threads, each in a process of its own:
+
+``native``
+    the step with the gradients of onnxruntime-training;
+``portable``
+    the step with our own gradient rules, in the same runtime;
+``stock``
+    the same file in the onnxruntime of the day, that of the Python given with ``--stock-python``;
+``torch``
+    PyTorch eager, the same network, loss and optimizer.
+
+A step is forward, backward, loss scale, finite check and the update by SGD with momentum. In each
+round everyone makes some steps while the others sleep, in an order that changes from round to round.
+A ratio is the median of the ratios of the rounds; in brackets are its quartiles. Memory is the peak
+of the process less what it had before its session was made.
+
+Examples:
+    All models at batch 32, also in the runtime of another environment::
+
+        python -m tools.bench.engines --stock-python ~/stock/bin/python
+
+    Two models with one thread by processor time, numbers as JSON::
+
+        python -m tools.bench.engines --model resnet20 --model lenet5 --threads 1 --clock cpu \
+            --json engines.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.bench.report import environment, heading, table, write_json
+
+__all__ = ["Contestant", "main", "measure"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_MODELS = (
+    "mlp",
+    "lenet5",
+    "resnet20",
+    "resnet_bottleneck",
+    "mobilenet_like",
+    "transformer_tiny",
+)
+_CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+_PAUSE = 0.05  # seconds in which the idle threads of whoever ran before stop spinning
+_WARM_STEPS = 5
+
+
+class Contestant:
+    """A child process that makes steps when it is told to.
+
+    Args:
+        python: The interpreter.
+        who: ``native``, ``portable`` or ``torch``.
+        settings: What the child needs to know: model, folder of the program, batch, threads, clock.
+    """
+
+    def __init__(self, python: str, who: str, settings: Mapping[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [python, "-m", "tools.bench.engines", "--child", json.dumps({**settings, "who": who})],
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.about = self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise SystemExit(f"A contestant ended: {self._process.args!r}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, question: str) -> dict[str, Any]:
+        """Send a line, wait for the answer."""
+        if self._process.stdin is None:
+            raise SystemExit("A contestant has no standard input.")
+        self._process.stdin.write(question + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def end(self) -> dict[str, Any]:
+        """Let the process end; what memory it took."""
+        answer = self.ask("end")
+        self._process.wait(timeout=60)
+        return answer
+
+
+def _peak(*, afresh: bool = False) -> float:
+    """Peak memory of this process in MiB; on Linux it can be counted afresh from here on."""
+    try:
+        if afresh:
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _child(settings: Mapping[str, Any]) -> None:
+    """What a contestant does: announce itself, then make as many steps as it is told."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not meet the answers
+
+    def say(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    from ortboost.program.program import Program
+    from tools.bench.step import our_step, random_batch, torch_step
+
+    program = Program.load(settings["folder"])
+    feeds = random_batch(program, settings["batch"])
+    if settings["who"] == "torch":
+        import torch
+
+        version = f"torch {torch.__version__}"
+    else:
+        import onnxruntime
+
+        version = f"onnxruntime {onnxruntime.__version__}"
+    before = _peak(afresh=True)
+    if settings["who"] == "torch":
+        step = torch_step(settings["model"], program, feeds, settings["threads"])
+        if step is None:
+            raise SystemExit("PyTorch is not installed.")
+    else:
+        step = our_step(program, feeds, settings["threads"])
+    loss = step()
+    for _ in range(_WARM_STEPS):
+        step()
+    start = time.perf_counter()
+    step()
+    say(loss=loss, seconds=time.perf_counter() - start, version=version)
+    clock = _CLOCKS[settings["clock"]]
+    for line in sys.stdin:
+        if line.strip() == "end":
+            say(peak=_peak(), rise=_peak() - before)
+            return
+        count = int(line)
+        step()  # the caches belonged to someone else until now
+        start = clock()
+        for _ in range(count):
+            step()
+        say(seconds=(clock() - start) / count)
+
+
+def measure(
+    name: str, pythons: Mapping[str, str], options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """Time all contestants on one model.
+
+    Args:
+        name: The model.
+        pythons: Contestant to interpreter.
+        options: Options of the command line.
+        folder: Where the programs are put.
+    """
+    from ortboost.program.build import build_program
+    from ortboost.program.config import ProgramConfig
+
+    random = False
+    programs = {}
+    for engine in ("native", "portable"):
+        if engine == "native" and "native" not in pythons:
+            continue
+        program = build_program(_ROOT / "models" / f"{name}.onnx", ProgramConfig(engine=engine))
+        random = random or bool(program.catalogue.randomness)
+        programs[engine] = program.save(folder / f"{name}-{engine}")
+    contestants = {}
+    for who, python in pythons.items():
+        settings = {
+            "model": name,
+            "folder": str(programs["native" if who == "native" else "portable"]),
+            "batch": options.batch,
+            "threads": options.threads,
+            "clock": options.clock,
+        }
+        role = "portable" if who == "stock" else who
+        contestants[who] = Contestant(python, role, settings)
+    if not random:  # else dropout makes every loss its own
+        _same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
+    counts = {
+        who: max(int(options.seconds / c.about["seconds"]), 2) for who, c in contestants.items()
+    }
+    times: dict[str, list[float]] = {who: [] for who in contestants}
+    order = list(contestants)
+    for _ in range(options.rounds):
+        for who in order:
+            time.sleep(_PAUSE)
+            times[who].append(contestants[who].ask(str(counts[who]))["seconds"])
+        order = [*order[1:], order[0]]
+    memory = {who: contestant.end() for who, contestant in contestants.items()}
+    return {
+        "model": name,
+        "milliseconds": {who: 1000 * statistics.median(spent) for who, spent in times.items()},
+        "times": times,
+        "memory": memory,
+        "versions": {who: c.about["version"] for who, c in contestants.items()},
+    }
+
+
+def _same_loss(name: str, losses: Mapping[str, float]) -> None:
+    reference = next(iter(losses.values()))
+    for who, loss in losses.items():
+        if not abs(loss - reference) <= 1e-4 * abs(reference):
+            raise SystemExit(f"{name}: '{who}' has the loss {loss}, not {reference}")
+
+
+def _ratio(result: Mapping[str, Any], above: str, below: str) -> str:
+    times = result["times"]
+    if above not in times or below not in times:
+        return "-"
+    ratios = [a / b for a, b in zip(times[above], times[below], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return f"{median:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None:
+    pairs = [(a, b) for a in ("portable", "stock") for b in ("native", "torch")]
+    pairs = [(a, b) for a, b in [*pairs, ("native", "torch")] if {a, b} <= set(everyone)]
+    heads = ["model", *(f"{who} ms" for who in everyone), *(f"{a} / {b}" for a, b in pairs)]
+    rows = [
+        [
+            result["model"],
+            *(f"{result['milliseconds'][who]:.2f}" for who in everyone),
+            *(_ratio(result, a, b) for a, b in pairs),
+        ]
+        for result in results
+    ]
+    print(table(heads, rows))
+    print("\nPeak memory in MiB above that before the session:\n")
+    rows = [[r["model"], *(f"{r['memory'][who]['rise']:.0f}" for who in everyone)] for r in results]
+    print(table(["model", *everyone], rows))
+
+
+def _pythons(stock: str | None) -> dict[str, str]:
+    from ortboost.autodiff.engine import get_engine
+    from ortboost.errors import OrtBoostError
+
+    found = {}
+    try:
+        get_engine("native")
+        found["native"] = sys.executable
+    except OrtBoostError:
+        print("The native engine cannot run here: nothing is compared with it.", file=sys.stderr)
+    found["portable"] = sys.executable
+    if stock is not None:
+        found["stock"] = stock
+    try:
+        import torch
+
+        del torch
+        found["torch"] = sys.executable
+    except ImportError:
+        print("PyTorch is not installed: nothing is compared with it.", file=sys.stderr)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench.engines",
+        description="Time of a training step: native engine, portable engine, PyTorch eager.",
+        epilog=(
+            "examples:\n"
+            "  python -m tools.bench.engines --stock-python ~/stock/bin/python\n"
+            "  python -m tools.bench.engines --model resnet20 --threads 1 --clock cpu\n"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--model", action="append", choices=_MODELS, help="which model (default: all)"
+    )
+    parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
+    parser.add_argument("--threads", type=int, default=2, help="default: 2")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of everyone (default: 15)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.2, help="time for each in a round (default: 0.2)"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=tuple(_CLOCKS),
+        default="wall",
+        help="cpu: processor time, steadier on a busy machine; for one thread (default: wall)",
+    )
+    parser.add_argument(
+        "--stock-python", metavar="PATH", help="Python of an environment with stock onnxruntime"
+    )
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child is not None:
+        _child(json.loads(options.child))
+        return 0
+    if options.rounds < 2:
+        parser.error("quartiles need at least 2 rounds")
+    if options.clock == "cpu" and options.threads != 1:
+        parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
+    pythons = _pythons(options.stock_python)
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in options.model or _MODELS:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            results.append(measure(name, pythons, options, Path(scratch)))
+    about = environment()
+    print(heading(about))
+    versions = results[0]["versions"]
+    print(
+        f"Batch {options.batch}, {options.threads} thread(s), {options.rounds} rounds, "
+        f"{options.clock} clock; " + ", ".join(f"{who}: {v}" for who, v in versions.items()) + ".\n"
+    )
+    _show(results, list(pythons))
+    if options.json:
+        settings = {key: getattr(options, key) for key in ("batch", "threads", "rounds", "clock")}
+        write_json(options.json, {"environment": about, "options": settings, "results": results})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
