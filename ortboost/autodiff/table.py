@@ -5,32 +5,64 @@ from __future__ import annotations
 import inspect
 
 from ortboost.autodiff import native_support
+from ortboost.autodiff.portable.registry import rules
+from ortboost.autodiff.portable.rewrites.functions import EXPANDED
 from ortboost.transforms.decompose import DECOMPOSITIONS
 
 __all__ = ["support_table"]
 
+_UNROLLED = ("GRU", "LSTM", "RNN")
+_COLUMNS = ("operator", "native engine", "portable engine", "remark")
+
 
 def support_table() -> str:
-    """The table in Markdown: operator, how it is trained with the native engine, remarks."""
-    rows: dict[str, tuple[str, str]] = {}
-    for op_type in native_support.NATIVE:
-        remark = native_support.CONDITIONS.get(op_type, (None, ""))[1]
-        rows[op_type] = ("native", remark)
-    for op_type, rule in DECOMPOSITIONS.items():
-        doc = (inspect.getdoc(rule) or "").splitlines()
-        remark = doc[0] if doc else ""
-        if op_type in rows:
-            rows[op_type] = ("native or decomposed", rows[op_type][1])
-        else:
-            rows[op_type] = ("decomposed", remark)
-    for op_type, reason in native_support.REFUSED.items():
-        rows[op_type] = ("refused", reason)
-    for op_type in native_support.NATIVE_MICROSOFT:
-        rows[f"com.microsoft::{op_type}"] = ("native", "")
-    lines = ["| operator | trained how | remark |", "|---|---|---|"]
-    rows = {op: (how, remark.replace("|", "\\|")) for op, (how, remark) in rows.items()}
-    lines += [
-        f"| {op} | {how} | {remark} |".replace("|  |", "| |")
-        for op, (how, remark) in sorted(rows.items())
-    ]
+    """The table in Markdown: operator, how each engine trains it, remarks."""
+    portable = {f"{domain}::{op_type}" if domain else op_type for domain, op_type in rules()}
+    microsoft = {f"com.microsoft::{op_type}" for op_type in native_support.NATIVE_MICROSOFT}
+    known = {
+        *native_support.NATIVE,
+        *native_support.REFUSED,
+        *microsoft,
+        *DECOMPOSITIONS,
+        *portable,
+        *EXPANDED,
+    }
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|" + "---|" * len(_COLUMNS)]
+    for op_type in sorted(known):
+        cells = (
+            op_type,
+            _native(op_type, microsoft),
+            _portable(op_type, portable),
+            _remark(op_type),
+        )
+        text = f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        lines.append(text.replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
+
+
+def _native(op_type: str, microsoft: set[str]) -> str:
+    if op_type in native_support.NATIVE or op_type in microsoft:
+        return "yes, or decomposed" if op_type in DECOMPOSITIONS else "yes"
+    return "decomposed" if op_type in DECOMPOSITIONS else "refused"
+
+
+def _portable(op_type: str, rules: set[str]) -> str:
+    if op_type in _UNROLLED:
+        return "unrolled"
+    if op_type in EXPANDED:
+        return "its definition"
+    if op_type in rules:
+        return "yes, or decomposed" if op_type in DECOMPOSITIONS else "yes"
+    return "decomposed" if op_type in DECOMPOSITIONS else "refused"
+
+
+def _remark(op_type: str) -> str:
+    if op_type in native_support.CONDITIONS:
+        return f"native: {native_support.CONDITIONS[op_type][1]}"
+    if op_type in native_support.NATIVE:
+        return ""
+    if op_type in DECOMPOSITIONS:
+        return (inspect.getdoc(DECOMPOSITIONS[op_type]) or "").partition("\n")[0]
+    if op_type in native_support.REFUSED:
+        return native_support.REFUSED[op_type]
+    return ""

@@ -91,7 +91,7 @@ def convert(
     running_variance: Annotated[
         str | None, typer.Option(help="unbiased (default, as PyTorch and MindSpore) or onnx.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default) or native.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new head.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON file with the configuration; options overrule it.")
@@ -170,7 +170,7 @@ def check(
     output: _OutputName = None,
     freeze: _Freeze = None,
     trainable: _Trainable = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default) or native.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,

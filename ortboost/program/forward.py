@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import Engine
+from ortboost.autodiff.reach import reach
 from ortboost.errors import ModelError, UsageError
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
@@ -76,6 +77,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
     trained, choice = choose_trainable(model, parameters, config)
+    trained = _reached(model, trained, loss.objective, config, choice)
     reports += [loss.report, norms.report, dropout, choice]
     return Forward(
         model,
@@ -166,6 +168,32 @@ def choose_trainable(
             fix="Loosen --freeze or --trainable; see 'ortboost inspect MODEL --params'.",
         )
     return tuple(trained), report
+
+
+def _reached(
+    model: ir.Model,
+    trained: tuple[Parameter, ...],
+    loss: str,
+    config: ProgramConfig,
+    choice: Report,
+) -> tuple[Parameter, ...]:
+    """Leave out parameters of other outputs: the loss depends on them in no way.
+
+    What the user named himself stays, so that the check can say why it cannot be trained.
+    """
+    named = match_names([p.name for p in trained], config.trainable)[0]
+    idle = set(reach(model, [p.name for p in trained], loss).unreachable) - named
+    if len(idle) == len(trained):
+        return trained
+    for name in (p.name for p in trained if p.name in idle):
+        choice.changed.pop(name, None)
+        choice.kept[name] = "the loss does not depend on it"
+    if idle:
+        shown = ", ".join(sorted(idle)[:3]) + (", ..." if len(idle) > 3 else "")
+        choice.notes.append(
+            f"{len(idle)} tensors are not trained, because the loss does not depend on them: {shown}"
+        )
+    return tuple(p for p in trained if p.name not in idle)
 
 
 def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:

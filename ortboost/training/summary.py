@@ -78,7 +78,7 @@ def health(state: RunState) -> tuple[bool, str]:
         return True, f"healthy: no step was skipped; scale {state.loss_scale:g}"
     share = state.total_skips / state.step
     # A scale of 2^24 may need some 20 halvings to find its place, however short the run is.
-    few = share <= _MANY_SKIPS or state.total_skips <= 24
+    few = share <= _MANY_SKIPS or state.total_skips <= min(24, state.applied_steps)
     text = f"{state.total_skips} of {state.step} steps skipped ({share:.1%})".replace("%", " %")
     if few and state.applied_steps:
         tail = "which is normal while the scale finds its place"

@@ -460,3 +460,30 @@ def test_the_fingerprint_is_reproducible():
     )
     one = build_program(model_path("resnet20"), BASE).fingerprint
     assert one == build_program(model_path("resnet20"), BASE).fingerprint
+
+
+TWO_OUTPUTS = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,4] x, float[4,3] w, float[4,2] v) => (float[N,3] cls, float[N,2] box) {
+  cls = MatMul(x, w)  box = MatMul(x, v)
+}"""
+
+
+def two_outputs():
+    return text_model(
+        TWO_OUTPUTS, w=np.ones((4, 3), np.float32), v=np.ones((4, 2), np.float32)
+    )
+
+
+def test_parameters_of_another_output_are_left_alone():
+    program = build_program(two_outputs(), ProgramConfig(loss=LossConfig(output="cls")))
+    entries = {entry.name: entry.next for entry in program.catalogue.entries("parameter")}
+    assert entries == {"w": "ortboost/next/w", "v": None}
+    report = next(r for r in program.reports if r.rewrite == "choose_trainable")
+    assert report.kept == {"v": "the loss does not depend on it"}
+    assert any("not trained" in note for note in report.notes)
+
+
+def test_a_parameter_that_was_asked_for_is_not_left_out_silently():
+    config = ProgramConfig(loss=LossConfig(output="cls"), trainable=("w", "v"))
+    with pytest.raises(ModelError, match="depend"):
+        build_program(two_outputs(), config)
