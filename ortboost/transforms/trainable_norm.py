@@ -16,7 +16,7 @@ variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore keep the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from ortboost.errors import ModelError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import static_shape
+from ortboost.graph.query import known_shape, static_shape
 from ortboost.report import Report
 
 __all__ = [
@@ -142,6 +142,7 @@ def to_training(
         )
     builder = Builder(model.graph, _OWN.rstrip("/"))
     _separate(model, nodes, builder, state.report)
+    factors: dict[Hashable, ir.Value] = {}
     latest: dict[str, ir.Value] = {}
     last_buffer: dict[str, ir.Value] = {}
     for node in nodes:
@@ -153,7 +154,7 @@ def to_training(
         for index, value in zip((3, 4), statistics, strict=True):
             node.replace_input_with(index, latest.get(value.name or "", value))
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
-        new_mean, new_var = _add_statistics(model, node, builder, running_variance)
+        new_mean, new_var = _add_statistics(model, node, builder, running_variance, factors)
         for buffer, new in zip(statistics, (new_mean, new_var), strict=True):
             latest[buffer.name or ""] = new
             last_buffer[buffer.name or ""] = buffer
@@ -197,9 +198,16 @@ def _freeze(node: ir.Node, report: Report) -> None:
 
 
 def _add_statistics(
-    model: ir.Model, node: ir.Node, builder: Builder, running_variance: RunningVariance
+    model: ir.Model,
+    node: ir.Node,
+    builder: Builder,
+    running_variance: RunningVariance,
+    factors: dict[Hashable, ir.Value],
 ) -> tuple[ir.Value, ir.Value]:
-    """Let the node output the batch statistics, and compute the next running ones beside it."""
+    """Let the node output the batch statistics, and compute the next running ones beside it.
+
+    ``factors`` holds the corrections of the variance by element count: layers of one size share them.
+    """
     stored = (node.inputs[3], node.inputs[4])
     momentum = node.attributes.get_float("momentum", 0.9)
     node.metadata_props[_MOMENTUM] = repr(momentum)
@@ -224,11 +232,23 @@ def _add_statistics(
         kept = builder.op("Mul", old, builder.const(momentum, dtype))
         weight = builder.const(1.0 - momentum, dtype)
         if kind == "var" and running_variance == "unbiased":
-            weight = _unbiased(node, old, 1.0 - momentum, builder, dtype)
+            key = (_element_count(node), momentum, dtype)
+            if key[0] is None or key not in factors:
+                factors[key] = _unbiased(node, old, 1.0 - momentum, builder, dtype)
+            weight = factors[key]
         new = builder.op("Add", kept, builder.op("Mul", batch, weight), shape=old.shape)
         following.append(new)
     model.graph.insert_after(node, builder.take())
     return following[0], following[1]
+
+
+def _element_count(node: ir.Node) -> tuple[int | str, ...] | None:
+    """The dimensions that a channel has its elements in; ``None`` if one has neither size nor name."""
+    shape = known_shape(node.inputs[0]) if node.inputs[0] is not None else None
+    if shape is None:
+        return None
+    dims = tuple(dim for dim in (*shape[:1], *shape[2:]) if dim is not None)
+    return dims if len(dims) == len(shape) - 1 else None
 
 
 def _unbiased(

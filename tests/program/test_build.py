@@ -469,9 +469,7 @@ net (float[N,4] x, float[4,3] w, float[4,2] v) => (float[N,3] cls, float[N,2] bo
 
 
 def two_outputs():
-    return text_model(
-        TWO_OUTPUTS, w=np.ones((4, 3), np.float32), v=np.ones((4, 2), np.float32)
-    )
+    return text_model(TWO_OUTPUTS, w=np.ones((4, 3), np.float32), v=np.ones((4, 2), np.float32))
 
 
 def test_parameters_of_another_output_are_left_alone():

@@ -247,3 +247,18 @@ def test_dropout_default_ratio_and_computed_mode():
     report = dropout_to_training(model)
     assert report.changed == {"a": "put in training mode (ratio 0.5)"}
     assert report.kept == {"b": "its training_mode is computed in the graph"}
+
+
+def test_layers_of_one_size_share_the_correction_of_the_variance():
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    net (float[N,2,4,4] x, float[2] s, float[2] b, float[2] m1, float[2] v1, float[2] m2, float[2] v2,
+         float[2] m3, float[2] v3) => (float[N,2,2,2] y) {
+      [a] h = BatchNormalization(x, s, b, m1, v1)  [b] k = BatchNormalization(h, s, b, m2, v2)
+      [p] q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(k)
+      [c] y = BatchNormalization(q, s, b, m3, v3)
+    }"""
+    model = ir.from_onnx_text(text)
+    infer_shapes(model)
+    to_training(model)
+    sizes = [node for node in model.graph if node.op_type == "Size"]
+    assert len(sizes) == 4  # elements and channels, for 4 x 4 and for 2 x 2
