@@ -12,12 +12,10 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,37 +27,33 @@ from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.autodiff.engine import get_engine
 from ortboost.deploy.export import Exported, export_model, write_verified
 from ortboost.deploy.verify import Parity, seeded_batch
-from ortboost.errors import FileError, UsageError
+from ortboost.errors import UsageError
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
 from ortboost.program.program import EVAL, MANIFEST, STATE, STEP, Program
+from ortboost.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, load_run
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import (
-    ArraySource,
     BestModel,
     Callback,
-    Checkpoint,
     CheckpointStore,
     EarlyStopping,
     EventLog,
     Goal,
-    IterableSource,
     Reporter,
     Source,
     TrainConfig,
     Trainer,
     TrainSummary,
-    bind_arrays,
     get_metric,
-    load_arrays,
     parse_schedule,
 )
 from ortboost.training import evaluate as evaluate_source
-from ortboost.training.data import pad_batch, static_batch
+from ortboost.training.data import open_source, pad_batch, static_batch
 
 __all__ = [
     "CHECKPOINTS",
@@ -75,7 +69,6 @@ __all__ = [
     "train",
 ]
 
-CHECKPOINTS, LOG, PLOT = "checkpoints", "log.jsonl", "curves.png"
 _CONSUMED = (CHECKPOINTS, LOG, PLOT)
 _ANY_STEPS = 1 << 40  # more than any warm-up
 
@@ -206,7 +199,7 @@ def train(
     stepper = Stepper(program, device=device, threads=threads)
     base = dataclasses.replace(config or TrainConfig(), **settings)
     drop_last = static_batch(stepper.inputs) is not None
-    source = _source(
+    source = open_source(
         data,
         stepper.inputs,
         "train",
@@ -218,7 +211,7 @@ def train(
     )
     held_out = None
     if validation is not None:
-        held_out = _source(validation, stepper.inputs, "test", batch_size, mapping)
+        held_out = open_source(validation, stepper.inputs, "test", batch_size, mapping)
     steps = source.steps_per_epoch
     total = None if steps is None else steps * base.epochs
     classes = program.config.loss.name == "softmax-cross-entropy"
@@ -252,69 +245,8 @@ def train(
         program=program.fingerprint,
         plot=folder / PLOT,
     )
-    with _alone_in(folder):
+    with alone_in(folder):
         return trainer.fit(source, held_out, resume=resume)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep a second training out of the folder; the lock goes with the process, however it ends."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise FileError(
-            "The program folder cannot be opened.", where=str(folder), fix=str(error)
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                "Another process is training this program.",
-                where=str(folder),
-                fix="Wait for it, or convert the model into a folder of its own.",
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def load_run(
-    run: str | os.PathLike[str], checkpoint: str = "best"
-) -> tuple[Program, dict[str, NDArray[Any]], Checkpoint | None]:
-    """A program folder with the state to use.
-
-    Args:
-        run: The folder.
-        checkpoint: ``best`` (the newest where no best one was kept), ``last``, ``initial``, or the
-            path of a checkpoint file.
-
-    Raises:
-        FileError: It is no program folder, or the checkpoint cannot be used.
-    """
-    folder = Path(run)
-    program = Program.load(folder)
-    if checkpoint == "initial":
-        return program, dict(program.initial), None
-    found: Checkpoint | None = None
-    if checkpoint not in ("best", "last"):
-        found = CheckpointStore(folder / CHECKPOINTS).load(checkpoint, program=program.fingerprint)
-    elif (folder / CHECKPOINTS).is_dir():  # a store makes its folder, and this only looks
-        store = CheckpointStore(folder / CHECKPOINTS)
-        found = store.best(program=program.fingerprint) if checkpoint == "best" else None
-        steps = store.steps()
-        if found is None and steps:  # a damaged one is refused: an older one is not what was asked
-            found = store.load(store.path(steps[-1]), program=program.fingerprint)
-    if found is None:
-        raise FileError(
-            "The program has not been trained yet: there is no checkpoint.",
-            where=str(folder / CHECKPOINTS),
-            fix=f"Train it with 'ortboost train {folder} --data DATA', "
-            "or use --checkpoint initial for the weights as converted.",
-        )
-    return program, dict(found.state), found
 
 
 def evaluate(
@@ -362,7 +294,7 @@ def evaluate(
         load_model(target)  # its errors are clearer than the runtime's
         evaluator = ModelEvaluator(target, device=device, threads=threads)
         inputs = [*evaluator.inputs, TensorSpec("labels", np.dtype(np.int64), (None,))]
-    source = _source(data, inputs, split, static_batch(inputs) or batch_size, mapping)
+    source = open_source(data, inputs, split, static_batch(inputs) or batch_size, mapping)
     found = evaluate_source(
         evaluator,
         source,
@@ -460,7 +392,9 @@ def export(
     if verify is None:
         feeds = [seeded_batch(evaluator.inputs, seed=program.config.seed, batch=fixed or 4)]
     else:
-        samples = _source(verify, evaluator.inputs, split, fixed or batch_size, mapping).epoch(0)
+        samples = open_source(verify, evaluator.inputs, split, fixed or batch_size, mapping).epoch(
+            0
+        )
         feeds = [batch if fixed is None else pad_batch(batch, fixed)[0] for batch in samples]
     expected = [evaluator.evaluate(batch) for batch in feeds]
     step = None if found is None else int(found.step)
@@ -489,31 +423,3 @@ def _schedules(config: ProgramConfig, learning_rate: str | None, total: int | No
         if group.learning_rate is not None
     }
     return {"learning_rate": common, **named} if named else common
-
-
-def _source(
-    data: Any,
-    inputs: Sequence[Any],
-    split: str,
-    batch_size: int,
-    mapping: Mapping[str, str] | None,
-    *,
-    shuffle: bool = False,
-    seed: int = 0,
-    drop_last: bool = False,
-) -> Source:
-    """Whatever holds data, as a source of batches."""
-    if isinstance(data, (str, os.PathLike)):
-        arrays: Mapping[str, NDArray[Any]] = load_arrays(data, split=split)
-        path: str | None = str(data)
-    elif isinstance(data, Mapping):
-        arrays, path = data, None
-    elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
-        source: Source = data
-        return source
-    else:
-        return IterableSource(data, inputs)
-    bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
-    return ArraySource(
-        bound, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, inputs=inputs
-    )

@@ -29,6 +29,7 @@ LAYERS = [
         "train",
         "doctor",
         "inspection",
+        "run_folder",
     },
     {"cli", "__main__"},
 ]

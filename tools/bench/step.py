@@ -49,6 +49,7 @@ from ortboost.loss_scale import NO_SCALE
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
+from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.stepper import Stepper
 from tools.bench.report import environment, heading, table, write_json
@@ -141,7 +142,7 @@ def bare_step(program: Program, feeds: Mapping[str, NDArray[Any]], threads: int)
     loss = next(value for value in model.graph.outputs if value.name == "loss")
     model.graph.outputs[:] = [loss, *dict.fromkeys(kept)]
     common.RemoveUnusedNodesPass()(model)
-    session = open_session(model, device="cpu", threads=threads)
+    session = open_session(for_device(model, "cpu"), device="cpu", threads=threads)
     binding = session.io_binding()
     wanted = {value.name for value in session.get_inputs()}
     held = {  # the binding does not keep the arrays alive, the step below does

@@ -14,6 +14,7 @@ from ortboost.training.data.cifar import load_cifar
 from ortboost.training.data.idx import load_idx, load_idx_pair
 from ortboost.training.data.load import load_arrays
 from ortboost.training.data.npz import load_npz
+from ortboost.training.data.open import open_source
 from ortboost.training.data.prefetch import prefetch
 from ortboost.training.data.sources import ArraySource, IterableSource, Source, epoch_order
 
@@ -31,6 +32,7 @@ __all__ = [
     "load_idx",
     "load_idx_pair",
     "load_npz",
+    "open_source",
     "pad_batch",
     "prefetch",
     "static_batch",

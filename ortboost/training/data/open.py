@@ -1,0 +1,60 @@
+"""Whatever holds data, as a source of batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ortboost.training.data.bind import bind_arrays
+from ortboost.training.data.load import load_arrays
+from ortboost.training.data.sources import ArraySource, IterableSource, Source
+from ortboost.training.protocols import InputLike
+
+__all__ = ["open_source"]
+
+
+def open_source(
+    data: Any,
+    inputs: Sequence[InputLike],
+    split: str,
+    batch_size: int,
+    mapping: Mapping[str, str] | None,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+) -> Source:
+    """Make a source of whatever holds data.
+
+    Args:
+        data: A file or folder, arrays by name, a source (given back as it is), or any iterable of
+            batches.
+        inputs: The inputs to feed.
+        split: Which part of a file with several, ``train`` or ``test``.
+        batch_size: Samples in a batch, for files and arrays.
+        mapping: Input name to the key of its array.
+        shuffle: Give each epoch its own order.
+        seed: Seed of the order.
+        drop_last: Leave out the last batch when it is short.
+
+    Raises:
+        FileError: A file cannot be read, or does not fit the inputs.
+        UsageError: Arrays or arguments do not fit.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        arrays: Mapping[str, NDArray[Any]] = load_arrays(data, split=split)
+        path: str | None = str(data)
+    elif isinstance(data, Mapping):
+        arrays, path = data, None
+    elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
+        source: Source = data
+        return source
+    else:
+        return IterableSource(data, inputs)
+    bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
+    return ArraySource(
+        bound, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, inputs=inputs
+    )
