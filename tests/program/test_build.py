@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 
 import numpy as np
 import onnx
@@ -485,3 +486,17 @@ def test_a_parameter_that_was_asked_for_is_not_left_out_silently():
     config = ProgramConfig(loss=LossConfig(output="cls"), trainable=("w", "v"))
     with pytest.raises(ModelError, match="depend"):
         build_program(two_outputs(), config)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was(enabled):
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        build_program(small_mlp(), ProgramConfig())
+        assert gc.isenabled() == enabled
+        with pytest.raises(UsageError):
+            build_program(small_mlp(), ProgramConfig(freeze=("nothing",)))
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
