@@ -921,12 +921,32 @@ def shapes() -> Iterator[Case]:
     for at in ({}, {"exclusive": 1}, {"reverse": 1}, {"exclusive": 1, "reverse": 1}):
         for ax in (0, 1, -1):
             yield Case("CumSum", [(3, 4), np.array(ax, np.int64)], attrs=at, note=f"axis {ax} {at}")
-    yield Case(
-        "Resize", [(1, 1, 3, 3), None, floats(1, 1, 2, 2)], attrs={"mode": "nearest"}, constant=(2,)
-    )
-    yield Case(
-        "Resize", [(1, 1, 3, 3), None, floats(1, 1, 2, 2)], attrs={"mode": "linear"}, constant=(2,)
-    )
+    yield from resizes()
+
+
+def resizes() -> Iterator[Case]:
+    """Up, down and by odd factors, by scales and by sizes, on all coordinates."""
+    shape = (1, 1, 2, 6)
+    by_scales = [(1, 1, 2, 2), (1, 1, 0.5, 0.5), (1, 1, 1.5, 0.7), (1, 1, 1, 1 / 3), (1, 1, 2.3, 1)]
+    by_sizes = [(1, 1, 4, 12), (1, 1, 1, 3), (1, 1, 5, 4), (1, 1, 1, 1), (1, 1, 2, 9)]
+    roundings = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+    forms = [{"mode": "linear"}, *({"mode": "nearest", "nearest_mode": way} for way in roundings)]
+    for form in forms:
+        for mode in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"):
+            attrs = {**form, "coordinate_transformation_mode": mode}
+            for factors in by_scales:
+                inputs = [shape, None, floats(*factors)]
+                note = f"{attrs} scales {factors}"
+                yield Case("Resize", inputs, attrs=attrs, note=note, constant=(2,))
+            for sizes in by_sizes:
+                inputs = [shape, None, None, ints(*sizes)]
+                yield Case("Resize", inputs, attrs=attrs, note=f"{attrs} sizes {sizes}")
+    for inputs in ([(2, 3, 5), None, floats(2)], [(2, 3, 5), None, None, ints(4)]):
+        attrs = {"mode": "linear", "axes": [2]}
+        yield Case("Resize", inputs, attrs=attrs, note=f"one axis {len(inputs)}", constant=(2,))
+    inputs = [(2, 3, 4, 4), None, floats(1, 1, 2, 2)]
+    for attrs in ({"mode": "cubic"}, {"mode": "linear", "antialias": 1}):
+        yield Case("Resize", inputs, attrs=attrs, note=f"refused {attrs}", constant=(2,))
 
 
 def gathers() -> Iterator[Case]:

@@ -53,7 +53,6 @@ REFUSED = {
     ),
     "Det": "it has no gradient",
     "GlobalLpPool": "it has no gradient; use GlobalAveragePool or GlobalMaxPool",
-    "GridSample": "it has no gradient",
     "LpPool": "it has no gradient; use AveragePool or MaxPool",
     "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
     "Mod": "it has no gradient",

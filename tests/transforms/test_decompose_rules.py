@@ -41,6 +41,7 @@ NODES = {
     "Einsum": ("float[4,5] k", "N,L,4", 'y = Einsum<equation="blc,cd->bld">(h, k)'),
     "Elu": ("", "N,4", "y = Elu(h)"),
     "GlobalMaxPool": ("", "N,2,H,W", "y = GlobalMaxPool(h)"),
+    "GridSample": ("float[N,2,5,2] k", "N,2,H,W", "y = GridSample(h, k)"),
     "GroupNormalization": (
         "float[2] s, float[2] b",
         "N,4,H,W",

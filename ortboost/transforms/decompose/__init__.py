@@ -18,6 +18,7 @@ from ortboost.graph.normalize import infer_shapes
 from ortboost.report import Report
 from ortboost.transforms.decompose.activations import ACTIVATIONS
 from ortboost.transforms.decompose.einsum import EINSUM
+from ortboost.transforms.decompose.grid_sample import GRID_SAMPLE
 from ortboost.transforms.decompose.layouts import LAYOUTS
 from ortboost.transforms.decompose.normalizations import NORMALIZATIONS
 from ortboost.transforms.decompose.reductions import REDUCTIONS
@@ -28,6 +29,7 @@ __all__ = ["DECOMPOSITIONS", "decompose"]
 DECOMPOSITIONS: dict[str, Rule] = {
     **ACTIVATIONS,
     **EINSUM,
+    **GRID_SAMPLE,
     **LAYOUTS,
     **NORMALIZATIONS,
     **REDUCTIONS,

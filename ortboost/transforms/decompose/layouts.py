@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -76,35 +74,41 @@ def _pad(site: Site) -> list[ir.Value | None]:
     return [result if result is not site.input(0) else site.op("Identity", result)]
 
 
-def _source_positions(site: Site, scale: float, length: int, size: int) -> NDArray[np.float64]:
-    """Where the points of a resized axis lie on the original one."""
-    points = np.arange(size, dtype=np.float64)
+def _source_positions(site: Site, scale: np.float32, length: int, size: int) -> NDArray[np.float32]:
+    """Where the points of a resized axis lie on the original one.
+
+    In float32 and in the order of the kernels of onnxruntime: elsewhere `1 / (1/3)` is not 3, and
+    another pixel is the nearest.
+    """
+    points = np.arange(size, dtype=np.float32)
+    one, half = np.float32(1), np.float32(0.5)
     mode = site.text("coordinate_transformation_mode", "half_pixel")
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and size > 1):
-        return (points + 0.5) / scale - 0.5
+        return (points + half) / scale - half
     if mode == "pytorch_half_pixel":
-        return np.zeros(size)
+        return np.zeros(size, np.float32)
     if mode == "asymmetric":
         return points / scale
     if mode == "align_corners":
-        return points * (length - 1) / (size - 1) if size > 1 else np.zeros(size)
+        return points * np.float32(length - 1) / max(np.float32(size - 1), one)
     raise Refusal(f"coordinate_transformation_mode='{mode}' has no gradient here")
 
 
-def _nearest(site: Site, positions: NDArray[np.float64], length: int) -> NDArray[np.int64]:
+def _nearest(site: Site, positions: NDArray[np.float32], length: int) -> NDArray[np.int64]:
+    """The pixels taken, as onnxruntime 1.19 does; 1.31 has other ties for round_prefer_ceil."""
     mode = site.text("nearest_mode", "round_prefer_floor")
     if mode == "floor":
         index = np.floor(positions)
     elif mode == "ceil":
         index = np.ceil(positions)
     elif mode == "round_prefer_ceil":
-        index = np.floor(positions + 0.5)
+        index = np.floor(positions + np.float32(0.5))
     else:
-        index = np.ceil(positions - 0.5)
+        index = np.ceil(positions - np.float32(0.5))
     return np.clip(index, 0, length - 1).astype(np.int64)
 
 
-def _interpolation(positions: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def _interpolation(positions: NDArray[np.float32], length: int) -> NDArray[np.float64]:
     """``[length, size]``: the weights of linear interpolation, constant beyond the ends."""
     matrix = np.zeros((length, len(positions)))
     clipped = np.clip(positions, 0, length - 1)
@@ -133,16 +137,16 @@ def _resize(site: Site) -> list[ir.Value | None]:
     result = data
     for place, axis in enumerate(axes):
         length = site.shape()[axis]
-        scale = float(scales[place]) if scales is not None and scales.size else None
+        scale = np.float32(scales[place]) if scales is not None and scales.size else None
         if scale == 1.0 or (scale is None and sizes is not None and sizes[place] == length):
             continue
         if not isinstance(length, int):
             raise Refusal(f"axis {axis} is resized and its length is not fixed")
         if scale is None:
             size = int(sizes[place]) if sizes is not None else length
-            scale = size / length
+            scale = np.float32(size) / np.float32(length)
         else:
-            size = math.floor(length * scale)
+            size = int(np.float32(length) * scale)
         positions = _source_positions(site, scale, length, size)
         if mode == "nearest":
             index = _nearest(site, positions, length)
