@@ -36,6 +36,8 @@ from ortboost.program.config import ClipConfig, ProgramConfig, decays
 
 __all__ = ["StepParts", "append_update"]
 
+_SMALL = 8192  # elements; larger gradients are not worth a copy
+
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 
 
@@ -106,6 +108,8 @@ class _Writer:
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
         self.factor: ir.Value | None = None
+        self.packed: ir.Value | None = None
+        self.small: list[Parameter] = []
         self._declare()
 
     # ---- inputs -------------------------------------------------------------------------------
@@ -153,6 +157,7 @@ class _Writer:
     def gated(self) -> StepParts:
         """One If for everything that changes."""
         self.factor = self._unscaling()  # reads the scale, so before the branches that write it
+        self._pack()
         finite = self._finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
         self.b.flush()
@@ -229,20 +234,34 @@ class _Writer:
 
     # ---- parts --------------------------------------------------------------------------------
 
-    def _finite(self) -> ir.Value:
-        """`sum(0 * G) == 0`; biases and the like are checked together, a node costs more than they."""
-        zero = self.b.const(0.0)
-        gradients = self._unscaled() if self._unscaling_may_overflow() else self.gradients
-        vectors = {p.name for p in self.trained if len(p.shape) == 1}
-        tensors = [grad for name, grad in gradients.items() if name not in vectors]
-        together = [grad for name, grad in gradients.items() if name in vectors]
-        if len(together) > 1:
-            together = [self.b.op("Concat", *together, axis=0)]
-        checks = [
-            self.b.op("ReduceSum", self.b.op("Mul", grad, zero), keepdims=0, shape=())
-            for grad in (*tensors, *together)
+    def _pack(self) -> None:
+        """Lay the small gradients into one vector: for them a node costs more than the numbers do."""
+        small = [p for p in self.trained if p.size <= _SMALL]
+        if len(small) < 2:
+            return
+        flat = [
+            self.gradients[p.name]
+            if len(p.shape) == 1
+            else self.b.op("Reshape", self.gradients[p.name], self.b.ints(-1), shape=(p.size,))
+            for p in small
         ]
-        total = self.b.op("Sum", *checks, shape=()) if len(checks) > 1 else checks[0]
+        self.packed = self.b.op("Concat", *flat, axis=0, shape=(sum(p.size for p in small),))
+        self.small = small
+
+    def _finite(self) -> ir.Value:
+        """`sum(0 * G) == 0`."""
+        zero = self.b.const(0.0)
+        inside = {p.name for p in self.small}
+        checked = [grad for name, grad in self.gradients.items() if name not in inside]
+        if self.packed is not None:
+            checked.append(self.packed)
+        if self.factor is not None and self._unscaling_may_overflow():
+            checked = [self.b.op("Mul", grad, self.factor) for grad in checked]
+        sums = [
+            self.b.op("ReduceSum", self.b.op("Mul", grad, zero), keepdims=0, shape=())
+            for grad in checked
+        ]
+        total = self.b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
         return self.b.op("Equal", total, zero, dtype=_BOOL, shape=())
 
     def _good_step(self) -> dict[str, ir.Value]:
@@ -321,8 +340,20 @@ class _Writer:
     def _unscaled(self) -> dict[str, ir.Value]:
         if self.factor is None:
             return dict(self.gradients)
-        factor = self.factor
-        return {name: self.b.op("Mul", grad, factor) for name, grad in self.gradients.items()}
+        b, factor = self.b, self.factor
+        found = dict(self.gradients)
+        if self.packed is not None:
+            vector = b.op("Mul", self.packed, factor)
+            sizes = b.ints(*(p.size for p in self.small))
+            parts = b.ops("Split", vector, sizes, names=[None] * len(self.small), axis=0)
+            for p, part in zip(self.small, parts, strict=True):
+                shaped = len(p.shape) == 1
+                found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
+        inside = {p.name for p in self.small}
+        for name, grad in self.gradients.items():
+            if name not in inside:
+                found[name] = b.op("Mul", grad, factor)
+        return found
 
     def _clipped(self, gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         clip = self.config.clip
