@@ -204,6 +204,7 @@ def check(
         if count
         else "This model can be trained."
         f"\nnext: ortboost convert {quote(str(model))} -o run --loss {settled.loss.name}"
+        + (f" --engine {engine}" if engine else "")
     )
     raise typer.Exit(4 if count else 0)
 
