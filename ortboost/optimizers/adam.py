@@ -27,7 +27,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Update, UpdateInputs, check_range
+from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
 
 __all__ = ["Adam", "AdamW"]
 
@@ -75,14 +75,10 @@ class Adam:
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update; see the module's formulas."""
-        grad, weight = p.grad, p.weight
-        if p.weight_decay:
-            decay = b.const(p.weight_decay)
-            if self.decoupled:
-                shrink = b.op("Sub", b.const(1.0), b.op("Mul", p.learning_rate, decay))
-                weight = b.op("Mul", weight, shrink)
-            else:
-                grad = b.op("Add", grad, b.op("Mul", weight, decay))
+        grad, weight = regularized(b, p, decay=not self.decoupled), p.weight
+        if p.weight_decay and self.decoupled:
+            decay = b.op("Mul", p.learning_rate, b.const(p.weight_decay))
+            weight = b.op("Mul", weight, b.op("Sub", b.const(1.0), decay))
         mean = _average(b, p.slots["exp_avg"], grad, self.beta1)
         square = _average(b, p.slots["exp_avg_sq"], b.op("Mul", grad, grad), self.beta2)
         slots = {"exp_avg": mean, "exp_avg_sq": square}

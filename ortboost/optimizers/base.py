@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ortboost.errors import ConfigError
 from ortboost.graph.build import Builder
 
-__all__ = ["Optimizer", "Update", "UpdateInputs", "check_range"]
+__all__ = ["Optimizer", "Update", "UpdateInputs", "check_range", "regularized"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class UpdateInputs:
         step: float64 scalar, number of this update, 1 for the first.
         weight_decay: Coefficient for this parameter, 0 for none.
         adapt: Whether layer-wise adaptation (LARS) is wanted for this parameter.
+        centralize: Whether the mean over all axes but the first is taken off the gradient, after
+            the weight decay has been added to it.
     """
 
     weight: ir.Value
@@ -39,6 +41,7 @@ class UpdateInputs:
     step: ir.Value
     weight_decay: float = 0.0
     adapt: bool = True
+    centralize: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,30 @@ class Optimizer(Protocol):
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update of one parameter to ``b``."""
+
+
+def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
+    """The gradient with weight decay, centralized.
+
+        g <- g + wd w
+        g <- g - mean(g, axes 1..n)     if the parameter is to be centralized
+
+    Source of the second line: Yong et al., "Gradient Centralization", ECCV 2020, equation 1; the order
+    is that of MindSpore's optimizers.
+
+    Args:
+        b: Gets the nodes.
+        p: The parameter.
+        decay: False for rules that decay the weight itself.
+    """
+    grad = p.grad
+    if decay and p.weight_decay:
+        grad = b.op("Add", grad, b.op("Mul", p.weight, b.const(p.weight_decay)))
+    if p.centralize:
+        rank = len(p.weight.shape or ())
+        axes = b.ints(*range(1, rank))
+        grad = b.op("Sub", grad, b.op("ReduceMean", grad, axes, keepdims=1))
+    return grad
 
 
 def check_range(

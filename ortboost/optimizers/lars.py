@@ -4,7 +4,7 @@ r"""LARS: layer-wise adaptive rates around another optimizer.
     r  = min(r / lr, 1)                   with clipping
     g <- r (g + wd w)
 
-and the inner optimizer updates with `g` and no decay of its own. Parameters that are not adapted
+and the inner optimizer updates with `g` (centralizing it, if wanted) and no decay of its own. Parameters that are not adapted
 (biases and normalization) pass their gradient on unchanged, without decay, as in MindSpore's
 `nn.LARS`.
 
@@ -20,7 +20,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Optimizer, Update, UpdateInputs, check_range
+from ortboost.optimizers.base import Optimizer, Update, UpdateInputs, check_range, regularized
 from ortboost.optimizers.sgd import Momentum
 
 __all__ = ["Lars"]
@@ -64,11 +64,10 @@ class Lars:
         weight_norm = _norm(b, p.weight)
         grad_norm = _norm(b, p.grad)
         denominator = b.op("Add", grad_norm, b.const(self.epsilon))
-        grad = p.grad
         if p.weight_decay:
-            decay = b.const(p.weight_decay)
-            denominator = b.op("Add", denominator, b.op("Mul", weight_norm, decay))
-            grad = b.op("Add", grad, b.op("Mul", p.weight, decay))
+            decay = b.op("Mul", weight_norm, b.const(p.weight_decay))
+            denominator = b.op("Add", denominator, decay)
+        grad = regularized(b, replace(p, centralize=False))
         ratio = b.op("Div", b.op("Mul", weight_norm, b.const(self.coefficient)), denominator)
         zero = b.const(0.0)
         both = b.op(

@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from ortboost.errors import ConfigError
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Update, UpdateInputs, check_range
+from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
 
 __all__ = ["Momentum", "Sgd"]
 
@@ -66,9 +66,7 @@ class Sgd:
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:
         """Append the nodes of one update; see the module's formulas."""
-        grad = p.grad
-        if p.weight_decay:
-            grad = b.op("Add", grad, b.op("Mul", p.weight, b.const(p.weight_decay)))
+        grad = regularized(b, p)
         slots = {}
         if self.momentum:
             mu = b.const(self.momentum)

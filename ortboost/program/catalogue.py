@@ -23,12 +23,14 @@ from ortboost.errors import FileError
 
 __all__ = [
     "CONSECUTIVE_SKIPS",
+    "FLUSHED",
     "GOOD_STEPS",
     "LAST_SKIPPED",
     "LEARNING_RATE",
     "LOSS",
     "LOSS_SCALE",
     "METADATA_KEY",
+    "MICRO_STEPS",
     "OVERFLOW",
     "SCALE",
     "STEP",
@@ -36,6 +38,8 @@ __all__ = [
     "Catalogue",
     "StateEntry",
     "TensorSpec",
+    "accumulator_name",
+    "group_step",
     "learning_rate_name",
     "next_name",
     "read_catalogue",
@@ -49,6 +53,8 @@ LEARNING_RATE = "learning_rate"
 SCALE = "ortboost/loss_scale"
 GOOD_STEPS = "ortboost/good_steps"
 STEP = "ortboost/step"
+MICRO_STEPS = "ortboost/micro_steps"
+FLUSHED = "flushed"
 LAST_SKIPPED = "ortboost/last_skipped"
 CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"
@@ -66,14 +72,41 @@ def next_name(state: str) -> str:
     return f"ortboost/next/{state}"
 
 
-def slot_name(slot: str, parameter: str) -> str:
+def slot_name(slot: str, parameter: str, group: int = 0) -> str:
     """The state that an optimizer keeps for a parameter.
+
+    Args:
+        slot: Name of the slot.
+        parameter: Name of the parameter.
+        group: Number of the freeze group that the state belongs to.
 
     Example:
         >>> slot_name("momentum", "fc1.weight")
         'ortboost/slot/momentum/fc1.weight'
+        >>> slot_name("momentum", "fc1.weight", 2)
+        'ortboost/slot/momentum.2/fc1.weight'
     """
-    return f"ortboost/slot/{slot}/{parameter}"
+    return f"ortboost/slot/{slot}{f'.{group}' if group else ''}/{parameter}"
+
+
+def accumulator_name(parameter: str) -> str:
+    """The state that sums the gradients of a window of accumulation.
+
+    Example:
+        >>> accumulator_name("fc1.weight")
+        'ortboost/accumulated/fc1.weight'
+    """
+    return f"ortboost/accumulated/{parameter}"
+
+
+def group_step(group: int) -> str:
+    """The state that counts the updates of one freeze group.
+
+    Example:
+        >>> group_step(0)
+        'ortboost/step.0'
+    """
+    return f"{STEP}.{group}"
 
 
 def learning_rate_name(group: str | None) -> str:

@@ -22,6 +22,7 @@ from ortboost.optimizers import (
     optimizer_to_dict,
 )
 from ortboost.transforms.attach_loss import LossConfig
+from ortboost.transforms.centralize import CentralizeConfig
 
 __all__ = [
     "ClipConfig",
@@ -44,6 +45,7 @@ _PLAIN: Final = {
     "optimizer": "'name': 'adamw', 'beta1': 0.9",
     "loss_scale": "'kind': 'fixed', 'scale': 1024",
     "clip": "'by': 'global-norm', 'limit': 1.0",
+    "centralize": "'multiple_of': 1",
 }
 _DECAY_FILTERS = ("no-norm", "weights", "all")
 _CLIPS = ("value", "norm", "global-norm")
@@ -133,6 +135,8 @@ class ProgramConfig:
         gradient_divisor: Gradients are divided by this after un-scaling (the ``loss_scale`` argument
             of MindSpore's optimizers).
         clip: Gradient clipping.
+        accumulate: Micro-batches an update; the update is with the mean of their gradients.
+        centralize: Gradient centralization, or ``None``.
         adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
         trainable: Patterns; if any, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
@@ -159,6 +163,8 @@ class ProgramConfig:
     gate_buffers: bool = True
     gradient_divisor: float = 1.0
     clip: ClipConfig | None = None
+    accumulate: int = 1
+    centralize: CentralizeConfig | None = None
     adapt: tuple[str, ...] | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
@@ -199,6 +205,12 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
+        if self.accumulate < 1:
+            raise ConfigError(
+                f"accumulate = {self.accumulate} makes no sense.",
+                where="accumulate",
+                fix="Give the number of micro-batches of an update, 1 for no accumulation.",
+            )
         if not 0 < self.gradient_divisor < float("inf"):
             raise ConfigError(
                 f"gradient_divisor = {self.gradient_divisor} makes no sense.",
@@ -269,6 +281,9 @@ class ProgramConfig:
             arguments["optimizer"] = optimizer_from_dict(arguments["optimizer"])
         if isinstance(arguments.get("clip"), Mapping):
             arguments["clip"] = ClipConfig(**_known(ClipConfig, arguments["clip"], "clip"))
+        if isinstance(arguments.get("centralize"), Mapping):
+            found = _known(CentralizeConfig, arguments["centralize"], "centralize")
+            arguments["centralize"] = CentralizeConfig(**_listed(found, "patterns"))
         if isinstance(arguments.get("loss_scale"), Mapping):
             arguments["loss_scale"] = scale_from_dict(arguments["loss_scale"])
         if "groups" in arguments:

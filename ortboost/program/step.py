@@ -1,25 +1,33 @@
 r"""The training step as one graph: what comes after the gradients.
 
-With scaled gradients `G = S g` from the engine:
-
-    finite   = all(G is finite)          as sum(0 * G) == 0: 0 * inf and 0 * nan are nan, and a sum of
-                                         finite zeros cannot overflow, which a sum of G can
-    if finite:    g = G / S / d, clip, optimizer; S grows after `window` good steps
+    finite   = all scaled gradients are finite
+    if finite:    un-scale, accumulate; S grows after `window` good steps
     otherwise:    every state keeps its value; S shrinks
+    if finite, and the window of accumulation is full:    clip, optimizer
 
-One ``If`` holds both branches. It depends on every gradient, so whatever reads a state to make a
-gradient has run before anything is written: this is what makes updating in place right (see
-:mod:`ortboost.program.aliasing`). A skipped step costs almost nothing.
+Without accumulation the two conditions are one, and so are the two ``If``. The last one depends on
+every gradient, so whatever reads a state to make a gradient has run before anything is written: this is
+what makes updating in place right (see :mod:`ortboost.program.aliasing`). A skipped step costs almost
+nothing.
+
+**Accumulation** over `N` micro-batches, with `g` the un-scaled gradient and `k` the micro-batches so far:
+
+    a <- g / N              if k = 0
+    a <- a + g / N          otherwise
+    k <- k + 1;   if k = N:  update with a;  k <- 0
+
+A micro-batch that overflows is skipped and does not count; the learning rate is per update. So it is in
+MindSpore's `GradientAccumulation`, a mean. What is left of a window can be applied as the mean over its
+`k` micro-batches: :func:`flush_graph`.
 
 The law of the scale is that of MindSpore's `DynamicLossScaleUpdateCell`, with bounds; its host twin is
 :mod:`ortboost.loss_scale`. Overflow means non-finite gradients; the loss itself is not looked at, as
-in MindSpore. `G` is checked before it is un-scaled, which is the same as long as un-scaling only
-shrinks; where the configuration allows `S d < 1`, what is checked is `g`.
+in MindSpore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,17 +36,18 @@ from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import Parameter, match_names
-from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig
+from ortboost.loss_scale import DynamicScaleConfig
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import StateEntry
-from ortboost.program.config import ClipConfig, ProgramConfig, decays
+from ortboost.program.config import ProgramConfig, decays
+from ortboost.program.gate import choose
+from ortboost.program.gradients import ScaledGradients, clipped
 
-__all__ = ["StepParts", "append_update"]
-
-_SMALL = 8192  # elements; larger gradients are not worth a copy
+__all__ = ["StepParts", "append_flush", "append_update"]
 
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_FULL = "ortboost/full"
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,9 @@ def append_update(
     gradients: Mapping[str, ir.Value],
     buffers_next: Mapping[str, ir.Value],
     scale: ir.Value | None,
+    *,
+    group: int | None = None,
+    centralized: Collection[str] = (),
 ) -> StepParts:
     """Append finite check, gate, un-scaling, clipping, optimizer and scale update to a gradient graph.
 
@@ -79,54 +91,85 @@ def append_update(
         gradients: Parameter name to its scaled gradient.
         buffers_next: Buffer name to the raw next value that the forward pass computed.
         scale: The loss-scale input; ``None`` for no scaling.
+        group: Number of the freeze group that has an optimizer state of its own; ``None`` if there
+            is one state for all.
+        centralized: Parameters whose gradient is centralized.
     """
-    writer = _Writer(model, config, trained, gradients, buffers_next, scale)
-    return writer.gated() if config.check_finite else writer.ungated()
+    writer = _Writer(model, config, trained, group, centralized)
+    writer.declare_step()
+    scaled = ScaledGradients(writer.b, config, trained, gradients, scale)
+    if config.check_finite:
+        return writer.gated(scaled, buffers_next, scale)
+    return writer.ungated(scaled, buffers_next, scale)
+
+
+def append_flush(
+    model: ir.Model,
+    config: ProgramConfig,
+    trained: Sequence[Parameter],
+    *,
+    group: int | None = None,
+    centralized: Collection[str] = (),
+) -> StepParts:
+    """Append the update with what a window of accumulation holds so far, see :func:`append_update`.
+
+    Args:
+        model: A graph whose inputs are the parameters. Changed in place.
+        config: The configuration.
+        trained: Parameters to update.
+        group: See :func:`append_update`.
+        centralized: See :func:`append_update`.
+    """
+    writer = _Writer(model, config, trained, group, centralized)
+    return writer.flush()
 
 
 class _Writer:
-    """Holds what the two forms of the update share."""
+    """Appends the update to one graph."""
 
     def __init__(
         self,
         model: ir.Model,
         config: ProgramConfig,
         trained: Sequence[Parameter],
-        gradients: Mapping[str, ir.Value],
-        buffers_next: Mapping[str, ir.Value],
-        scale: ir.Value | None,
+        group: int | None,
+        centralized: Collection[str],
     ) -> None:
         self.graph = model.graph
         self.config = config
         self.trained = trained
-        self.gradients = gradients
-        self.buffers_next = buffers_next
-        self.scale = scale
+        self.group = group
+        self.centralized = centralized
         self.b = Builder(model.graph, "ortboost/update")
         self.inputs = {value.name: value for value in model.graph.inputs}
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
-        self.factor: ir.Value | None = None
-        self.packed: ir.Value | None = None
-        self.small: list[Parameter] = []
-        self._declare()
+        self._declare_update()
 
     # ---- inputs -------------------------------------------------------------------------------
 
-    def _declare(self) -> None:
+    def _declare_update(self) -> None:
+        """What the optimizer reads and keeps."""
         self._learning_rate(None)
         for group in self.config.groups:
             if group.learning_rate is not None:
                 self._learning_rate(group.name)
         for parameter in self.trained:
             for slot in self.config.optimizer.slots:
-                name = names.slot_name(slot, parameter.name)
-                zeros = np.zeros(parameter.shape, parameter.dtype.numpy())
-                self._add_state(name, "slot", zeros, slot)
+                self._add_zeros(self._slot(slot, parameter), "slot", parameter, slot)
+        if self.config.accumulate > 1:
+            for parameter in self.trained:
+                self._add_zeros(names.accumulator_name(parameter.name), "slot", parameter, "mean")
+            self._add_state(names.MICRO_STEPS, "counter", np.int64(0))
+        if self.group is not None:
+            self._add_state(names.group_step(self.group), "counter", np.int64(0))
+        self._add_state(names.STEP, "counter", np.int64(0))
+
+    def declare_step(self) -> None:
+        """What the gate reads and keeps."""
         if isinstance(self.config.loss_scale, DynamicScaleConfig):
             self._add_state(names.GOOD_STEPS, "counter", np.int64(0))
-        self._add_state(names.STEP, "counter", np.int64(0))
         if self.config.check_finite:
             self._add_state(names.LAST_SKIPPED, "counter", np.int64(0))
             self._add_state(names.CONSECUTIVE_SKIPS, "counter", np.int64(0))
@@ -142,6 +185,9 @@ class _Writer:
         name = names.learning_rate_name(group)
         self.hyper[name] = self._input(name, _FLOAT, ())
 
+    def _add_zeros(self, name: str, kind: str, like: Parameter, role: str) -> None:
+        self._add_state(name, kind, np.zeros(like.shape, like.dtype.numpy()), role)
+
     def _add_state(
         self, name: str, kind: str, initial: NDArray[np.generic] | np.generic, role: str = ""
     ) -> None:
@@ -152,59 +198,120 @@ class _Writer:
             StateEntry(name, kind, array.dtype, array.shape, names.next_name(name), role)
         )
 
-    # ---- the two forms ------------------------------------------------------------------------
+    def _slot(self, slot: str, parameter: Parameter) -> str:
+        return names.slot_name(slot, parameter.name, self.group or 0)
 
-    def gated(self) -> StepParts:
-        """One If for everything that changes."""
-        self.factor = self._unscaling()  # reads the scale, so before the branches that write it
-        self._pack()
-        finite = self._finite()
+    # ---- the forms ----------------------------------------------------------------------------
+
+    def gated(
+        self,
+        scaled: ScaledGradients,
+        buffers_next: Mapping[str, ir.Value],
+        scale: ir.Value | None,
+    ) -> StepParts:
+        """Nothing moves but scale and counters if a gradient is not finite."""
+        scaled.pack()
+        finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
         self.b.flush()
-        applied = self._good_step()
-        then_branch = self._branch("applied", applied)
-        else_branch = self._branch("skipped", self._skipped_step())
-        results = {
-            state: ir.Value(
-                name=self.b.unique(names.next_name(state)),
-                type=self.inputs[state].type,
-                shape=self.inputs[state].shape,
-            )
-            for state in applied
-        }
-        gate = ir.Node(
-            "",
-            "If",
-            [finite],
-            [ir.AttrGraph("then_branch", then_branch), ir.AttrGraph("else_branch", else_branch)],
-            outputs=list(results.values()),
-            name=self.b.unique("ortboost/gate"),
-        )
-        self.graph.append(gate)
-        return self._parts(results, overflow)
+        accumulating = self.config.accumulate > 1
 
-    def ungated(self) -> StepParts:
+        def good() -> dict[str, ir.Value]:
+            moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
+            return {**moved, **buffers_next, **self._passed(scale)}
+
+        def bad() -> dict[str, ir.Value]:
+            kept = self._waiting() if accumulating else self._unchanged()
+            buffers = {
+                name: self.inputs[name] if self.config.gate_buffers else raw
+                for name, raw in buffers_next.items()
+            }
+            return {**kept, **buffers, **self._skipped(scale)}
+
+        results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
+        if accumulating:
+            results |= self._update_if_full(results)
+        return self._parts(results, scale, overflow)
+
+    def ungated(
+        self,
+        scaled: ScaledGradients,
+        buffers_next: Mapping[str, ir.Value],
+        scale: ir.Value | None,
+    ) -> StepParts:
         """Update whatever comes."""
-        self.factor = self._unscaling()
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
-        results = {}
-        good = self._good_step()
+        accumulating = self.config.accumulate > 1
+        moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
+        results = self._named({**moved, **buffers_next, **self._passed(scale)})
+        self.b.flush()
+        if accumulating:
+            results |= self._update_if_full(results)
+        return self._parts(results, scale, overflow)
+
+    def flush(self) -> StepParts:
+        """Update with the mean over the `k` micro-batches that there are, if there are any."""
+        b, done = self.b, self.inputs[names.MICRO_STEPS]
+        some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name=names.FLUSHED, shape=())
+        share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
+        factor = b.op("Div", b.const(float(self.config.accumulate)), share)
+        b.flush()
+
+        def means() -> dict[str, ir.Value]:
+            accumulators = {p.name: names.accumulator_name(p.name) for p in self.trained}
+            return {
+                name: b.op("Mul", self.inputs[accumulator], factor)
+                for name, accumulator in accumulators.items()
+            }
+
+        def applied() -> dict[str, ir.Value]:
+            return {**self._updated(means), names.MICRO_STEPS: b.const(0, _INT64)}
+
+        def kept() -> dict[str, ir.Value]:
+            return {**self._unchanged(), names.MICRO_STEPS: done}
+
+        results = choose(b, "ortboost/flush", some, applied, kept, names.next_name, self.inputs)
+        return self._parts(results, None, some)
+
+    def _update_if_full(self, results: dict[str, ir.Value]) -> dict[str, ir.Value]:
+        """The optimizer, when the window is full."""
+        full = results.pop(_FULL)
+
+        def means() -> dict[str, ir.Value]:
+            return {p.name: results[names.accumulator_name(p.name)] for p in self.trained}
+
+        return choose(
+            self.b,
+            "ortboost/apply",
+            full,
+            lambda: self._updated(means),
+            self._unchanged,
+            names.next_name,
+            self.inputs,
+        )
+
+    def _named(self, results: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+        """Results of no branch under the names of the next states; a copy where one has another."""
         made = {id(output) for node in self.b.nodes for output in node.outputs}
-        for state, value in good.items():
-            name, like = names.next_name(state), self.inputs[state]
+        found = {}
+        for key, value in results.items():
+            name = names.next_name(key)
             if id(value) in made:  # a copy would cost time for no more than a name
                 made.remove(id(value))
-                value.name, value.type, value.shape = self.b.unique(name), like.type, like.shape
-                results[state] = value
+                value.name = self.b.unique(name)
             else:
-                results[state] = self.b.op("Identity", value, name=name, shape=like.shape)
-        self.b.flush()
-        return self._parts(results, overflow)
+                value = self.b.op("Identity", value, name=name)
+            like = self.inputs.get(key, value)
+            value.type, value.shape = like.type, like.shape
+            found[key] = value
+        return found
 
-    def _parts(self, next_of: Mapping[str, ir.Value], overflow: ir.Value) -> StepParts:
+    def _parts(
+        self, next_of: Mapping[str, ir.Value], scale: ir.Value | None, overflow: ir.Value
+    ) -> StepParts:
         """Close the graph and describe what was added."""
-        scale = self.b.const(1.0) if self.scale is None else next_of.get(names.SCALE, self.scale)
-        loss_scale = self.b.op("Identity", scale, name=names.LOSS_SCALE, shape=())
+        last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
+        loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
         self.b.flush()
         return StepParts(
             tuple(self.hyper.values()),
@@ -215,169 +322,99 @@ class _Writer:
             loss_scale,
         )
 
-    def _branch(self, name: str, next_of: Mapping[str, ir.Value]) -> ir.Graph:
-        """The waiting nodes as a branch whose outputs are the next values, in this order.
+    # ---- what moves ---------------------------------------------------------------------------
 
-        A branch may only give out what it made itself, and everything once: the rest is copied.
-        """
-        inside = {id(output) for node in self.b.nodes for output in node.outputs}
-        outputs: list[ir.Value] = []
-        for state, value in next_of.items():
-            if id(value) in inside:
-                inside.remove(id(value))
-                output = value
-            else:
-                output = self.b.op("Identity", value, name=f"ortboost/{name}/{state}")
-            output.type, output.shape = self.inputs[state].type, self.inputs[state].shape
-            outputs.append(output)
-        return ir.Graph([], outputs, nodes=self.b.take(), name=f"ortboost/{name}")
-
-    # ---- parts --------------------------------------------------------------------------------
-
-    def _pack(self) -> None:
-        """Lay the small gradients into one vector: for them a node costs more than the numbers do."""
-        small = [p for p in self.trained if p.size <= _SMALL]
-        if len(small) < 2:
-            return
-        flat = [
-            self.gradients[p.name]
-            if len(p.shape) == 1
-            else self.b.op("Reshape", self.gradients[p.name], self.b.ints(-1), shape=(p.size,))
-            for p in small
-        ]
-        self.packed = self.b.op("Concat", *flat, axis=0, shape=(sum(p.size for p in small),))
-        self.small = small
-
-    def _finite(self) -> ir.Value:
-        """`sum(0 * G) == 0`."""
-        zero = self.b.const(0.0)
-        inside = {p.name for p in self.small}
-        checked = [grad for name, grad in self.gradients.items() if name not in inside]
-        if self.packed is not None:
-            checked.append(self.packed)
-        if self.factor is not None and self._unscaling_may_overflow():
-            checked = [self.b.op("Mul", grad, self.factor) for grad in checked]
-        sums = [
-            self.b.op("ReduceSum", self.b.op("Mul", grad, zero), keepdims=0, shape=())
-            for grad in checked
-        ]
-        total = self.b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
-        return self.b.op("Equal", total, zero, dtype=_BOOL, shape=())
-
-    def _good_step(self) -> dict[str, ir.Value]:
-        """State to next value when the update is applied."""
+    def _updated(self, means: Callable[[], Mapping[str, ir.Value]]) -> dict[str, ir.Value]:
+        """Clip and update: parameters, slots and the count of updates."""
         b, one = self.b, self.b.const(1, _INT64)
-        count = b.op("Add", self.inputs[names.STEP], one)
-        step = b.op("Cast", count, dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
-        gradients = self._clipped(self._unscaled())
+        counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
+        counts = {name: b.op("Add", self.inputs[name], one) for name in counters}
+        step = b.op("Cast", counts[counters[-1]], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
+        gradients = clipped(b, self.config.clip, means())
         next_of: dict[str, ir.Value] = {}
         for parameter in self.trained:
             rate, decay = self._group(parameter)
-            slots = {
-                slot: self.inputs[names.slot_name(slot, parameter.name)]
-                for slot in self.config.optimizer.slots
-            }
+            slots = {s: self._slot(s, parameter) for s in self.config.optimizer.slots}
             update = self.config.optimizer.update(
                 b,
                 UpdateInputs(
                     weight=self.inputs[parameter.name],
                     grad=gradients[parameter.name],
-                    slots=slots,
+                    slots={slot: self.inputs[name] for slot, name in slots.items()},
                     learning_rate=rate,
                     step=step,
                     weight_decay=decay,
                     adapt=self._adapts(parameter),
+                    centralize=parameter.name in self.centralized,
                 ),
             )
             next_of[parameter.name] = update.weight
-            for slot, value in update.slots.items():
-                next_of[names.slot_name(slot, parameter.name)] = value
-        next_of.update(self.buffers_next)
-        next_of.update(self._grown_scale())
-        next_of[names.STEP] = count
+            next_of.update({slots[slot]: value for slot, value in update.slots.items()})
+        return {**next_of, **counts}
+
+    def _unchanged(self) -> dict[str, ir.Value]:
+        """The same states as they are."""
+        kept = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
+        for parameter in self.trained:
+            kept.append(parameter.name)
+            kept += [self._slot(slot, parameter) for slot in self.config.optimizer.slots]
+        return {name: self.inputs[name] for name in kept}
+
+    def _accumulated(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
+        """Add a micro-batch to the window; the algebra is at the top."""
+        b, size = self.b, self.config.accumulate
+        done = self.inputs[names.MICRO_STEPS]
+        started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
+        count = b.op("Add", done, b.const(1, _INT64))
+        full = b.op("GreaterOrEqual", count, b.const(size, _INT64), dtype=_BOOL, shape=())
+        keep = b.op("Cast", started, dtype=_FLOAT, to=_FLOAT)
+        divisor = b.const(float(size))
+        found = {}
+        for name, grad in scaled.unscaled().items():
+            state = names.accumulator_name(name)
+            old = b.op("Mul", self.inputs[state], keep)
+            found[state] = b.op("Add", old, b.op("Div", grad, divisor))
+        left = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
+        return {**found, names.MICRO_STEPS: left, _FULL: full}
+
+    def _waiting(self) -> dict[str, ir.Value]:
+        """The window as it is."""
+        kept = [names.accumulator_name(p.name) for p in self.trained] + [names.MICRO_STEPS]
+        return {**{name: self.inputs[name] for name in kept}, _FULL: self.b.const(False, _BOOL)}
+
+    def _passed(self, scale: ir.Value | None) -> dict[str, ir.Value]:
+        """Scale and counters of a step whose gradients are finite (or are not looked at).
+
+        The scale grows after `window` good steps; host twin: :func:`ortboost.loss_scale.update`.
+        """
+        b, law = self.b, self.config.loss_scale
+        found: dict[str, ir.Value] = {}
+        if isinstance(law, DynamicScaleConfig) and scale is not None:
+            good = b.op("Add", self.inputs[names.GOOD_STEPS], b.const(1, _INT64))
+            grow = b.op("GreaterOrEqual", good, b.const(law.window, _INT64), dtype=_BOOL)
+            larger = b.op("Mul", scale, b.const(law.factor))
+            if law.max_scale is not None:
+                larger = b.op("Min", larger, b.const(law.max_scale))
+            found[names.SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
+            found[names.GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
         if self.config.check_finite:
             zero = b.const(0, _INT64)
-            next_of[names.LAST_SKIPPED] = zero
-            next_of[names.CONSECUTIVE_SKIPS] = zero
-            next_of[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
-        return next_of
-
-    def _skipped_step(self) -> dict[str, ir.Value]:
-        """State to next value when a gradient is not finite."""
-        b, one = self.b, self.b.const(1, _INT64)
-        next_of: dict[str, ir.Value] = {}
-        for parameter in self.trained:
-            next_of[parameter.name] = self.inputs[parameter.name]
-            for slot in self.config.optimizer.slots:
-                name = names.slot_name(slot, parameter.name)
-                next_of[name] = self.inputs[name]
-        for name, raw in self.buffers_next.items():
-            next_of[name] = self.inputs[name] if self.config.gate_buffers else raw
-        next_of.update(self._shrunk_scale())
-        next_of[names.STEP] = self.inputs[names.STEP]
-        next_of[names.LAST_SKIPPED] = one
-        next_of[names.CONSECUTIVE_SKIPS] = b.op("Add", self.inputs[names.CONSECUTIVE_SKIPS], one)
-        next_of[names.TOTAL_SKIPS] = b.op("Add", self.inputs[names.TOTAL_SKIPS], one)
-        return next_of
-
-    def _unscaling(self) -> ir.Value | None:
-        """`1 / (S d)`; a multiplication with the rounded reciprocal is what MindSpore does too."""
-        factor = None if self.scale is None else self.b.op("Reciprocal", self.scale, shape=())
-        if self.config.gradient_divisor != 1.0:
-            divisor = self.b.const(np.float32(1.0) / np.float32(self.config.gradient_divisor))
-            factor = divisor if factor is None else self.b.op("Mul", factor, divisor)
-        return factor
-
-    def _unscaling_may_overflow(self) -> bool:
-        """Whether `1 / (S d)` can be above 1, so that a finite `G` may have an infinite `g`."""
-        law, smallest = self.config.loss_scale, 1.0
-        if isinstance(law, DynamicScaleConfig):
-            smallest = min(law.init, law.min_scale)
-        elif isinstance(law, FixedScaleConfig):
-            smallest = law.scale
-        return smallest * min(self.config.gradient_divisor, 1.0) < 1.0
-
-    def _unscaled(self) -> dict[str, ir.Value]:
-        if self.factor is None:
-            return dict(self.gradients)
-        b, factor = self.b, self.factor
-        found = dict(self.gradients)
-        if self.packed is not None:
-            vector = b.op("Mul", self.packed, factor)
-            sizes = b.ints(*(p.size for p in self.small))
-            parts = b.ops("Split", vector, sizes, names=[None] * len(self.small), axis=0)
-            for p, part in zip(self.small, parts, strict=True):
-                shaped = len(p.shape) == 1
-                found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
-        inside = {p.name for p in self.small}
-        for name, grad in self.gradients.items():
-            if name not in inside:
-                found[name] = b.op("Mul", grad, factor)
+            found[names.LAST_SKIPPED] = found[names.CONSECUTIVE_SKIPS] = zero
+            found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
         return found
 
-    def _clipped(self, gradients: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        clip = self.config.clip
-        if clip is None:
-            return dict(gradients)
-        if clip.by == "value":
-            low, high = self.b.const(-clip.limit), self.b.const(clip.limit)
-            return {name: self.b.op("Clip", g, low, high) for name, g in gradients.items()}
-        norms = {
-            name: self.b.op("ReduceL2", g, keepdims=0, shape=()) for name, g in gradients.items()
-        }
-        if clip.by == "norm":
-            factors = {name: self._clip_factor(norm, clip) for name, norm in norms.items()}
-        else:
-            squares = [self.b.op("Mul", norm, norm) for norm in norms.values()]
-            total = self.b.op("Sum", *squares, shape=()) if len(squares) > 1 else squares[0]
-            factors = dict.fromkeys(norms, self._clip_factor(self.b.op("Sqrt", total), clip))
-        return {name: self.b.op("Mul", g, factors[name]) for name, g in gradients.items()}
-
-    def _clip_factor(self, norm: ir.Value, clip: ClipConfig) -> ir.Value:
-        ratio = self.b.op(
-            "Div", self.b.const(clip.limit), self.b.op("Add", norm, self.b.const(1e-6))
-        )
-        return self.b.op("Min", ratio, self.b.const(1.0))
+    def _skipped(self, scale: ir.Value | None) -> dict[str, ir.Value]:
+        """Scale and counters of a skipped step: it shrinks, but not below the minimum."""
+        b, law, one = self.b, self.config.loss_scale, self.b.const(1, _INT64)
+        found: dict[str, ir.Value] = {}
+        if isinstance(law, DynamicScaleConfig) and scale is not None:
+            smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(law.factor)))
+            found[names.SCALE] = b.op("Max", smaller, b.const(law.min_scale))
+            found[names.GOOD_STEPS] = b.const(0, _INT64)
+        found[names.LAST_SKIPPED] = one
+        found[names.CONSECUTIVE_SKIPS] = b.op("Add", self.inputs[names.CONSECUTIVE_SKIPS], one)
+        found[names.TOTAL_SKIPS] = b.op("Add", self.inputs[names.TOTAL_SKIPS], one)
+        return found
 
     def _group(self, parameter: Parameter) -> tuple[ir.Value, float]:
         """Learning-rate input and weight decay of a parameter."""
@@ -395,29 +432,3 @@ class _Writer:
         if self.config.adapt is None:
             return parameter.role == "weight"
         return bool(match_names([parameter.name], self.config.adapt)[0])
-
-    def _grown_scale(self) -> dict[str, ir.Value]:
-        """Grow after `window` good steps; the host twin is :func:`ortboost.loss_scale.update`."""
-        law, b = self.config.loss_scale, self.b
-        if not isinstance(law, DynamicScaleConfig) or self.scale is None:
-            return {}
-        good = b.op("Add", self.inputs[names.GOOD_STEPS], b.const(1, _INT64))
-        grow = b.op("GreaterOrEqual", good, b.const(law.window, _INT64), dtype=_BOOL)
-        larger = b.op("Mul", self.scale, b.const(law.factor))
-        if law.max_scale is not None:
-            larger = b.op("Min", larger, b.const(law.max_scale))
-        return {
-            names.SCALE: b.op("Where", grow, larger, self.scale, dtype=_FLOAT),
-            names.GOOD_STEPS: b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64),
-        }
-
-    def _shrunk_scale(self) -> dict[str, ir.Value]:
-        """Shrink, but not below the minimum."""
-        law, b = self.config.loss_scale, self.b
-        if not isinstance(law, DynamicScaleConfig) or self.scale is None:
-            return {}
-        smaller = b.op("Mul", self.scale, b.const(np.float32(1.0) / np.float32(law.factor)))
-        return {
-            names.SCALE: b.op("Max", smaller, b.const(law.min_scale)),
-            names.GOOD_STEPS: b.const(0, _INT64),
-        }

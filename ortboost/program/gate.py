@@ -1,0 +1,75 @@
+"""One ``If`` around everything that changes: its branches are the step taken and the step skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+
+__all__ = ["choose"]
+
+
+def choose(
+    b: Builder,
+    name: str,
+    condition: ir.Value,
+    then: Callable[[], Mapping[str, ir.Value]],
+    otherwise: Callable[[], Mapping[str, ir.Value]],
+    names: Callable[[str], str],
+    like: Mapping[str, ir.Value],
+) -> dict[str, ir.Value]:
+    """Append `If(condition) then ... else ...`.
+
+    Args:
+        b: The builder of the graph; it has no waiting nodes.
+        name: Name of the node; the branches are called after it.
+        condition: bool scalar.
+        then: Makes the nodes of the first branch with ``b`` and gives back its results by key.
+        otherwise: The same for the second; the same keys.
+        names: Key to the name of the output of the ``If``.
+        like: Key to a value of the same type and shape; where there is none, the result of the first
+            branch tells.
+
+    Returns:
+        Key to the output.
+    """
+    first = then()
+    kinds = {key: like.get(key, value) for key, value in first.items()}
+    then_branch = _branch(b, f"{name}/then", first)
+    second = otherwise()
+    else_branch = _branch(b, f"{name}/else", {key: second[key] for key in first})
+    results = {
+        key: ir.Value(name=b.unique(names(key)), type=kind.type, shape=kind.shape)
+        for key, kind in kinds.items()
+    }
+    for graph in (then_branch, else_branch):
+        for value, kind in zip(graph.outputs, kinds.values(), strict=True):
+            value.type, value.shape = kind.type, kind.shape
+    gate = ir.Node(
+        "",
+        "If",
+        [condition],
+        [ir.AttrGraph("then_branch", then_branch), ir.AttrGraph("else_branch", else_branch)],
+        outputs=list(results.values()),
+        name=b.unique(name),
+    )
+    b.graph.append(gate)
+    return results
+
+
+def _branch(b: Builder, name: str, results: Mapping[str, ir.Value]) -> ir.Graph:
+    """The waiting nodes as a branch whose outputs are the results, in this order.
+
+    A branch may only give out what it made itself, and everything once: the rest is copied.
+    """
+    inside = {id(output) for node in b.nodes for output in node.outputs}
+    outputs: list[ir.Value] = []
+    for key, value in results.items():
+        if id(value) in inside:
+            inside.remove(id(value))
+            outputs.append(value)
+        else:
+            outputs.append(b.op("Identity", value, name=f"{name}/{key}"))
+    return ir.Graph([], outputs, nodes=b.take(), name=name)
