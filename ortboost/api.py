@@ -213,7 +213,7 @@ def train(
     if validation is not None:
         held_out = open_source(validation, stepper.inputs, "test", batch_size, mapping)
     steps = source.steps_per_epoch
-    total = None if steps is None else steps * base.epochs
+    total = None if steps is None else _updates(steps, base, program.config.accumulate)
     classes = program.config.loss.name == "softmax-cross-entropy"
     asked = tuple(settings.get("metrics") or ())
     if asked and program.config.loss.name not in ("softmax-cross-entropy", "bce-with-logits"):
@@ -412,6 +412,13 @@ def export(
     loss = program.config.loss
     classes = loss.name == "softmax-cross-entropy" and loss.sparse
     return ExportResult(path, path.stat().st_size, parity, verify is None, exported, step, classes)
+
+
+def _updates(steps: int, config: TrainConfig, window: int) -> int:
+    """Updates of a run of so many steps an epoch; schedules count those."""
+    if config.flush:  # a window that is not full counts too, once an epoch
+        return -(-steps // window) * config.epochs
+    return max(1, steps * config.epochs // window)
 
 
 def _schedules(config: ProgramConfig, learning_rate: str | None, total: int | None) -> Any:

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import gc
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,24 @@ from ortboost.autodiff.reach import find_value
 from ortboost.errors import ConfigError, ModelError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import ModelSource, load_model, source_name
+from ortboost.graph.query import Parameter
 from ortboost.loss_scale import NoScaleConfig, initial_state
 from ortboost.program import catalogue as names
-from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
+from ortboost.program.catalogue import (
+    FLUSH_GRAPH,
+    STEP_GRAPH,
+    Catalogue,
+    StateEntry,
+    TensorSpec,
+    merged,
+)
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, prepare_forward, refuse_blockers
 from ortboost.program.program import Program
-from ortboost.program.step import append_update
+from ortboost.program.step import StepParts, append_flush, append_update
+from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss
+from ortboost.transforms.centralize import centralize
 from ortboost.transforms.decompose import decompose
 from ortboost.transforms.trainable_norm import to_inference
 
@@ -95,11 +106,23 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
     reports += engine.prepare(model)
-    step, catalogue, initial = _build_step(forward, config, engine, state, raw_next)
-    _stamp(step, catalogue, "step")
+    groups, freezing = _groups(model, trained, config)
+    centralized = frozenset[str]()
+    if config.centralize is not None:
+        centralized, centering = centralize(model, trained, config.centralize)
+        reports.append(centering)
+    reports += freezing
+    raw = set(raw_next.values())
+    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
+    kept += [output for node in model.graph for output in node.outputs if output.name in raw]
+    model.graph.outputs[:] = list({id(value): value for value in kept}.values())
+    objective, scale = _scale_loss(model, config, loss)
+    plan = _Plan(forward, config, engine, objective, {**state, **scale}, raw_next, centralized)
+    graphs, catalogue, initial = _build_graphs(plan, groups)
     _stamp(evaluation, None, "eval")
     return Program(
-        step=step,
+        step=graphs.pop(STEP_GRAPH),
+        variants=graphs,
         evaluation=evaluation,
         catalogue=catalogue,
         initial=initial,
@@ -145,82 +168,171 @@ def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
     return renamed
 
 
+def _groups(
+    model: ir.Model, trained: Sequence[Parameter], config: ProgramConfig
+) -> tuple[list[tuple[Parameter, ...]], list[Report]]:
+    """The parameters that each step graph trains; one graph if nothing is frozen in turns."""
+    if getattr(config, "grad_freeze", None) is None:
+        return [tuple(trained)], []
+    from ortboost.program.freeze_groups import freeze_groups
+
+    members, report = freeze_groups(model, trained, config.grad_freeze)
+    return [tuple(p for p in trained if p.name in names_) for names_ in members], [report]
+
+
+def _build_graphs(
+    plan: _Plan, groups: Sequence[Sequence[Parameter]]
+) -> tuple[dict[str, ir.Model], Catalogue, dict[str, NDArray[Any]]]:
+    """All graphs that train, by name, the catalogue of the program, and its initial state."""
+    freezing = getattr(plan.config, "grad_freeze", None)
+    separate = freezing is not None and freezing.separate_state
+    graphs: dict[str, ir.Model] = {}
+    catalogues: list[Catalogue] = []
+    initial: dict[str, NDArray[Any]] = {}
+    for number, trained in enumerate(groups):
+        group = number if separate else None
+        step, catalogue, values = _build_step(plan, trained, group)
+        graphs[names.graph_name(STEP_GRAPH, number)] = step
+        _stamp(step, catalogue, STEP_GRAPH)
+        catalogues.append(catalogue)
+        initial = {**values, **initial}
+        if plan.config.accumulate > 1:
+            flush, catalogue = _build_flush(plan, trained, group, step)
+            graphs[names.graph_name(FLUSH_GRAPH, number)] = flush
+            _stamp(flush, catalogue, FLUSH_GRAPH)
+            catalogues.append(catalogue)
+    return graphs, merged(catalogues), initial
+
+
+def _scale_loss(
+    model: ir.Model, config: ProgramConfig, loss: AttachedLoss
+) -> tuple[str, dict[str, NDArray[Any]]]:
+    """Multiply the loss by the scale: the name of the product, and the scale as a state."""
+    if isinstance(config.loss_scale, NoScaleConfig):
+        return loss.objective, {}
+    builder = Builder(model.graph, "ortboost/scale")
+    scale = ir.Value(name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    model.graph.inputs.append(scale)
+    unscaled = _value(model, loss.objective)
+    scaled = builder.op("Mul", unscaled, scale, name=_SCALED_LOSS, shape=())
+    builder.flush()
+    start = initial_state(config.loss_scale).scale
+    return scaled.name or "", {names.SCALE: np.asarray(start, np.float32)}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What all step graphs of a program share.
+
+    Args:
+        forward: The forward graph, its weights inputs; ready to be differentiated.
+        config: The configuration.
+        engine: The engine.
+        objective: Name of the scaled loss.
+        values: Parameters, buffers and scale: name to initial value.
+        buffers_next: Buffer to the raw next value that the forward pass computes.
+        centralized: Parameters whose gradient is centralized.
+    """
+
+    forward: Forward
+    config: ProgramConfig
+    engine: Engine
+    objective: str
+    values: Mapping[str, NDArray[Any]]
+    buffers_next: Mapping[str, str]
+    centralized: frozenset[str]
+
+    def entries(self) -> list[StateEntry]:
+        """Parameters, buffers and scale as state."""
+        roles = {name: p.role for name, p in self.forward.parameters.items()}
+        found = []
+        for name, array in self.values.items():
+            kind = "scale" if name not in roles else "parameter"
+            if roles.get(name, "").startswith("running_"):
+                kind = "buffer"
+            found.append(
+                StateEntry(name, kind, array.dtype, array.shape, None, roles.get(name, ""))
+            )
+        return found
+
+
 def _build_step(
-    forward: Forward,
-    config: ProgramConfig,
-    engine: Engine,
-    state: Mapping[str, NDArray[Any]],
-    buffers_next: Mapping[str, str],
+    plan: _Plan, trained: Sequence[Parameter], group: int | None
 ) -> tuple[ir.Model, Catalogue, dict[str, NDArray[Any]]]:
     """Differentiate, append the update, order inputs and outputs, describe it all."""
-    model, loss, trained = forward.model, forward.loss, forward.trained
-    parameters, graph = forward.parameters, model.graph
-    batch = [value for value in graph.inputs if value.name not in state]
-    objective, scale = loss.objective, None
-    initial: dict[str, NDArray[Any]] = dict(state)
-    entries = [
-        StateEntry(
-            name,
-            "buffer" if parameters[name].role.startswith("running_") else "parameter",
-            array.dtype,
-            array.shape,
-            None,
-            parameters[name].role,
-        )
-        for name, array in state.items()
-    ]
-    if not isinstance(config.loss_scale, NoScaleConfig):
-        builder = Builder(graph, "ortboost/scale")
-        scale = ir.Value(
-            name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(())
-        )
-        graph.inputs.append(scale)
-        unscaled = _value(model, loss.objective)
-        scaled = builder.op("Mul", unscaled, scale, name=_SCALED_LOSS, shape=())
-        builder.flush()
-        objective = scaled.name or ""
-        start = initial_state(config.loss_scale).scale
-        initial[names.SCALE] = np.asarray(start, np.float32)
-        entries.append(StateEntry(names.SCALE, "scale", np.dtype(np.float32), (), None))
-    raw = set(buffers_next.values())
-    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
-    kept += [output for node in graph for output in node.outputs if output.name in raw]
-    graph.outputs[:] = list({id(value): value for value in kept}.values())
-
-    step = engine.differentiate(model, objective, [p.name for p in trained])
+    config, loss = plan.config, plan.forward.loss
+    entries = plan.entries()
+    states = {entry.name for entry in entries}
+    step = plan.engine.differentiate(plan.forward.model, plan.objective, [p.name for p in trained])
+    batch = [value for value in step.graph.inputs if value.name not in states]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(
         step,
         config,
         trained,
         {p.name: values[gradient_name(p.name)] for p in trained},
-        {buffer: values[raw] for buffer, raw in buffers_next.items()},
+        {buffer: values[raw] for buffer, raw in plan.buffers_next.items()},
         values.get(names.SCALE),
+        group=group,
+        centralized=plan.centralized,
     )
-    metrics = _metrics(step, config, values, loss)
-    entries += parts.state
-    initial.update(parts.initial)
+    shown = [
+        values[loss.loss],
+        parts.overflow,
+        parts.loss_scale,
+        *_metrics(step, config, values, loss),
+    ]
+    specs = tuple(_batch_input(value, config, loss) for value in batch)
+    catalogue = _close(step, parts, entries, specs, shown)
+    return step, catalogue, {**plan.values, **parts.initial}
+
+
+def _build_flush(
+    plan: _Plan, trained: Sequence[Parameter], group: int | None, like: ir.Model
+) -> tuple[ir.Model, Catalogue]:
+    """The update with what is left of a window of accumulation, as a graph of its own."""
+    entries = [entry for entry in plan.entries() if entry.name in {p.name for p in trained}]
+    inputs = [
+        ir.Value(
+            name=entry.name,
+            type=ir.TensorType(ir.DataType.from_numpy(entry.dtype)),
+            shape=ir.Shape(entry.shape),
+        )
+        for entry in entries
+    ]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports=like.opset_imports, name="flush")
+    model = ir.Model(graph, ir_version=like.ir_version)
+    parts = append_flush(model, plan.config, trained, group=group, centralized=plan.centralized)
+    return model, _close(model, parts, entries, (), [parts.overflow])
+
+
+def _close(
+    step: ir.Model,
+    parts: StepParts,
+    entries: Sequence[StateEntry],
+    batch: tuple[TensorSpec, ...],
+    shown: Sequence[ir.Value],
+) -> Catalogue:
+    """Put inputs and outputs in their order, remove what nobody reads, describe the graph."""
     entries = [
         dataclasses.replace(e, next=names.next_name(e.name) if e.name in parts.next_of else None)
-        for e in entries
+        for e in (*entries, *parts.state)
     ]
-    shown = [values[loss.loss], parts.overflow, parts.loss_scale, *metrics]
     inputs = {value.name: value for value in step.graph.inputs}
     step.graph.outputs[:] = [*shown, *(parts.next_of[e.name] for e in entries if e.next)]
     common.RemoveUnusedNodesPass()(step)  # the scaled loss itself, and what was only kept for names
     step.graph.inputs[:] = [
-        *(inputs[value.name] for value in batch),
+        *(inputs[spec.name] for spec in batch),
         *parts.hyper,
         *(inputs[entry.name] for entry in entries),
     ]
-    catalogue = Catalogue(
-        batch=tuple(_batch_input(inputs[value.name], config, loss) for value in batch),
+    return Catalogue(
+        batch=batch,
         hyper=tuple(TensorSpec.of(value) for value in parts.hyper),
         state=tuple(entries),
         outputs=tuple(TensorSpec.of(value) for value in shown),
         randomness=any(node.op_type in _RANDOM_OPS for node in step.graph.all_nodes()),
     )
-    return step, catalogue, initial
 
 
 def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:

@@ -10,8 +10,9 @@ and into the manifest of the program. Names:
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from ortboost.errors import FileError
 __all__ = [
     "CONSECUTIVE_SKIPS",
     "FLUSHED",
+    "FLUSH_GRAPH",
     "GOOD_STEPS",
     "LAST_SKIPPED",
     "LEARNING_RATE",
@@ -34,13 +36,16 @@ __all__ = [
     "OVERFLOW",
     "SCALE",
     "STEP",
+    "STEP_GRAPH",
     "TOTAL_SKIPS",
     "Catalogue",
     "StateEntry",
     "TensorSpec",
     "accumulator_name",
+    "graph_name",
     "group_step",
     "learning_rate_name",
+    "merged",
     "next_name",
     "read_catalogue",
     "slot_name",
@@ -59,6 +64,7 @@ LAST_SKIPPED = "ortboost/last_skipped"
 CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"
 METADATA_KEY = "ortboost.catalogue"
+STEP_GRAPH, FLUSH_GRAPH = "step", "flush"
 _VERSION = 1
 
 
@@ -107,6 +113,20 @@ def group_step(group: int) -> str:
         'ortboost/step.0'
     """
     return f"{STEP}.{group}"
+
+
+def graph_name(kind: str, group: int = 0) -> str:
+    """Name of a graph of a program.
+
+    Args:
+        kind: ``step`` or ``flush``.
+        group: Number of the freeze group that it trains.
+
+    Example:
+        >>> graph_name("step"), graph_name("step", 2)
+        ('step', 'step.2')
+    """
+    return f"{kind}.{group}" if group else kind
 
 
 def learning_rate_name(group: str | None) -> str:
@@ -295,6 +315,24 @@ class Catalogue:
     def entries(self, *kinds: str) -> tuple[StateEntry, ...]:
         """The state entries of these kinds."""
         return tuple(entry for entry in self.state if entry.kind in kinds)
+
+
+def merged(catalogues: Sequence[Catalogue]) -> Catalogue:
+    """The catalogue of a program: that of its first graph, with the states of all graphs.
+
+    A state has a next value if any of the graphs writes it.
+    """
+    first = catalogues[0]
+    entries: dict[str, StateEntry] = {}
+    for catalogue in catalogues:
+        for entry in catalogue.state:
+            if entry.name not in entries or entry.next is not None:
+                entries[entry.name] = entry
+    return dataclasses.replace(
+        first,
+        state=tuple(entries.values()),
+        randomness=any(catalogue.randomness for catalogue in catalogues),
+    )
 
 
 def read_catalogue(model: ir.Model) -> Catalogue:

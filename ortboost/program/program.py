@@ -5,6 +5,8 @@
     run/
       program.json        manifest: versions, configuration, reports, catalogue
       step.onnx           one training step
+      step.1.onnx, ...    the same, training less (gradient freeze)
+      flush.onnx, ...     the update with what is left of a window (accumulation)
       eval.onnx           outputs and loss in inference mode, on the same state
       state.safetensors   initial state
 """
@@ -14,8 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ import ortboost
 from ortboost.errors import ConfigError, FileError
 from ortboost.files import atomic_path, read_json, write_json
 from ortboost.graph.io import load_model, save_model
-from ortboost.program.catalogue import Catalogue, TensorSpec
+from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
 from ortboost.report import Report
 
@@ -38,6 +41,7 @@ __all__ = ["EVAL", "MANIFEST", "STATE", "STEP", "Program", "check_state", "read_
 
 MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
 _FORMAT = 1
+_GRAPH = re.compile(r"(step|flush)(\.\d+)?")  # nothing else is read: a name is part of a path
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,14 @@ class Program:
     Args:
         step: The step graph; its state tensors are inputs.
         evaluation: Inference graph with outputs and ``loss``, on the same parameters and buffers.
-        catalogue: Inputs, states and outputs of the step.
+        catalogue: Inputs, states and outputs of the step; the states of all graphs.
         initial: State name to initial value.
         config: The configuration it was made with.
         engine: Name of the engine that made the gradients.
         source: Where the model came from.
         prediction: Name of the output that the loss is taken of.
         reports: What the rewrites did.
+        variants: Further graphs that train, by name; each carries its own catalogue.
     """
 
     step: ir.Model
@@ -65,15 +70,30 @@ class Program:
     source: str
     prediction: str
     reports: tuple[Report, ...]
+    variants: Mapping[str, ir.Model] = field(default_factory=dict)
+
+    @property
+    def graphs(self) -> dict[str, ir.Model]:
+        """All graphs that train by name, ``step`` first."""
+        return {STEP_GRAPH: self.step, **self.variants}
+
+    def catalogue_of(self, graph: str) -> Catalogue:
+        """Inputs, states and outputs of one graph; its states are among those of the program.
+
+        Args:
+            graph: A name from :attr:`graphs`.
+        """
+        return read_catalogue(self.graphs[graph])
 
     @property
     def fingerprint(self) -> str:
-        """Names the step graph and its state; a checkpoint of another program does not fit.
+        """Names the step graphs and their state; a checkpoint of another program does not fit.
 
         It covers the catalogue and the nodes, not the initial values.
         """
         digest = hashlib.sha256(json.dumps(self.catalogue.to_dict(), sort_keys=True).encode())
-        digest.update(_serialized(self.step))
+        for name in sorted(self.graphs):
+            digest.update(_serialized(self.graphs[name]))
         return digest.hexdigest()[:32]
 
     @property
@@ -108,7 +128,11 @@ class Program:
                 where=f"{target}: {error}",
                 fix="Choose another.",
             ) from error
-        save_model(self.step, target / STEP)
+        for name, model in self.graphs.items():
+            save_model(model, target / _file(name))
+        for stale in target.glob("*.onnx"):
+            if _GRAPH.fullmatch(stale.stem) and stale.stem not in self.graphs:
+                stale.unlink()
         save_model(self.evaluation, target / EVAL)
         tensors = {name: np.asarray(array) for name, array in self.initial.items()}
         try:
@@ -135,7 +159,7 @@ class Program:
             "evaluation": _digest(self.evaluation),
             "initial": _state_digest(self.initial),
             "prediction": self.prediction,
-            "graphs": {"step": STEP, "eval": EVAL},
+            "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
             "state": STATE,
             "config": self.config.to_dict(),
             "catalogue": self.catalogue.to_dict(),
@@ -177,6 +201,11 @@ class Program:
                 source=str(manifest["source"]),
                 prediction=str(manifest["prediction"]),
                 reports=tuple(Report.from_dict(report) for report in manifest["reports"]),
+                variants={
+                    name: load_model(source / _file(name))
+                    for name in manifest["graphs"]
+                    if name != STEP_GRAPH and _GRAPH.fullmatch(name)
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
             raise FileError(
@@ -206,6 +235,10 @@ class Program:
                 fix=again,
             )
         return program
+
+
+def _file(graph: str) -> str:
+    return f"{graph}.onnx"
 
 
 def _serialized(model: ir.Model) -> bytes:

@@ -141,7 +141,7 @@ class _Writer:
         self.group = group
         self.centralized = centralized
         self.b = Builder(model.graph, "ortboost/update")
-        self.inputs = {value.name: value for value in model.graph.inputs}
+        self.inputs = {value.name or "": value for value in model.graph.inputs}
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}

@@ -1,12 +1,12 @@
 """State tensors that live on the device from the first step to the last.
 
-A state that is updated in place has one buffer; any other has two, and the step alternates between
-them. Nothing is copied at a step.
+A state that is updated in place has one buffer; any other has two, and the steps that write it
+alternate between them. Nothing is copied at a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,23 +40,19 @@ class DeviceState:
         self.catalogue = catalogue
         self._entries = {entry.name: entry for entry in catalogue.state}
         self.device = device
-        self.phase = 0
-        self.double = any(e.next and e.name not in in_place for e in catalogue.state)
         check_state(catalogue, initial, where="initial state")
-        first = {entry.name: self._place(initial[entry.name]) for entry in catalogue.state}
-        self._buffers = [first]
-        if self.double:
-            second = {
-                entry.name: self._place(initial[entry.name])
-                if entry.next and entry.name not in in_place
-                else first[entry.name]
-                for entry in catalogue.state
-            }
-            self._buffers.append(second)
+        self._buffers: dict[str, list[Any]] = {}
+        for entry in catalogue.state:
+            copies = 1 if entry.next is None or entry.name in in_place else 2
+            self._buffers[entry.name] = [self._place(initial[entry.name]) for _ in range(copies)]
 
     def _place(self, array: NDArray[Any]) -> Any:
         owned = np.array(array, order="C", copy=True)  # on the CPU the OrtValue is this very memory
         return runtime().OrtValue.ortvalue_from_numpy(owned, self.device)
+
+    def buffers(self, name: str) -> list[Any]:
+        """All buffers of one state, the present one first."""
+        return list(self._buffers[name])
 
     def current(self, name: str) -> Any:
         """The ``OrtValue`` with the present value of a state.
@@ -70,18 +66,20 @@ class DeviceState:
                 where="state",
                 fix=nearest(name, self._entries),
             )
-        return self._buffers[self.phase][name]
+        return self._buffers[name][0]
 
-    def phases(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """For each phase of the alternation: buffers to read, buffers to write."""
-        return [
-            (self._buffers[phase], self._buffers[(phase + 1) % len(self._buffers)])
-            for phase in range(len(self._buffers))
-        ]
+    def target(self, name: str) -> Any:
+        """The ``OrtValue`` that a step writes the next value of a state into."""
+        return self._buffers[name][-1]
 
-    def advance(self) -> None:
-        """A step has written: its buffers are the present ones."""
-        self.phase = (self.phase + 1) % len(self._buffers)
+    def phase(self, names: Iterable[str]) -> tuple[int, ...]:
+        """Which buffers are the present ones: equal phases, equal bindings."""
+        return tuple(id(self._buffers[name][0]) for name in names if len(self._buffers[name]) > 1)
+
+    def advance(self, written: Iterable[str]) -> None:
+        """A step has written these states: what it wrote is the present."""
+        for name in written:
+            self._buffers[name].reverse()
 
     def read(self, name: str) -> NDArray[Any]:
         """A host copy of one state tensor."""

@@ -14,14 +14,16 @@ from ortboost.errors import UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec
+from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
-from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.session import open_session, resolve_device, set_seed
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "StepResult", "Stepper"]
 
 _MAX_NAMED = 10
+_COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class StepResult:
         total_skips: Skipped steps so far.
         metrics: Further outputs by name.
         losses: The loss as the graph gave it, shape ``[]`` or ``[batch]``.
+        updated: Whether this step updated the parameters: no overflow, and with accumulation the
+            last micro-batch of its window.
+        group: The freeze group that was trained; 0 is everything.
     """
 
     loss: float
@@ -47,6 +52,8 @@ class StepResult:
     total_skips: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     losses: NDArray[Any] = field(default_factory=lambda: np.zeros(()))
+    updated: bool = True
+    group: int = 0
 
 
 class Stepper:
@@ -76,26 +83,47 @@ class Stepper:
         self.program = program
         self.catalogue = program.catalogue
         self.device = resolve_device(device)
-        step = for_device(program.step, self.device)
-        self._session = open_session(step, device=self.device, threads=threads)
         self._threads = threads
-        proven = in_place_states(program.step, program.catalogue) if in_place else frozenset[str]()
+        self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
+        proven = self._in_place() if in_place else frozenset[str]()
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven)
-        self._bindings = [self._bind(*phase) for phase in self._state.phases()]
-        self._counters = dict.fromkeys((names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS), 0)
+        self._compiled: dict[str, CompiledGraph] = {}
+        self._plan = step_plan(program.config)
+        self._counters = dict.fromkeys(_COUNTERS, 0)
         self._read_counters()
+        self._graph(self.next_graph)  # what a runtime refuses is found here, not at the first step
 
-    def _bind(self, read: Mapping[str, Any], write: Mapping[str, Any]) -> Any:
-        """Bind all states once; only the batch is bound anew at a step."""
-        binding = self._session.io_binding()
-        for entry in self.catalogue.state:
-            binding.bind_ortvalue_input(entry.name, read[entry.name])
-        for spec in self.catalogue.outputs:
-            binding.bind_output(spec.name, "cpu")
-        for entry in self.catalogue.state:
-            if entry.next is not None:
-                binding.bind_ortvalue_output(entry.next, write[entry.name])
-        return binding
+    def _in_place(self) -> frozenset[str]:
+        """States that every graph which writes them may update in place."""
+        written: set[str] = set()
+        shared: set[str] = set()
+        for name, model in self.program.graphs.items():
+            catalogue = self._catalogues[name]
+            writes = {entry.name for entry in catalogue.state if entry.next is not None}
+            written |= writes
+            shared |= writes - in_place_states(model, catalogue)
+        return frozenset(written - shared)
+
+    def _graph(self, name: str) -> CompiledGraph:
+        """A graph of the program, opened when it is needed first."""
+        if name not in self._compiled:
+            self._compiled[name] = CompiledGraph(
+                self.program.graphs[name],
+                self._catalogues[name],
+                self._state,
+                device=self.device,
+                threads=self._threads,
+            )
+        return self._compiled[name]
+
+    @property
+    def next_graph(self) -> str:
+        """Name of the graph that the next step runs."""
+        return names.graph_name(names.STEP_GRAPH, self._group())
+
+    def _group(self) -> int:
+        """The freeze group of the next update; the plan starts again at its end."""
+        return int(self._plan[self._counters[names.STEP] % len(self._plan)])
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -123,16 +151,13 @@ class Stepper:
         """
         if self.catalogue.randomness:
             set_seed(seed)
-        binding = self._bindings[self._state.phase]
-        for name, array in self._checked(feeds, hyper).items():
-            binding.bind_cpu_input(name, array)
+        ready = self._checked(feeds, hyper)
+        group, before = self._group(), self._counters[names.STEP]
+        graph = self._graph(names.graph_name(names.STEP_GRAPH, group))
         try:
-            self._session.run_with_iobinding(binding)
+            values = graph.run(ready)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise _refused(error, feeds) from error
-        self._state.advance()
-        shown = [value.numpy() for value in binding.get_outputs()[: len(self.catalogue.outputs)]]
-        values = dict(zip((spec.name for spec in self.catalogue.outputs), shown, strict=True))
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)
         losses = values.pop(names.LOSS)
@@ -145,7 +170,28 @@ class Stepper:
             total_skips=self._counters[names.TOTAL_SKIPS],
             metrics={name: float(value) for name, value in values.items()},
             losses=losses,
+            updated=self._counters[names.STEP] > before,
+            group=group,
         )
+
+    def flush(self, hyper: Mapping[str, float]) -> bool:
+        """Apply what a window of accumulation holds so far, as the mean of its micro-batches.
+
+        Args:
+            hyper: Learning-rate input to number.
+
+        Returns:
+            Whether there was anything to apply.
+
+        Raises:
+            UsageError: A learning rate is not known or not given.
+        """
+        if not self._counters[names.MICRO_STEPS]:
+            return False
+        self._graph(names.graph_name(names.FLUSH_GRAPH, self._group())).run(self._rates(hyper))
+        self._counters[names.MICRO_STEPS] = 0
+        self._counters[names.STEP] += 1
+        return True
 
     def _checked(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float]
@@ -162,6 +208,11 @@ class Stepper:
                 )
             ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
         _same_lengths(self.catalogue.batch, ready)
+        return {**ready, **self._rates(hyper)}
+
+    def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
+        """A number for each learning-rate input."""
+        ready: dict[str, NDArray[Any]] = {}
         for name in hyper:
             if name not in self.groups:
                 raise UsageError(
@@ -185,8 +236,11 @@ class Stepper:
         if overflow:
             self._counters[names.CONSECUTIVE_SKIPS] += 1
             self._counters[names.TOTAL_SKIPS] += 1
-        else:
-            self._counters[names.CONSECUTIVE_SKIPS] = 0
+            return
+        self._counters[names.CONSECUTIVE_SKIPS] = 0
+        self._counters[names.MICRO_STEPS] += 1
+        if self._counters[names.MICRO_STEPS] == self.program.config.accumulate:
+            self._counters[names.MICRO_STEPS] = 0
             self._counters[names.STEP] += 1
 
     def _read_counters(self) -> None:
@@ -249,7 +303,7 @@ class Stepper:
         """
         inputs = {**self._checked(feeds, hyper), **self.state()}
         bad = [name for name, array in inputs.items() if not _finite(array)]
-        model = self.program.step.clone()
+        model = self.program.graphs[self.next_graph].clone()
         floats = [
             output
             for node in model.graph

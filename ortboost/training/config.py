@@ -39,6 +39,8 @@ class TrainConfig:
             shrink any further (or whose loss is not finite, when the scale is off).
         warn_halvings: Warn when the scale shrinks so often ...
         warn_window: ... within so many steps.
+        flush: Apply a window of gradient accumulation that is not full at the end of an epoch, with
+            the mean over the micro-batches that it has. Without it the window goes on in the next.
         overwrite: Start anew in a folder that holds checkpoints, and remove them.
 
     Raises:
@@ -60,6 +62,7 @@ class TrainConfig:
     max_skips_at_min: int = 50
     warn_halvings: int = 8
     warn_window: int = 100
+    flush: bool = True
     overwrite: bool = False
 
     def __post_init__(self) -> None:

@@ -109,6 +109,16 @@ class Stepper(Protocol):
             seed: Non-negative, below 2**63; a function of (run seed, global step), for dropout.
         """
 
+    def flush(self, hyper: Mapping[str, float]) -> bool:
+        """Apply a window of gradient accumulation that is not full.
+
+        Args:
+            hyper: The value of each learning-rate input.
+
+        Returns:
+            Whether there was one; always False without accumulation.
+        """
+
     def state(self) -> dict[str, Array]:
         """A host copy of every state tensor."""
 

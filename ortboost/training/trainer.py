@@ -183,6 +183,7 @@ class Trainer:
                 where=f"epoch {s.state.epoch}",
                 fix="Give more samples, or a smaller batch size.",
             )
+        self._flush(s)
         if s.state.validated_step != s.state.step:
             self._validate(s)
         epoch = s.state.epoch
@@ -195,9 +196,18 @@ class Trainer:
         self._settle(s, due=True)
         return True
 
+    def _rates(self, s: Session) -> dict[str, float]:
+        """The learning rates of the next update."""
+        return {name: float(rate(s.state.applied_steps)) for name, rate in self._schedules.items()}
+
+    def _flush(self, s: Session) -> None:
+        """Apply what is left of a window of accumulation at the end of an epoch."""
+        if self.config.flush and self.stepper.flush(self._rates(s)):
+            s.state.applied_steps += 1
+
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
-        hyper = {name: float(rate(state.applied_steps)) for name, rate in self._schedules.items()}
+        hyper = self._rates(s)
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         self._discard_stale(s)
         state.add(result, batch_length(batch))

@@ -52,7 +52,7 @@ def test_a_step_gives_the_same_bits(name, monkeypatch):
         "labels": rng.integers(0, 10, 4),
     }
     fast = Stepper(program, device="cpu")
-    monkeypatch.setattr("ortboost.runtime.stepper.for_device", lambda model, device: model)
+    monkeypatch.setattr("ortboost.runtime.compiled_graph.for_device", lambda model, device: model)
     plain = Stepper(program, device="cpu")
     for _ in range(3):
         one, other = (s.step(feeds, {"learning_rate": 0.05}) for s in (fast, plain))

@@ -34,9 +34,9 @@ def training(request):
 
 
 def pointers(training) -> set[int]:
-    return {
-        buffer.data_ptr() for buffers in training._state._buffers for buffer in buffers.values()
-    }
+    state = training._state
+    entries = state.catalogue.state
+    return {buffer.data_ptr() for entry in entries for buffer in state.buffers(entry.name)}
 
 
 def test_state_stays_where_it_is(training):

@@ -79,6 +79,9 @@ class LinearStepper:
             total_skips=self.scale.total_skips,
         )
 
+    def flush(self, hyper: Mapping[str, float]) -> bool:
+        return False
+
     def state(self) -> dict[str, Any]:
         return {
             "w": self.w.copy(),

@@ -1,0 +1,27 @@
+"""Which graph of a program the host runs for which update."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.program.config import ProgramConfig
+
+__all__ = ["step_plan"]
+
+
+def step_plan(config: ProgramConfig) -> NDArray[np.int64]:
+    """The freeze group of each update; after the last one it starts again.
+
+    It follows from the configuration alone, and the place in it is the number of applied updates: a
+    run that is resumed goes on with the same groups, and an overflow tries the same group again.
+
+    Example:
+        >>> step_plan(ProgramConfig())
+        array([0])
+    """
+    if getattr(config, "grad_freeze", None) is None:
+        return np.zeros(1, np.int64)
+    from ortboost.program.freeze_schedule import freeze_schedule
+
+    return freeze_schedule(config.grad_freeze, config.grad_freeze.param_groups)

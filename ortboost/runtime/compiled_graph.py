@@ -1,0 +1,80 @@
+"""One graph of a program as a session whose states are bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.program.catalogue import Catalogue
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.session import open_session
+from ortboost.runtime.state import DeviceState
+
+__all__ = ["CompiledGraph"]
+
+
+class CompiledGraph:
+    """A graph that reads and writes the state.
+
+    Args:
+        model: The graph.
+        catalogue: Its own catalogue.
+        state: The state of the program.
+        device: ``cpu`` or ``cuda``.
+        threads: Threads within an operator.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        catalogue: Catalogue,
+        state: DeviceState,
+        *,
+        device: str,
+        threads: int | None,
+    ) -> None:
+        self.catalogue = catalogue
+        self._state = state
+        self._session = open_session(for_device(model, device), device=device, threads=threads)
+        self._read = [entry.name for entry in catalogue.state]
+        self._written = [entry.name for entry in catalogue.state if entry.next is not None]
+        self._bindings: dict[tuple[int, ...], Any] = {}
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run once; the state moves on.
+
+        Args:
+            feeds: Batch and learning rates by input name.
+
+        Returns:
+            The outputs for people by name.
+
+        Raises:
+            Exception: Of whatever kind the runtime's bindings raise.
+        """
+        binding = self._binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        self._session.run_with_iobinding(binding)
+        self._state.advance(self._written)
+        outputs = self.catalogue.outputs
+        shown = [value.numpy() for value in binding.get_outputs()[: len(outputs)]]
+        return dict(zip((spec.name for spec in outputs), shown, strict=True))
+
+    def _binding(self) -> Any:
+        """All states bound, as they lie now; made once for each way in which they can lie."""
+        phase = self._state.phase(self._read)
+        if phase not in self._bindings:
+            binding = self._session.io_binding()
+            for entry in self.catalogue.state:
+                binding.bind_ortvalue_input(entry.name, self._state.current(entry.name))
+            for spec in self.catalogue.outputs:
+                binding.bind_output(spec.name, "cpu")
+            for entry in self.catalogue.state:
+                if entry.next is not None:
+                    binding.bind_ortvalue_output(entry.next, self._state.target(entry.name))
+            self._bindings[phase] = binding
+        return self._bindings[phase]
