@@ -79,6 +79,9 @@ def convert(
     clip: Annotated[
         str | None, typer.Option(help="value:C, norm:C (each tensor) or global-norm:C.")
     ] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches an update (gradient accumulation).")
+    ] = None,
     freeze: _Freeze = None,
     trainable: _Trainable = None,
     new_head: Annotated[
@@ -128,6 +131,7 @@ def convert(
         groups=None if group is None else tuple(parse_group(text) for text in group),
         loss_scale=None if loss_scale is None else parse_loss_scale(loss_scale),
         clip=None if clip is None else parse_clip(clip),
+        accumulate=accumulate,
         freeze=freeze,
         trainable=trainable,
         new_head=new_head,

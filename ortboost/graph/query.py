@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 __all__ = [
     "FLOAT_TYPES",
+    "ROLE_MARK",
     "Parameter",
     "all_tensors",
     "find_parameters",
@@ -31,6 +32,9 @@ FLOAT_TYPES = (
     ir.DataType.BFLOAT16,
     ir.DataType.DOUBLE,
 )
+
+ROLE_MARK = "ortboost.role"
+"""Metadata key of a tensor that a rewrite added: its role, where its place in the graph does not say it."""
 
 _NORM_OPS = {
     "BatchNormalization": (1, 2),
@@ -171,6 +175,8 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     uses = list(_effective_uses(value))
     if not uses:
         return "constant", "not used"
+    if ROLE_MARK in value.metadata_props:
+        return value.metadata_props[ROLE_MARK], f"added as such, {_position(*uses[0])}"
     found: tuple[str, str] | None = None
     for node, index in uses:
         where = _position(node, index)

@@ -34,6 +34,7 @@ from ortboost.program.catalogue import (
 )
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, prepare_forward, refuse_blockers
+from ortboost.program.freeze_groups import freeze_groups
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.report import Report
@@ -172,10 +173,8 @@ def _groups(
     model: ir.Model, trained: Sequence[Parameter], config: ProgramConfig
 ) -> tuple[list[tuple[Parameter, ...]], list[Report]]:
     """The parameters that each step graph trains; one graph if nothing is frozen in turns."""
-    if getattr(config, "grad_freeze", None) is None:
+    if config.grad_freeze is None:
         return [tuple(trained)], []
-    from ortboost.program.freeze_groups import freeze_groups
-
     members, report = freeze_groups(model, trained, config.grad_freeze)
     return [tuple(p for p in trained if p.name in names_) for names_ in members], [report]
 
@@ -184,7 +183,7 @@ def _build_graphs(
     plan: _Plan, groups: Sequence[Sequence[Parameter]]
 ) -> tuple[dict[str, ir.Model], Catalogue, dict[str, NDArray[Any]]]:
     """All graphs that train, by name, the catalogue of the program, and its initial state."""
-    freezing = getattr(plan.config, "grad_freeze", None)
+    freezing = plan.config.grad_freeze
     separate = freezing is not None and freezing.separate_state
     graphs: dict[str, ir.Model] = {}
     catalogues: list[Catalogue] = []

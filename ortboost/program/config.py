@@ -21,6 +21,7 @@ from ortboost.optimizers import (
     optimizer_from_dict,
     optimizer_to_dict,
 )
+from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.centralize import CentralizeConfig
 
@@ -46,6 +47,7 @@ _PLAIN: Final = {
     "loss_scale": "'kind': 'fixed', 'scale': 1024",
     "clip": "'by': 'global-norm', 'limit': 1.0",
     "centralize": "'multiple_of': 1",
+    "grad_freeze": "'freeze_p': 0.7",
 }
 _DECAY_FILTERS = ("no-norm", "weights", "all")
 _CLIPS = ("value", "norm", "global-norm")
@@ -137,10 +139,15 @@ class ProgramConfig:
         clip: Gradient clipping.
         accumulate: Micro-batches an update; the update is with the mean of their gradients.
         centralize: Gradient centralization, or ``None``.
+        grad_freeze: Train a part of the network only at some updates, or ``None``.
         adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
         trainable: Patterns; if any, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
         new_head: Number of outputs of a fresh last layer, or ``None``.
+        less_bn: Remove the normalizations that the blocks make redundant, see
+            :mod:`ortboost.transforms.less_bn`.
+        full_norm_head: Make the last layer a full-normalization head, see
+            :mod:`ortboost.transforms.full_norm`.
         frozen_norm: Patterns of BatchNormalization nodes (or of their parameters) that stay in
             inference mode.
         running_variance: ``unbiased`` as PyTorch and MindSpore, or ``onnx`` (biased).
@@ -165,10 +172,13 @@ class ProgramConfig:
     clip: ClipConfig | None = None
     accumulate: int = 1
     centralize: CentralizeConfig | None = None
+    grad_freeze: FreezeConfig | None = None
     adapt: tuple[str, ...] | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     new_head: int | None = None
+    less_bn: bool = False
+    full_norm_head: bool = False
     frozen_norm: tuple[str, ...] = ()
     running_variance: Literal["unbiased", "onnx"] = "unbiased"
     metrics: tuple[str, ...] = ()
@@ -235,6 +245,13 @@ class ProgramConfig:
                     fix=f"Build the configuration of plain data: "
                     f"ProgramConfig.from_dict({{'{key}': {{{kind}}}}}).",
                 )
+        for key in ("less_bn", "full_norm_head"):
+            if not isinstance(getattr(self, key), bool):
+                raise ConfigError(
+                    f"'{key}' is {getattr(self, key)!r}; it is on or off.",
+                    where=key,
+                    fix="Give True or False.",
+                )
         rates = {"learning_rate": self.learning_rate}
         rates |= {f"group '{g.name}'": g.learning_rate for g in self.groups if g.learning_rate}
         for where, rate in rates.items():
@@ -284,6 +301,8 @@ class ProgramConfig:
         if isinstance(arguments.get("centralize"), Mapping):
             found = _known(CentralizeConfig, arguments["centralize"], "centralize")
             arguments["centralize"] = CentralizeConfig(**_listed(found, "patterns"))
+        if isinstance(arguments.get("grad_freeze"), Mapping):
+            arguments["grad_freeze"] = FreezeConfig.from_dict(arguments["grad_freeze"])
         if isinstance(arguments.get("loss_scale"), Mapping):
             arguments["loss_scale"] = scale_from_dict(arguments["loss_scale"])
         if "groups" in arguments:

@@ -20,6 +20,8 @@ from ortboost.program.config import ProgramConfig
 from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
 from ortboost.transforms.dropout import dropout_to_training
+from ortboost.transforms.full_norm import full_norm
+from ortboost.transforms.less_bn import less_bn
 from ortboost.transforms.new_head import new_head
 from ortboost.transforms.trainable_norm import batch_norms, to_training
 
@@ -67,13 +69,16 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
         )
+    frozen = _frozen(model, config)
+    if config.less_bn:
+        reports.append(less_bn(model, frozen=frozen))
+    if config.full_norm_head:
+        reports.append(full_norm(model, output=config.loss.output))
     loss = attach_loss(model, config.loss)
     for name in _reserved(config):
         free_name(model.graph, name)
     parameters = find_parameters(model)
-    norms = to_training(
-        model, frozen=_frozen(model, config), running_variance=config.running_variance
-    )
+    norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
     trained, choice = choose_trainable(model, parameters, config)

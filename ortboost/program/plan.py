@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.program.config import ProgramConfig
+from ortboost.program.freeze_schedule import freeze_schedule
 
 __all__ = ["step_plan"]
 
@@ -20,8 +21,6 @@ def step_plan(config: ProgramConfig) -> NDArray[np.int64]:
         >>> step_plan(ProgramConfig())
         array([0])
     """
-    if getattr(config, "grad_freeze", None) is None:
+    if config.grad_freeze is None:
         return np.zeros(1, np.int64)
-    from ortboost.program.freeze_schedule import freeze_schedule
-
-    return freeze_schedule(config.grad_freeze, config.grad_freeze.param_groups)
+    return freeze_schedule(config.grad_freeze)

@@ -1,0 +1,281 @@
+r"""How much a graph computes: multiply-accumulates of its matrix products and convolutions.
+
+Counted, in multiply-accumulates (MAC; a MAC is two floating-point operations):
+
+===================  ==============================================================================
+operator             MACs
+===================  ==============================================================================
+Conv                 elements of the output * (channels in / groups) * elements of the kernel
+ConvTranspose        elements of the input * (channels out / groups) * elements of the kernel
+Gemm, MatMul         elements of the output * length of the dimension that is summed over
+Einsum               product of the lengths of all its indices
+RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden), gates 1, 3, 4
+===================  ==============================================================================
+
+and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul, FusedConv,
+FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation, no pooling, no
+normalization, no softmax, which is the custom for these figures. Of an If the branch that costs more is
+counted; the body of a Loop or Scan runs a number of times that the graph does not say, so it is
+reported as not counted, and so is a node whose shapes are not known.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import optimizer
+
+from ortboost.errors import UsageError, nearest
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import all_tensors, known_shape, static_shape
+
+__all__ = ["Cost", "count_cost", "with_lengths"]
+
+_log = logging.getLogger(__name__)
+_SHAPES = 64  # elements: shapes are folded, weights are not
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a graph computes.
+
+    Args:
+        macs: Operator to multiply-accumulates, the dearest first.
+        nodes: Node to multiply-accumulates.
+        uncounted: Node to the reason, where the operator is one of those counted.
+        shapes: Input to the shape that the figures are for.
+    """
+
+    macs: Mapping[str, int] = field(default_factory=dict)
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    uncounted: Mapping[str, str] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """All multiply-accumulates that could be counted."""
+        return sum(self.macs.values())
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: two for each multiply-accumulate."""
+        return 2 * self.total
+
+
+def count_cost(
+    model: ir.Model, shapes: Mapping[str, tuple[int, ...]] | None = None, *, batch: int = 1
+) -> Cost:
+    """Count the multiply-accumulates of a model.
+
+    Args:
+        model: The model; not changed.
+        shapes: Input name to its shape, for dimensions that the model leaves open.
+        batch: Length of a first dimension that is open and not in ``shapes``.
+
+    Raises:
+        UsageError: ``shapes`` does not fit the inputs.
+
+    Example:
+        >>> text = '''<ir_version: 8, opset_import: ["" : 18]>
+        ... net (float[n,4] x, float[4,3] w) => (float[n,3] y) { y = MatMul(x, w) }'''
+        >>> count_cost(ir.from_onnx_text(text), batch=2).total
+        24
+    """
+    settled = with_lengths(model, shapes or {}, batch=batch)
+    nodes: dict[str, int] = {}
+    uncounted: dict[str, str] = {}
+    macs = _graph(settled.graph, nodes, uncounted)
+    weights = {value.name for value, _ in all_tensors(settled)}
+    return Cost(
+        dict(sorted(macs.items(), key=lambda item: -item[1])),
+        nodes,
+        uncounted,
+        {
+            value.name or "": known_shape(value) or ()
+            for value in settled.graph.inputs
+            if value.name not in weights
+        },
+    )
+
+
+def with_lengths(
+    model: ir.Model, shapes: Mapping[str, tuple[int, ...]], *, batch: int = 1
+) -> ir.Model:
+    """A copy with functions inlined, open dimensions of the inputs set, and shapes inferred anew.
+
+    A dimension of the same name gets the same length in every input.
+
+    Raises:
+        UsageError: There is no such input, or its rank or a fixed dimension is another one.
+    """
+    copy = model.clone()
+    common.InlinePass()(copy)
+    weights = {value.name for value, _ in all_tensors(copy)}
+    inputs = {v.name or "": v for v in copy.graph.inputs if v.name not in weights}
+    lengths: dict[str, int] = {}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise UsageError(
+                f"The model has no input '{name}'.",
+                where=f"shape of '{name}'",
+                fix=nearest(name, inputs),
+            )
+        _fit(name, known_shape(inputs[name]), shape)
+        dims = zip(known_shape(inputs[name]) or (), shape, strict=False)
+        lengths.update((dim, length) for dim, length in dims if isinstance(dim, str))
+    for name, value in inputs.items():
+        if name in shapes:
+            value.shape = ir.Shape(shapes[name])
+            continue
+        known = known_shape(value)
+        if known is None:
+            continue
+        first = [
+            batch if index == 0 and not isinstance(dim, int) and dim not in lengths else dim
+            for index, dim in enumerate(known)
+        ]
+        if known and isinstance(known[0], str):
+            lengths.setdefault(known[0], batch)
+        value.shape = ir.Shape([lengths.get(d, d) if isinstance(d, str) else d for d in first])
+    for graph in copy.graphs():  # what the exporter wrote was for other lengths
+        for node in graph:
+            for output in node.outputs:
+                if node.domain in ("", "ai.onnx"):
+                    output.shape = None
+    infer_shapes(copy)
+    # Shapes that the graph itself computes (Shape, Gather, Concat, Reshape) are numbers by now.
+    try:
+        optimizer.fold_constants(
+            copy,
+            input_size_limit=_SHAPES,
+            output_size_limit=_SHAPES,
+            should_fold=lambda node: False if node.op_type in _RULES else None,
+        )
+    except Exception as error:  # what stays unknown is reported as not counted
+        _log.info("constant folding gave up: %s", error)
+    infer_shapes(copy)
+    return copy
+
+
+def _fit(name: str, known: tuple[int | str | None, ...] | None, shape: tuple[int, ...]) -> None:
+    fits = known is None or (
+        len(known) == len(shape)
+        and all(not isinstance(k, int) or k == s for k, s in zip(known, shape, strict=True))
+    )
+    if not fits:
+        said = ", ".join("?" if dim is None else str(dim) for dim in known or ())
+        raise UsageError(
+            f"The shape {list(shape)} does not fit the input '{name}'.",
+            where=f"input '{name}'",
+            fix=f"The model says [{said}].",
+        )
+
+
+def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) -> dict[str, int]:
+    macs: dict[str, int] = {}
+    for node in graph:
+        name = node.name or next((out.name or "" for out in node.outputs), "")
+        if node.op_type == "If":
+            branches = [_graph(body, nodes, uncounted) for body in _bodies(node)]
+            for op, count in max(branches, key=lambda b: sum(b.values()), default={}).items():
+                macs[op] = macs.get(op, 0) + count
+            continue
+        if node.op_type in ("Loop", "Scan"):
+            inner: dict[str, str] = {}
+            if any(_graph(body, {}, inner) for body in _bodies(node)) or inner:
+                uncounted[name] = f"how often the body of the {node.op_type} runs is not known"
+            continue
+        rule = _RULES.get(node.op_type)
+        if rule is None:
+            continue
+        count = rule(node)
+        if count is None:
+            uncounted[name] = "a shape is not known; give the shapes of the inputs"
+            continue
+        nodes[name] = nodes.get(name, 0) + count
+        macs[node.op_type] = macs.get(node.op_type, 0) + count
+    return macs
+
+
+def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+
+
+def _shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None else static_shape(value)
+
+
+def _convolution(position: int) -> Callable[[ir.Node], int | None]:
+    def rule(node: ir.Node) -> int | None:
+        kernel, out = _shape(node, position), static_shape(node.outputs[0])
+        # A kernel is [channels out, channels in / groups, ...].
+        return None if kernel is None or out is None else math.prod(out) * math.prod(kernel[1:])
+
+    return rule
+
+
+def _transposed(node: ir.Node) -> int | None:
+    x, kernel = _shape(node, 0), _shape(node, 1)
+    # A kernel is [channels in, channels out / groups, ...].
+    return None if x is None or kernel is None else math.prod(x) * math.prod(kernel[1:])
+
+
+def _gemm(node: ir.Node) -> int | None:
+    a, out = _shape(node, 0), static_shape(node.outputs[0])
+    if a is None or out is None:
+        return None
+    return math.prod(out) * a[0 if node.attributes.get_int("transA", 0) else 1]
+
+
+def _matmul(left: int) -> Callable[[ir.Node], int | None]:
+    def rule(node: ir.Node) -> int | None:
+        a, out = _shape(node, left), static_shape(node.outputs[0])
+        if not a or out is None:
+            return None
+        swapped = node.attributes.get_int("transA", 0) and len(a) > 1
+        return math.prod(out) * a[-2 if swapped else -1]
+
+    return rule
+
+
+def _einsum(node: ir.Node) -> int | None:
+    equation = node.attributes.get_string("equation", "") or ""
+    lengths: dict[str, int] = {}
+    for index, term in enumerate(equation.replace(" ", "").split("->")[0].split(",")):
+        shape = _shape(node, index)
+        if shape is None:
+            return None
+        letters, dots, rest = term.partition("...")
+        extra = [f".{k}" for k in range(len(shape) - len(letters + rest), 0, -1)] if dots else []
+        for letter, length in zip([*letters, *extra, *rest], shape, strict=True):
+            lengths[letter] = max(lengths.get(letter, 1), length)  # length 1 is broadcast
+    return math.prod(lengths.values())
+
+
+def _recurrent(node: ir.Node) -> int | None:
+    x, w = _shape(node, 0), _shape(node, 1)
+    if x is None or w is None:
+        return None
+    # x is [sequence, batch, inputs] (or batch first), w is [directions, gates * hidden, inputs].
+    hidden = w[1] // _GATES[node.op_type]
+    return x[0] * x[1] * w[0] * w[1] * (w[2] + hidden)
+
+
+_RULES: Mapping[str, Callable[[ir.Node], int | None]] = {
+    **dict.fromkeys(("Conv", "ConvInteger", "FusedConv"), _convolution(1)),
+    "QLinearConv": _convolution(3),
+    "ConvTranspose": _transposed,
+    **dict.fromkeys(("Gemm", "FusedGemm"), _gemm),
+    **dict.fromkeys(("MatMul", "MatMulInteger", "FusedMatMul", "QLinearMatMul"), _matmul(0)),
+    "Einsum": _einsum,
+    **dict.fromkeys(_GATES, _recurrent),
+}
