@@ -194,12 +194,12 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
         rule = _RULES.get(node.op_type)
         if rule is None:
             continue
-        count = rule(node)
-        if count is None:
+        found = rule(node)
+        if found is None:
             uncounted[name] = "a shape is not known; give the shapes of the inputs"
             continue
-        nodes[name] = nodes.get(name, 0) + count
-        macs[node.op_type] = macs.get(node.op_type, 0) + count
+        nodes[name] = nodes.get(name, 0) + found
+        macs[node.op_type] = macs.get(node.op_type, 0) + found
     return macs
 
 

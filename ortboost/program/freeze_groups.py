@@ -7,40 +7,48 @@ in the order in which the graph computes them; a weight that several nodes share
 
 With `L` layers and `n` groups, group `i` drops the first `i floor(L / n)` layers. With the type ``COST`` it
 drops as many layers as fit into `i / n` of the cost of the backward pass: in a convolutional network
-the early layers have few parameters and cost the most, so that a division by number saves less than it
-promises. The cost of a layer is counted in multiply-accumulates, two backward for each one forward.
+the early layers have few parameters and cost the most. The cost of a layer is
+
+    multiply-accumulates + 32 * elements that its nodes give out
+
+for one sample; the second term is for what moves data and hardly computes (normalization, activation).
+Its factor is from measured steps of `models/` on a CPU, where fits gave 10 to 100; docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.errors import ConfigError
-from ortboost.graph.cost import count_cost
-from ortboost.graph.query import Parameter
+from ortboost.graph.cost import count_cost, with_lengths
+from ortboost.graph.query import Parameter, static_shape
 from ortboost.program.freeze_schedule import COST, FreezeConfig, freeze_schedule
 from ortboost.report import Report
 
 __all__ = ["Layer", "find_layers", "freeze_groups"]
 
+_ELEMENT = 32  # multiply-accumulates that take as long as the traffic of one element
 
+
+@dataclass
 class Layer:
     """A node with a weight, and what follows it.
 
     Args:
         node: Name of the node.
         parameters: Names of the trained parameters.
-        macs: Multiply-accumulates of its forward pass for one sample.
+        cost: Cost of its forward pass for one sample; the backward pass costs in proportion.
     """
 
-    def __init__(self, node: str, macs: int = 0) -> None:
-        self.node = node
-        self.parameters: list[str] = []
-        self.macs = macs
+    node: str
+    parameters: list[str] = field(default_factory=list)
+    cost: int = 0
 
 
 def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
@@ -51,23 +59,17 @@ def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
         trained: What is trained.
     """
     roles = {parameter.name: parameter.role for parameter in trained}
-    costs = _macs(model)
+    costs = _costs(model)
     layers: list[Layer] = []
     placed: set[str] = set()
-    pending = 0
     for node in model.graph:
-        pending += costs.get(node.name or "", 0)
         found = [name for name in _reads(node, roles) if name not in placed]
-        if not found:
-            continue
-        if not layers or any(roles[name] == "weight" for name in found):
+        if found and (not layers or any(roles[name] == "weight" for name in found)):
             layers.append(Layer(node.name or ""))
-        layers[-1].parameters += found
-        layers[-1].macs += pending
-        pending = 0
+        if layers:  # what comes before the first layer has no backward pass
+            layers[-1].parameters += found
+            layers[-1].cost += costs.get(node.name or "", 0)
         placed.update(found)
-    if layers:
-        layers[-1].macs += pending
     return layers
 
 
@@ -109,7 +111,7 @@ def freeze_groups(
             where="grad_freeze, param_groups",
             fix=f"Use param_groups={max(1, min(len(layers), number // 2))} or less.",
         )
-    costs = np.array([layer.macs for layer in layers], np.float64)
+    costs = np.array([layer.cost for layer in layers], np.float64)
     shares = np.concatenate([[0.0], np.cumsum(costs) / max(costs.sum(), 1.0)])
     cuts = [_cut(index, number, shares, config) for index in range(number)]
     groups = []
@@ -118,14 +120,14 @@ def freeze_groups(
         groups.append(tuple(name for name in names if name in set(members)))
         report.changed[f"group {index}"] = (
             f"trains {len(groups[-1])} of {len(names)} tensors, from '{layers[cut].node}' on; "
-            f"saves {shares[cut]:.0%} of the backward multiply-accumulates"
+            f"saves {shares[cut]:.0%} of the backward pass"
         )
     schedule = freeze_schedule(config)
     saved = float(np.mean([shares[cuts[index]] for index in schedule]))
     full = float(np.mean(schedule == 0))
     report.notes.append(
-        f"{full:.0%} of the updates train everything; on average {saved:.0%} of the "
-        "backward multiply-accumulates are saved"
+        f"{full:.0%} of the updates train everything; on average {saved:.0%} of the backward pass "
+        "is saved"
     )
     return tuple(groups), report
 
@@ -149,6 +151,13 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
-def _macs(model: ir.Model) -> dict[str, int]:
-    """Forward multiply-accumulates of each node for one sample."""
-    return dict(count_cost(model).nodes)
+def _costs(model: ir.Model) -> dict[str, int]:
+    """Node to the cost of its forward pass for one sample, where shapes are known."""
+    settled = with_lengths(model, {})
+    found = dict(count_cost(model).nodes)
+    for node in settled.graph:
+        for output in node.outputs:
+            shape = static_shape(output)
+            if shape is not None and node.name:
+                found[node.name] = found.get(node.name, 0) + _ELEMENT * math.prod(shape)
+    return found

@@ -116,6 +116,11 @@ class Stepper:
             )
         return self._compiled[name]
 
+    def open(self) -> None:
+        """Open every graph now; otherwise each is opened at the first step that needs it."""
+        for name in self.program.graphs:
+            self._graph(name)
+
     @property
     def next_graph(self) -> str:
         """Name of the graph that the next step runs."""

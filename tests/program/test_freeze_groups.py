@@ -57,7 +57,11 @@ def test_a_layer_is_a_weight_with_what_follows_it():
     layers = find_layers(model, trainable(model))
     assert [layer.node for layer in layers] == ["conv", "fc"]
     assert [set(layer.parameters) for layer in layers] == [{"cw", "s", "b"}, {"fw", "fb"}]
-    assert [layer.macs for layer in layers] == [4 * 6 * 6 * 9, 12]
+    # conv, bn and relu give out 4 x 6 x 6, pool and flatten 4, fc 3
+    assert [layer.cost for layer in layers] == [
+        4 * 6 * 6 * 9 + 32 * (3 * 144 + 4 + 4),
+        12 + 32 * 3,
+    ]
 
 
 def test_every_parameter_of_a_large_model_is_in_one_layer():
@@ -85,12 +89,12 @@ def test_by_cost_each_group_saves_its_share():
     model = load_model(model_path("resnet20"))
     wanted = trainable(model)
     layers = find_layers(model, wanted)
-    total = sum(layer.macs for layer in layers)
+    total = sum(layer.cost for layer in layers)
     groups, _ = freeze_groups(model, wanted, FreezeConfig(param_groups=5, freeze_type=COST))
     for index, group in enumerate(groups):
-        dropped = sum(layer.macs for layer in layers if not set(layer.parameters) & set(group))
+        dropped = sum(layer.cost for layer in layers if not set(layer.parameters) & set(group))
         assert dropped <= index / 5 * total + 1
-        assert dropped >= (index / 5 - max(layer.macs for layer in layers) / total) * total - 1
+        assert dropped >= (index / 5 - max(layer.cost for layer in layers) / total) * total - 1
 
 
 def test_more_groups_than_layers_are_refused():

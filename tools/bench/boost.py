@@ -1,0 +1,241 @@
+r"""What the boosts give and cost: time and accuracy of whole trainings, as ratios within one run.
+
+ResNet-20 and the bottleneck ResNet are trained on the digits (enlarged to 3x32x32) to the end, with
+each setting and each seed. The trainings of one seed take turns, epoch by epoch, so that what else runs
+on the machine hits all of them; a time is processor time, with one thread, of the steps alone.
+
+Printed for each setting:
+
+``step``, ``epoch``
+    how many times faster than O0: median of the steps (what a user sees most of the time), and whole
+    epochs (what a user waits for). They differ where steps differ, as with gradient freeze;
+``opening``
+    seconds, once a run, for the further graphs of gradient freeze; not in the times above;
+``accuracy``
+    on the test digits at the end: mean over the seeds, and the least and the greatest.
+
+Examples:
+    The table of the documentation::
+
+        python -m tools.bench.boost --epochs 15 --seeds 3
+
+    One model, some settings, numbers as JSON::
+
+        python -m tools.bench.boost --model resnet_bottleneck --setting O0 --setting O1 --json b.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.optimizers import Momentum
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.program.freeze_schedule import COST, INTERVAL, FreezeConfig
+from ortboost.runtime.stepper import Stepper
+from ortboost.training import parse_schedule
+from ortboost.training.run_state import step_seed
+from ortboost.transforms.centralize import CentralizeConfig
+from tools.bench.report import environment, heading, table, write_json
+
+__all__ = ["SETTINGS", "main", "train_in_turns"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("resnet20", "resnet_bottleneck")
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "O0": {},
+    "less-bn": {"less_bn": True},
+    "freeze, MindSpore's": {"grad_freeze": FreezeConfig(freeze_type=INTERVAL, freeze_p=0.7)},
+    "O1, MindSpore's": {
+        "less_bn": True,
+        "full_norm_head": True,
+        "centralize": CentralizeConfig(),
+        "grad_freeze": FreezeConfig(freeze_type=INTERVAL, freeze_p=0.7),
+    },
+    "freeze by cost 0.6": {"grad_freeze": FreezeConfig(freeze_type=COST, freeze_p=0.6)},
+    "freeze by cost 0.4": {"grad_freeze": FreezeConfig(freeze_type=COST, freeze_p=0.4)},
+    "freeze by cost 0.2": {"grad_freeze": FreezeConfig(freeze_type=COST, freeze_p=0.2)},
+}
+"""Name of a setting to the fields of its :class:`ProgramConfig`."""
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class _Training:
+    """One training: a stepper, its data order, its times."""
+
+    def __init__(self, name: str, fields: Mapping[str, Any], seed: int, options: Any) -> None:
+        config = ProgramConfig(
+            optimizer=Momentum(),
+            learning_rate=options.lr,
+            weight_decay=5e-4,
+            engine=options.engine,
+        )
+        freeze = fields.get("grad_freeze")
+        if freeze is not None:
+            fields = {**fields, "grad_freeze": dataclasses.replace(freeze, seed=seed)}
+        self.program = build_program(
+            _ROOT / "models" / f"{name}.onnx", dataclasses.replace(config, **fields)
+        )
+        self.stepper = Stepper(self.program, device="cpu", threads=1)
+        start = time.process_time()
+        self.stepper.open()
+        self.opening = time.process_time() - start
+        _start_anew(self.stepper, seed)
+        self.seed, self.options = seed, options
+        self.times: list[float] = []
+        self.losses: list[float] = []
+        self.skips = 0
+
+    def epoch(self, number: int, data: Arrays) -> None:
+        """Train one epoch; the order of the samples depends on seed and epoch only."""
+        size, count = self.options.batch, len(data["y_train"])
+        steps = count // size
+        rate = parse_schedule(self.options.lr, total_steps=steps * self.options.epochs)
+        order = np.random.default_rng([self.seed, number]).permutation(count)
+        for index in range(steps):
+            chosen = order[index * size : (index + 1) * size]
+            feeds = {"x": data["x_train"][chosen], "labels": data["y_train"][chosen]}
+            hyper = {"learning_rate": rate(number * steps + index)}
+            start = time.process_time()
+            result = self.stepper.step(feeds, hyper, seed=step_seed(self.seed, index))
+            self.times.append(time.process_time() - start)
+            self.losses.append(result.loss)
+            self.skips += result.overflow
+
+    def accuracy(self, data: Arrays) -> float:
+        """Share of the test digits that are right."""
+        evaluator, labels, right = self.stepper.evaluator(), data["y_test"], 0
+        for start in range(0, len(labels), 60):
+            part = slice(start, start + 60)
+            feeds = {"x": data["x_test"][part], "labels": labels[part]}
+            scores = evaluator.evaluate(feeds)[self.program.prediction]
+            right += int((scores.argmax(axis=1) == labels[part]).sum())
+        return right / len(labels)
+
+
+def _start_anew(stepper: Stepper, seed: int) -> None:
+    """Weights of another seed: the shipped ones with their signs drawn anew.
+
+    That keeps the scale of every weight, whatever initialization it came from.
+    """
+    rng = np.random.default_rng(seed)
+    for entry in stepper.catalogue.entries("parameter"):
+        if entry.role == "weight":
+            value = stepper.get(entry.name)
+            signs = rng.integers(0, 2, value.shape) * 2 - 1
+            stepper.set(entry.name, value * signs.astype(value.dtype))
+
+
+def _data() -> Arrays:
+    """The digits, each pixel four by four, in three equal channels, centred."""
+    with np.load(_ROOT / "models" / "digits.npz") as file:
+        found = {name: file[name] for name in file.files}
+    for name in ("x_train", "x_test"):
+        large = np.repeat(np.repeat(found[name], 4, axis=2), 4, axis=3)
+        found[name] = np.repeat((large - 0.3) / 0.35, 3, axis=1).astype(np.float32)
+    return found
+
+
+def train_in_turns(
+    name: str, settings: Mapping[str, Mapping[str, Any]], seed: int, options: Any
+) -> dict[str, dict[str, Any]]:
+    """Train a model with every setting, epoch by epoch in turns.
+
+    Args:
+        name: A model of ``models/``.
+        settings: Name to the fields of its configuration.
+        seed: Seed of weights, order and schedule.
+        options: Parsed arguments.
+
+    Returns:
+        Setting to its times, accuracy and last loss.
+    """
+    data = _data()
+    trainings = {key: _Training(name, fields, seed, options) for key, fields in settings.items()}
+    for number in range(options.epochs):
+        turn = list(trainings.values())
+        for training in turn[number % len(turn) :] + turn[: number % len(turn)]:
+            training.epoch(number, data)
+        print(
+            f"{name} seed {seed} epoch {number + 1}: "
+            + "  ".join(f"{key} {np.mean(t.losses[-40:]):.3f}" for key, t in trainings.items()),
+            file=sys.stderr,
+            flush=True,
+        )
+    return {
+        key: {
+            "step": statistics.median(training.times),
+            "total": sum(training.times),
+            "opening": training.opening,
+            "accuracy": training.accuracy(data),
+            "loss": float(np.mean(training.losses[-40:])),
+            "skips": training.skips,
+        }
+        for key, training in trainings.items()
+    }
+
+
+def _rows(name: str, runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[list[str]]:
+    rows = []
+    for key in runs[0]:
+        steps = [run["O0"]["step"] / run[key]["step"] for run in runs]
+        totals = [run["O0"]["total"] / run[key]["total"] for run in runs]
+        right = [100 * run[key]["accuracy"] for run in runs]
+        rows.append(
+            [
+                name,
+                key,
+                f"{statistics.median(steps):.2f}",
+                f"{statistics.median(totals):.2f} ({min(totals):.2f} to {max(totals):.2f})",
+                f"{statistics.mean(right):.2f} ({min(right):.2f} to {max(right):.2f})",
+                f"{statistics.mean(run[key]['loss'] for run in runs):.4f}",
+                f"{statistics.median(run[key]['opening'] for run in runs):.2f}",
+            ]
+        )
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Train, compare, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", action="append", choices=MODELS, help="repeatable")
+    parser.add_argument("--setting", action="append", choices=list(SETTINGS), help="repeatable")
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--lr", default="cosine:0.05,warmup=40")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(words)
+    chosen = list(dict.fromkeys(["O0", *(options.setting or SETTINGS)]))
+    settings = {key: SETTINGS[key] for key in chosen}
+    found = {
+        name: [train_in_turns(name, settings, seed, options) for seed in range(options.seeds)]
+        for name in options.model or MODELS
+    }
+    about = environment()
+    print(heading(about))
+    print(f"digits, batch {options.batch}, {options.epochs} epochs, {options.seeds} seeds, 1 thread\n")
+    rows = [row for name, runs in found.items() for row in _rows(name, runs)]
+    heads = ("model", "setting", "step", "epoch", "accuracy %", "last loss", "opening")
+    print(table(heads, rows))
+    if options.json:
+        write_json(options.json, {"environment": about, "runs": found})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
