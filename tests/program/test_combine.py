@@ -1,0 +1,139 @@
+"""Every pair of boosts trains, goes on after a stop to the same bits and exports; or is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ortboost.deploy.export import export_model
+from ortboost.errors import ConfigError
+from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
+from ortboost.program import combine
+from ortboost.program.build import build_program
+from ortboost.program.combine import BOOSTS, EXCLUDED, enabled_boosts
+from ortboost.program.config import ClipConfig, ProgramConfig
+from ortboost.program.freeze_schedule import FreezeConfig
+from ortboost.program.program import Program
+from ortboost.transforms.centralize import CentralizeConfig
+from tests.support import (
+    ENGINES,
+    assert_same_bits,
+    assert_three_lines,
+    batch_for,
+    run,
+    stepper,
+    text_model,
+    weights,
+)
+
+FIELDS = {
+    "less-bn": {"less_bn": True},
+    "full-norm-head": {"full_norm_head": True},
+    "loss-scale": {"loss_scale": DynamicScaleConfig(init=2.0**14, window=2)},
+    "grad-accumulation": {"accumulate": 2},
+    "clip": {"clip": ClipConfig("global-norm", 1.0)},
+    "grad-centralization": {"centralize": CentralizeConfig()},
+    "grad-freeze": {"grad_freeze": FreezeConfig(param_groups=3, sequence=(0, 1, 2, 1))},
+}
+NAMES = [boost.name for boost in BOOSTS]
+PAIRS = list(itertools.combinations(NAMES, 2))
+RATE = {"learning_rate": 0.05}
+
+
+def network():
+    """A stem, a residual block and a linear layer; 16 channels, for the rule of centralization."""
+    channels = {
+        f"{name}{key}": value
+        for seed, name in enumerate(("s", "a", "b"))
+        for key, value in {
+            "w": weights(16, 3 if name == "s" else 16, 3, 3, seed=seed, scale=0.2),
+            "g": 1 + weights(16, seed=seed + 10, scale=0.1),
+            "h": weights(16, seed=seed + 20, scale=0.1),
+            "m": np.zeros(16, np.float32),
+            "v": np.ones(16, np.float32),
+        }.items()
+    }
+    inputs = ", ".join(
+        f"float[16,{3 if name == 's' else 16},3,3] {name}w, "
+        + ", ".join(f"float[16] {name}{key}" for key in "ghmv")
+        for name in "sab"
+    )
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,3,6,6] x, {inputs}, float[4,16] fw, float[4] fb)
+            => (float[batch,4] logits) {{
+          [stem] c0 = Conv<pads = [1, 1, 1, 1]>(x, sw)
+          [bn0] n0 = BatchNormalization(c0, sg, sh, sm, sv)
+          [relu0] r0 = Relu(n0)
+          [conv1] c1 = Conv<pads = [1, 1, 1, 1]>(r0, aw)
+          [bn1] n1 = BatchNormalization(c1, ag, ah, am, av)
+          [relu1] r1 = Relu(n1)
+          [conv2] c2 = Conv<pads = [1, 1, 1, 1]>(r1, bw)
+          [bn2] n2 = BatchNormalization(c2, bg, bh, bm, bv)
+          [add] s = Add(n2, r0)
+          [relu2] r2 = Relu(s)
+          [pool] p = GlobalAveragePool(r2)
+          [flat] f = Flatten(p)
+          [fc] logits = Gemm<transB = 1>(f, fw, fb)
+        }}""",
+        fw=weights(4, 16, seed=5),
+        fb=weights(4, seed=6),
+        **channels,
+    )
+
+
+def build(names, engine="portable"):
+    fields = {"loss_scale": NO_SCALE}
+    for name in names:
+        fields |= FIELDS[name]
+    return build_program(network(), ProgramConfig(engine=engine, **fields))
+
+
+def test_every_boost_of_the_table_is_tested():
+    assert set(FIELDS) == set(NAMES)
+    for name in NAMES:
+        assert name in enabled_boosts(build((name,)).config)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("pair", [(name,) for name in NAMES] + PAIRS, ids="+".join)
+def test_it_trains_and_resumes_and_exports_or_is_refused(pair, engine, tmp_path):
+    if frozenset(pair) in EXCLUDED:
+        with pytest.raises(ConfigError, match="do not go together") as caught:
+            build(pair, engine)
+        assert_three_lines(caught.value)
+        return
+    program = build(pair, engine)
+    program.save(tmp_path)
+    training = stepper(program)
+    batch = batch_for(program, 8)
+    losses = [training.step(batch, RATE).loss for _ in range(9)]
+    assert losses[-1] < losses[0]
+
+    # stopped in the middle of everything, gone on in another process's place
+    resumed = stepper(Program.load(tmp_path))
+    resumed.load_state(training.state())
+    for again in (training, resumed):
+        for seed in range(5):
+            again.step(batch_for(program, 8, seed=seed), RATE)
+        again.flush(RATE)
+    assert_same_bits(training.state(), resumed.state())
+
+    exported = export_model(program, training.state()).model
+    assert not any(
+        "ortboost" in (node.name or "") for node in exported.graph if node.op_type == "If"
+    )
+    assert [value.name for value in exported.graph.inputs] == ["x"]
+    expected = training.evaluator().evaluate(batch)["logits"]
+    found = run(exported, {"x": batch["x"]})["logits"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pair_that_is_excluded_is_refused_with_its_reason(monkeypatch):
+    excluded = {frozenset({"clip", "less-bn"}): "a reason"}
+    monkeypatch.setattr(combine, "EXCLUDED", excluded)
+    with pytest.raises(ConfigError, match="a reason") as caught:
+        build(("less-bn", "clip"))
+    assert_three_lines(caught.value)
