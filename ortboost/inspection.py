@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import all_tensors, find_parameters, known_shape
@@ -83,6 +84,11 @@ def _model(model: ir.Model, path: Path) -> dict[str, Any]:
         }
         for node in model.graph
     ]
+    if METADATA_KEY not in model.metadata_props:  # gradient kernels are not counted: a step is not
+        cost = count_cost(model)
+        data["macs"], data["macs_by_op"] = cost.total, dict(cost.macs)
+        data["macs_uncounted"] = dict(cost.uncounted)
+        data["macs_for"] = {name: list(shape) for name, shape in cost.shapes.items()}
     return data
 
 

@@ -9,12 +9,16 @@ import typer
 
 from ortboost.cli.console import Output, human_bytes, shape_text
 from ortboost.cli.options import Json, Quiet, Verbose
+from ortboost.cli.pair import show_pair
 
 __all__ = ["VERBS", "doctor", "inspect"]
 
 
 def inspect(
     file: Annotated[Path, typer.Argument(help="ONNX file, step file or program folder.")],
+    other: Annotated[
+        Path | None, typer.Argument(help="A second one: show what differs, before and after.")
+    ] = None,
     params: Annotated[
         bool, typer.Option("--params", help="What each weight is taken for, and why.")
     ] = False,
@@ -23,15 +27,26 @@ def inspect(
         bool, typer.Option("--state", help="The state catalogue of a program.")
     ] = False,
     reports: Annotated[bool, typer.Option("--reports", help="What the rewrites did.")] = False,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT:8x3x32x32", help="Of two: the shape that the work is counted for."
+        ),
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Show what is in a model file or a program folder."""
+    """Show what is in a model file or a program folder, or how two of them differ."""
     from ortboost.inspection import inspect as describe
     from ortboost.report import Report
 
     printer = Output(json, quiet, verbose)
+    if other is not None:
+        _refuse({"--layers": layers, "--state": state, "--reports": reports}, "one file")
+        show_pair(printer, file, other, shape or [], names=params)
+        return
+    _refuse({"--shape": bool(shape)}, "two files")
     data = describe(file)
     printer.result(data)
     if data["kind"] == "program":
@@ -95,6 +110,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
             *(("input", _value(v)) for v in data["inputs"]),
             *(("output", _value(v)) for v in data["outputs"]),
             ("nodes", data["nodes"]),
+            ("work", _work(data) if "macs" in data else None),
             (
                 "weights",
                 f"{len(trained)} trainable tensors, {data['trainable_elements']:,} numbers, "
@@ -106,6 +122,21 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
     )
     printer.line()
     printer.table(["op", "count"], list(data["ops"].items()))
+
+
+def _work(data: dict[str, Any]) -> str:
+    """Multiply-accumulates for people, and what they hold for."""
+    shapes = ", ".join(f"{name} {shape_text(s)}" for name, s in data["macs_for"].items())
+    missing = len(data["macs_uncounted"])
+    note = f"; {missing} nodes could not be counted" if missing else ""
+    return f"{data['macs']:,} multiply-accumulates for {shapes or 'no inputs'}{note}"
+
+
+def _refuse(given: dict[str, bool], what: str) -> None:
+    from ortboost.errors import UsageError
+
+    for name in (name for name, wanted in given.items() if wanted):
+        raise UsageError(f"{name} is for {what}.", where="inspect", fix=f"Leave {name} out.")
 
 
 def _program(printer: Output, data: dict[str, Any]) -> None:
@@ -174,6 +205,8 @@ VERBS = (
         """\b
 Examples:
   ortboost inspect model.onnx --params
+  ortboost inspect raw.onnx optimized.onnx
+  ortboost inspect run model.opt.onnx --json
   ortboost inspect run --state --reports
   ortboost inspect run/step.onnx --json""",
     ),

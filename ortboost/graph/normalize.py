@@ -20,9 +20,17 @@ from ortboost.errors import ModelError
 from ortboost.graph.io import source_name
 from ortboost.report import Report
 
-__all__ = ["convert_opset", "infer_shapes", "normalize"]
+__all__ = ["convert_opset", "infer_shapes", "normalize", "quiet"]
 
 _log = logging.getLogger(__name__)
+_MAKES_SEQUENCES = (
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceMap",
+    "SplitToSequence",
+)
 
 
 def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
@@ -97,7 +105,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         else f"Stay with opset {version}."
     )
     try:
-        with _quiet("onnxscript", "onnx_ir"):
+        with quiet("onnxscript", "onnx_ir"):
             version_converter.convert_version(model, target, fallback=True)
     except Exception as error:
         raise ModelError(
@@ -134,14 +142,28 @@ def _has_operator(op: str, version: int) -> bool:
 def infer_shapes(model: ir.Model) -> None:
     """Infer shapes and types in place; what cannot be inferred stays unknown."""
     try:
-        with _quiet("onnx_ir"):
+        with quiet("onnx_ir"):
             common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
     except Exception as error:  # inference is a help, a failure of it must not stop a conversion
         _log.info("shape inference gave up: %s", error)
+    _untype_sequences(model)
+
+
+def _untype_sequences(model: ir.Model) -> None:
+    """The pass takes a sequence of tensors for a tensor; a runtime that is told nothing finds out itself."""
+    for node in model.graph.all_nodes():
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        source = node.inputs[0] if len(node.inputs) == 1 else None
+        passed = source is not None and source.producer() is not None and source.type is None
+        if node.op_type in _MAKES_SEQUENCES or (node.op_type == "Identity" and passed):
+            for value in node.outputs:
+                if isinstance(value.type, ir.TensorType) and not value.is_graph_output():
+                    value.type, value.shape = None, None
 
 
 @contextlib.contextmanager
-def _quiet(*loggers: str) -> Iterator[None]:
+def quiet(*loggers: str) -> Iterator[None]:
     """Keep warnings of libraries from the user about what is handled here."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
     try:

@@ -41,6 +41,8 @@ class TrainConfig:
         warn_window: ... within so many steps.
         flush: Apply a window of gradient accumulation that is not full at the end of an epoch, with
             the mean over the micro-batches that it has. Without it the window goes on in the next.
+        debug_overflow: Diagnose at most so many skipped steps (the 1st, 2nd, 4th, 8th ... of the run):
+            which tensors became non-finite first, and what went into them; 0 is off.
         overwrite: Start anew in a folder that holds checkpoints, and remove them.
 
     Raises:
@@ -62,6 +64,7 @@ class TrainConfig:
     max_skips_at_min: int = 50
     warn_halvings: int = 8
     warn_window: int = 100
+    debug_overflow: int = 0
     flush: bool = True
     overwrite: bool = False
 
@@ -76,6 +79,7 @@ class TrainConfig:
             "max_skips_at_min": 1,
             "warn_halvings": 1,
             "warn_window": 1,
+            "debug_overflow": 0,
         }
         for name, limit in least.items():
             if getattr(self, name) < limit:

@@ -9,6 +9,10 @@ are written as null. The events and their further keys:
 - ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
 - ``epoch``: ``epoch`` and the means over it by name (``train_loss``, ...)
 - ``checkpoint``: ``path``, ``best`` (bool)
+- ``scale``: what the state machine of the loss scale did: ``change`` (``shrink``, ``grow``, or ``minimum``:
+  an overflow at the smallest scale), ``before``, ``after``
+- ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``, ``node``,
+  ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
 - ``warning``: ``text``
 - ``end``: ``reason``, ``seconds``
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ortboost.training.metrics import Mean
+from ortboost.training.overflow import SkipHistory
 from ortboost.training.protocols import StepResult
 
 __all__ = ["RunState", "step_seed"]
@@ -36,6 +37,7 @@ class RunState:
         validated_step: The step of the last validation, -1 for none.
         sums: Means over the epoch so far, by name (``loss``, step metrics).
         metrics: The newest values by name (``train_loss``, ``val_loss``, ...).
+        skips: When steps were skipped.
     """
 
     epoch: int = 0
@@ -47,6 +49,7 @@ class RunState:
     validated_step: int = -1
     sums: dict[str, Mean] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    skips: SkipHistory = field(default_factory=SkipHistory)
 
     def add(self, result: StepResult, samples: int) -> None:
         """Count a step; values that are not finite stay out of the means."""
@@ -55,6 +58,7 @@ class RunState:
         self.applied_steps = int(result.applied_steps)
         self.total_skips = int(result.total_skips)
         self.loss_scale = float(result.loss_scale)
+        self.skips.add(self.step, bool(result.overflow))
         for name, value in {"loss": result.loss, **result.metrics}.items():
             if np.isfinite(value):
                 self.sums.setdefault(name, Mean()).add(float(value), samples)
@@ -92,6 +96,7 @@ class RunState:
             "validated_step": self.validated_step,
             "sums": {name: [mean.total, mean.count] for name, mean in self.sums.items()},
             "metrics": dict(self.metrics),
+            "skips": self.skips.to_dict(),
         }
 
     @classmethod
@@ -103,4 +108,6 @@ class RunState:
             loss_scale=float(data["loss_scale"]),
             sums={name: Mean(total, count) for name, (total, count) in data["sums"].items()},
             metrics={name: float(value) for name, value in data["metrics"].items()},
+            # Checkpoints of older versions do not have it.
+            skips=SkipHistory.from_dict(data["skips"]) if "skips" in data else SkipHistory(),
         )

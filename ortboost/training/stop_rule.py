@@ -45,6 +45,11 @@ class StopRule:
         return self._shrinking(step, result)
 
     @property
+    def dynamic(self) -> bool:
+        """Whether the scale can change."""
+        return isinstance(self._config.loss_scale, DynamicScaleConfig)
+
+    @property
     def diverged(self) -> bool:
         """Whether the run should stop."""
         return self.hopeless >= self._config.max_skips_at_min

@@ -16,6 +16,7 @@ from ortboost.training.session import Session
 __all__ = ["TrainSummary", "health", "summarize"]
 
 _MANY_SKIPS = 0.05
+_MOST_WARM = 40  # halvings from the largest float32 scale that is sane to the smallest
 
 
 @dataclass(frozen=True)
@@ -67,24 +68,67 @@ class TrainSummary:
         return result
 
 
-def health(state: RunState) -> tuple[bool, str]:
+def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
     """Whether the run looks well, and one line that says why.
 
+    Skips at the start, before 20 steps in a row were applied, are the scale finding its place. After
+    that they are healthy as long as they are few (5 %) and do not become many more with time.
+
+    Args:
+        state: Where the run stands.
+        dynamic: Whether the scale can shrink; one that is fixed has no place to find.
+
     Example:
-        >>> health(RunState(step=1000, applied_steps=997, total_skips=3, loss_scale=1024.0))[1]
-        'healthy: 3 of 1000 steps skipped (0.3 %), which is normal while the scale finds its place; scale 1024'
+        >>> state = RunState(step=1000, applied_steps=997, total_skips=3, loss_scale=1024.0)
+        >>> for step in range(1, 1001):
+        ...     state.skips.add(step, step <= 3)
+        >>> health(state)[1]
+        'healthy: 3 of 1000 steps skipped (0.3 %), all within the first 3, while the scale found its place; scale 1024'
     """
     if not state.total_skips:
         return True, f"healthy: no step was skipped; scale {state.loss_scale:g}"
+    text = f"{state.total_skips} of {state.step} steps skipped ({_percent(state.total_skips, state.step)})"
+    well, tail = _judge(state) if dynamic else _judge_fixed(state)
+    advice = "" if well else "; lower the learning rate, clip gradients, or see --debug-overflow"
+    kind = "healthy" if well else "not healthy"
+    return well, f"{kind}: {text}{tail}{advice}; scale {state.loss_scale:g}"
+
+
+def _judge(state: RunState) -> tuple[bool, str]:
+    """Whether the skips are well, and what there is to say on them."""
+    skips = state.skips
+    if skips.total != state.total_skips:  # a run that began with an older version
+        share = state.total_skips / state.step
+        few = share <= _MANY_SKIPS or state.total_skips <= min(24, state.applied_steps)
+        return few and state.applied_steps > 0, "" if few else ", which is many"
+    if skips.warm:
+        well = state.applied_steps > 0 and state.total_skips <= _MOST_WARM
+        return well, (
+            ", while the scale looks for its place"
+            if well
+            else ": the scale has found no place where steps go through"
+        )
+    since = state.step - skips.warm_steps
+    early = f"within the first {skips.warm_steps}, while the scale found its place"
+    if not skips.later:
+        return skips.warm_skips <= _MOST_WARM, f", all {early}"
+    parts = f", {skips.warm_skips} {early}, {skips.later} after" if skips.warm_skips else ""
+    if skips.growing(state.step):
+        return False, f"{parts}, more and more of late"
+    if skips.later / since > _MANY_SKIPS:
+        return False, f"{parts}, which is many ({_percent(skips.later, since)})"
+    return True, f"{parts}, which is normal as the scale tries larger values"
+
+
+def _judge_fixed(state: RunState) -> tuple[bool, str]:
     share = state.total_skips / state.step
-    # A scale of 2^24 may need some 20 halvings to find its place, however short the run is.
-    few = share <= _MANY_SKIPS or state.total_skips <= min(24, state.applied_steps)
-    text = f"{state.total_skips} of {state.step} steps skipped ({share:.1%})".replace("%", " %")
-    if few and state.applied_steps:
-        tail = "which is normal while the scale finds its place"
-        return True, f"healthy: {text}, {tail}; scale {state.loss_scale:g}"
-    tail = "which is many; lower the learning rate, clip gradients, or look for NaN in the data"
-    return False, f"not healthy: {text}, {tail}; scale {state.loss_scale:g}"
+    if state.skips.growing(state.step):
+        return False, ", more and more of late"
+    return share <= _MANY_SKIPS, "" if share <= _MANY_SKIPS else ", and this scale cannot shrink"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}".replace("%", " %")
 
 
 def summarize(
@@ -97,7 +141,7 @@ def summarize(
     plot: Path | None,
 ) -> TrainSummary:
     """The summary of a session that came to its end."""
-    healthy, line = health(s.state)
+    healthy, line = health(s.state, dynamic=s.rule.dynamic)
     best = None if store is None else store.best_step()
     return TrainSummary(
         reason=s.view.stop_reason or "",

@@ -19,6 +19,7 @@ from ortboost.training.data.sources import Source
 from ortboost.training.evaluation import evaluate
 from ortboost.training.logs import EventLog
 from ortboost.training.metrics import get_metric
+from ortboost.training.overflow import Diagnosable, diagnosis_due, first_scale, scale_change
 from ortboost.training.progress import QuietProgress, Reporter, StepInfo
 from ortboost.training.protocols import Batch, Evaluator, Stepper
 from ortboost.training.resume import check_fresh
@@ -46,7 +47,8 @@ class Trainer:
         plot: Where to draw the curves of the log at the end.
 
     Raises:
-        UsageError: Two callbacks have the same name, or a metric is unknown.
+        UsageError: Two callbacks have the same name, a metric is unknown, or overflows are to be
+            diagnosed and the stepper cannot.
         ConfigError: The schedules do not fit the stepper's learning-rate groups.
 
     Example:
@@ -76,6 +78,12 @@ class Trainer:
         self.plot = None if plot is None else Path(plot)
         self._schedules = config.schedules(stepper.groups)
         self._metrics = [get_metric(name) for name in config.metrics]
+        if config.debug_overflow and not isinstance(stepper, Diagnosable):
+            raise UsageError(
+                "This stepper cannot say where a step overflows.",
+                where="debug_overflow",
+                fix="Give it the methods 'watch' and 'diagnose', or leave debug_overflow at 0.",
+            )
         names = [callback.name for callback in self.callbacks]
         if len(set(names)) < len(names):
             raise UsageError(
@@ -122,7 +130,10 @@ class Trainer:
 
     def _begin(self, s: Session, resume: bool) -> None:
         """Load a checkpoint or start anew."""
+        s.state.loss_scale = first_scale(self.config.loss_scale)
         position = self.record.restore(s) if resume else 0
+        if self.config.debug_overflow and isinstance(self.stepper, Diagnosable):
+            self.stepper.watch()
         if self.store is not None and not resume:
             s.stale = check_fresh(self.store, self.config.overwrite)
         if resume and s.resumed is None:
@@ -207,7 +218,7 @@ class Trainer:
 
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
-        hyper = self._rates(s)
+        hyper, scale = self._rates(s), state.loss_scale
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         self._discard_stale(s)
         state.add(result, batch_length(batch))
@@ -225,6 +236,9 @@ class Trainer:
                 total_skips=int(result.total_skips),
                 metrics={name: float(value) for name, value in result.metrics.items()},
             )
+        change = scale_change(scale, state.loss_scale, bool(result.overflow), config.loss_scale)
+        if change is not None:
+            self.record.event(s, "scale", change=change, before=scale, after=state.loss_scale)
         rate = next(iter(hyper.values()), 0.0)
         self.progress.step(
             StepInfo(
@@ -239,6 +253,8 @@ class Trainer:
         )
         if warning is not None:
             self.record.warn(s, warning)
+        if result.overflow and diagnosis_due(state.total_skips, config.debug_overflow):
+            self._diagnose(s, batch, hyper)
         s.refresh_view()
         for callback in self.callbacks:
             callback.on_step_end(s.view, result)
@@ -291,6 +307,19 @@ class Trainer:
             self.record.save(s)
         self.record.event(s, "end", reason="interrupted", seconds=None)
         raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
+
+    def _diagnose(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
+        """Say where the step that was just skipped overflowed."""
+        if not isinstance(self.stepper, Diagnosable):
+            return
+        try:
+            seed = step_seed(self.config.seed, s.state.step - 1)
+            found = self.stepper.diagnose(batch, hyper, seed=seed)
+        except OrtBoostError as error:  # a training must not fail for want of an explanation
+            self.progress.message(f"step {s.state.step}: overflow, no diagnosis: {error.what}")
+            return
+        self.record.event(s, "diagnosis", **found.to_dict())
+        self.progress.message(f"step {s.state.step}: overflow, {found}")
 
     def _diverged(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
         # The step that just failed, with its own dropout: the state has not moved since.

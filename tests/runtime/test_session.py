@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import types
 
+import numpy as np
 import onnxruntime
 import pytest
 
 from ortboost.errors import DependencyError, ModelError, UsageError
+from ortboost.graph import io
 from ortboost.program.build import build_program
 from ortboost.runtime import session as module
 from ortboost.runtime.session import available_devices, open_session
@@ -127,3 +129,54 @@ def test_a_step_on_cuda_is_close_to_one_on_the_cpu():
         assert stepper.device == device
         losses.append([stepper.step(feeds, {"learning_rate": 0.1}).loss for _ in range(5)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_large_model_goes_by_way_of_a_file(monkeypatch):
+    """Beyond 2 GiB a model is no message any more; the limit is lowered here."""
+    x = np.ones((2, 4), np.float32)
+    small = open_session(small_mlp(), device="cpu", threads=1).run(None, {"x": x})
+    monkeypatch.setattr(module, "EXTERNAL_DATA_THRESHOLD", 10)
+    monkeypatch.setattr(io.save_model, "__kwdefaults__", {"external_data_threshold": 10})
+    paths = []
+    original = onnxruntime.InferenceSession
+
+    def watched(source, *arguments, **more):
+        paths.append(source)
+        return original(source, *arguments, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", watched)
+    large = open_session(small_mlp(), device="cpu", threads=1).run(None, {"x": x})
+    np.testing.assert_array_equal(large[0], small[0])
+    assert [type(path) for path in paths] == [str]
+
+
+def test_tensorrt_is_used_or_refused(monkeypatch):
+    with pytest.raises(DependencyError) as info:
+        open_session(small_mlp(), device="tensorrt")
+    assert_three_lines(info.value)
+    assert "onnxruntime-gpu" in info.value.fix
+    fake = types.SimpleNamespace(
+        __version__="0",
+        get_available_providers=lambda: ["TensorrtExecutionProvider", CUDA, CPU],
+        SessionOptions=onnxruntime.SessionOptions,
+        asked=[],
+    )
+
+    def session(source, options, providers):
+        fake.asked.append(providers)
+        return types.SimpleNamespace(get_providers=lambda: fake.given)
+
+    fake.InferenceSession = session
+    monkeypatch.setattr(module, "runtime", lambda: fake)
+    monkeypatch.setattr(module, "preload", lambda: None)
+    fake.given = ["TensorrtExecutionProvider", CUDA, CPU]
+    open_session(small_mlp(), device="tensorrt")
+    assert fake.asked == [["TensorrtExecutionProvider", CUDA, CPU]]
+    fake.given = [CUDA, CPU]
+    with pytest.raises(DependencyError, match="did not load"):
+        open_session(small_mlp(), device="tensorrt")
+
+
+def test_tensorrt_runs_no_training_step():
+    with pytest.raises(UsageError, match="not training steps"):
+        Stepper(build_program(small_mlp()), device="tensorrt")

@@ -1,0 +1,93 @@
+"""``ortboost bench`` as a function: files, data and settings in, measurements out."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ortboost.deploy.bench import bench_files
+from ortboost.deploy.bench_feeds import Bind
+from ortboost.deploy.bench_results import BenchConfig, Measurement
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.session import runtime
+from ortboost.training.data import bind_arrays, convert, load_arrays
+
+__all__ = ["bench", "bench_to_dict", "machine"]
+
+
+def bench(
+    files: Sequence[str | os.PathLike[str]],
+    config: BenchConfig | None = None,
+    *,
+    data: str | os.PathLike[str] | Mapping[str, NDArray[Any]] | None = None,
+    mapping: Mapping[str, str] | None = None,
+    split: str = "test",
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Measurement]:
+    """Measure ONNX files against each other.
+
+    Args:
+        files: The files; ratios are to the first.
+        config: What is measured, and for how long.
+        data: A data file or arrays by name; inputs are made up if not given.
+        mapping: Input name to the key of its array.
+        split: Which part of a data file with several.
+        tell: Told what is under way.
+
+    Raises:
+        OrtBoostError: See :func:`ortboost.deploy.bench.bench_files`.
+
+    Example:
+        >>> fast, slow = bench(["fast.onnx", "slow.onnx"])  # doctest: +SKIP
+        >>> slow.ratio.median  # doctest: +SKIP
+        1.7
+    """
+    bind: Bind | None = None
+    if data is not None:
+        arrays = data if isinstance(data, Mapping) else load_arrays(data, split=split)
+        path = None if isinstance(data, Mapping) else str(data)
+
+        def bind(inputs: Sequence[TensorSpec], samples: int) -> dict[str, NDArray[Any]]:
+            bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
+            return {s.name: convert(bound[s.name][:samples], s.dtype) for s in inputs}
+
+    return bench_files(files, config, bind=bind, tell=tell)
+
+
+def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str, Any]:
+    """Measurements as JSON data, with the machine and the options that they hold for."""
+    results = []
+    for index, measurement in enumerate(found):
+        first = found[index - index % _files(found)]
+        ratios = None if measurement is first else measurement.over(first)
+        results.append({**measurement.to_dict(), "over_first": ratios})
+    options = {
+        "warmup": config.warmup,
+        "iters": config.iters,
+        "seconds": None if config.iters else config.seconds,
+        "rounds": config.rounds,
+        "loads": config.loads,
+        "seed": config.seed,
+        "shapes": {name: list(shape) for name, shape in config.shapes.items()},
+    }
+    return {"machine": machine(), "options": options, "results": results}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures hold for: runtime, Python, processor, cores that may be used."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "onnxruntime": runtime().__version__,
+        "python": platform.python_version(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": cores,
+    }
+
+
+def _files(found: Sequence[Measurement]) -> int:
+    """How many files a group has: the first of each group has no ratio."""
+    return next((i for i, m in enumerate(found) if i and m.ratio is None), len(found))

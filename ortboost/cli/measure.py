@@ -1,0 +1,163 @@
+"""``ortboost bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.options import Device, Json, Map, Quiet, Verbose
+
+__all__ = ["VERBS", "bench"]
+
+_REST = ("load", "size", "memory", "the model's part")
+
+
+def bench(
+    files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Data to run on; made-up inputs if not given.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT:8x3x32x32",
+            help="Shape of an input (repeatable); N in it is the batch size.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Samples a run (repeatable).")
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Threads within an operator (repeatable); the runtime's choice."),
+    ] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Runs before the first that counts.")] = 10,
+    iters: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each file that count; overrules --seconds.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for each file, about.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that each file gets.")] = 10,
+    loads: Annotated[
+        int, typer.Option(min=1, help="Processes that open each file, for the load time.")
+    ] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of made-up inputs.")] = 0,
+    mapping: Map = None,
+    split: Annotated[
+        str, typer.Option(help="Part of a file with several: train or test.")
+    ] = "test",
+    device: Device = "auto",
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Measure latency, throughput, load time, size and memory of models, side by side."""
+    from ortboost.benching import bench as measure
+    from ortboost.benching import bench_to_dict
+    from ortboost.cli.parse import parse_mapping
+    from ortboost.deploy.bench_feeds import parse_shape
+    from ortboost.deploy.bench_results import BenchConfig
+    from ortboost.errors import UsageError
+
+    if shape and data:
+        raise UsageError(
+            "--shape is for made-up inputs, and --data were given too.",
+            where="--shape, --data",
+            fix="Leave one of them out.",
+        )
+    printer = Output(json, quiet, verbose)
+    config = BenchConfig(
+        batch_sizes=tuple(batch_size or ()),
+        threads=tuple(threads or (None,)),
+        warmup=warmup,
+        iters=iters,
+        seconds=seconds,
+        rounds=rounds,
+        loads=loads,
+        device=device,
+        shapes=dict(parse_shape(text) for text in shape or ()),
+        seed=seed,
+    )
+    found = measure(
+        files,
+        config,
+        data=data,
+        mapping=parse_mapping(mapping or []),
+        split=split,
+        tell=(lambda text: None) if quiet else lambda text: typer.echo(text, err=True),
+    )
+    result = bench_to_dict(found, config)
+    printer.result(result)
+    names = _short([str(path) for path in files])
+    rows = list(
+        zip(result["results"], [names[i % len(names)] for i in range(len(found))], strict=True)
+    )
+    where = result["machine"]
+    printer.line(
+        f"onnxruntime {where['onnxruntime']}, Python {where['python']}, {where['processor']}, "
+        f"{where['cores']} cores, device {found[0].device}, "
+        f"{'data' if data else 'made-up inputs'}\n"
+    )
+    printer.table(
+        ["file", "batch", "threads", "p50 ms", "p90 ms", "p99 ms", "runs", "samples/s", *_REST],
+        [_figures(row, name) for row, name in rows],
+    )
+    if len(files) > 1:
+        printer.line("\nAs ratios to the first file; below 1 is less:")
+        printer.table(
+            ["file", "batch", "threads", "latency (quartiles)", *_REST],
+            [_ratios(row, name) for row, name in rows if row["over_first"]],
+        )
+
+
+def _figures(row: dict[str, Any], name: str) -> list[Any]:
+    latency = row["latency"]
+    return [
+        name,
+        row["batch"],
+        row["threads"] or "all",
+        *(f"{1000 * latency[key]:.3g}" for key in ("p50", "p90", "p99")),
+        latency["runs"],
+        f"{row['throughput']:,.0f}" if row["throughput"] >= 10 else f"{row['throughput']:.2g}",
+        f"{1000 * row['load_seconds']:.3g} ms",
+        *(human_bytes(row[key]) for key in ("bytes", "peak_memory", "model_memory")),
+    ]
+
+
+def _ratios(row: dict[str, Any], name: str) -> list[Any]:
+    ratio, over = row["ratio"], row["over_first"]
+    return [
+        name,
+        row["batch"],
+        row["threads"] or "all",
+        f"{ratio['median']:.3g} ({ratio['low']:.3g}-{ratio['high']:.3g})",
+        *(
+            "?" if over[key] is None else f"{over[key]:.3g}"
+            for key in ("load_seconds", "bytes", "peak_memory", "model_memory")
+        ),
+    ]
+
+
+def _short(paths: list[str]) -> list[str]:
+    """File names, or whole paths where names are not enough."""
+    names = [Path(path).name for path in paths]
+    return names if len(set(names)) == len(set(paths)) else paths
+
+
+VERBS = (
+    (
+        "bench",
+        bench,
+        """\b
+Examples:
+  ortboost bench model.opt.onnx
+  ortboost bench raw.onnx opt.onnx --batch-size 1 --batch-size 32 --threads 1
+  ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
+  ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
+\b
+Files take turns, each in a process of its own. Compare ratios, not figures of different runs.""",
+    ),
+)
+"""Verb, function, examples."""

@@ -1,0 +1,100 @@
+"""What ``ortboost inspect A B`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ortboost.cli.console import Output, human_bytes, shape_text
+
+__all__ = ["show_pair"]
+
+
+def show_pair(
+    printer: Output, before: Path, after: Path, shapes: Sequence[str], *, names: bool
+) -> None:
+    """Compare two models and print tables.
+
+    Args:
+        printer: Where to.
+        before: Model file or program folder.
+        after: Model file or program folder.
+        shapes: ``INPUT:8x3x32x32``, for which the work is counted.
+        names: Also list the weights that are in one of them only.
+    """
+    from ortboost.deploy.bench_feeds import BATCH, parse_shape
+    from ortboost.inspection_pair import compare
+
+    asked = {
+        name: tuple(1 if dim == BATCH else int(dim) for dim in shape)
+        for name, shape in map(parse_shape, shapes)
+    }
+    data = compare(before, after, shapes=asked)
+    printer.result(data)
+    one, two = data["before"], data["after"]
+    heads = ["", "before", "after", "difference", "ratio"]
+    titles = {
+        "bytes": ("file", human_bytes),
+        "weight_bytes": ("weights", human_bytes),
+        "weight_elements": ("numbers in weights", _thousands),
+        "trainable_elements": ("of them trainable", _thousands),
+        "tensors": ("weight tensors", _thousands),
+        "nodes": ("nodes", _thousands),
+        "macs": ("multiply-accumulates", _thousands),
+        "flops": ("floating-point operations", _thousands),
+    }
+    rows = []
+    for key, (title, shown) in titles.items():
+        d = data["difference"][key]
+        cells = ["-" if d[side] is None else shown(d[side]) for side in ("before", "after")]
+        off = d["difference"]
+        sign = "" if not off else "+" if off > 0 else "-"
+        cells.append("-" if off is None else sign + shown(abs(off)))
+        rows.append([title, *cells, "-" if d["ratio"] is None else f"{d['ratio']:.3g}"])
+    rows.append(["opset", one["opset"], two["opset"], "", ""])
+    printer.pairs([("before", one["path"]), ("after", two["path"])])
+    printer.line()
+    printer.table(heads, rows)
+    printer.line()
+    printer.table(
+        ["op", *heads[1:4], "work before", "work after"],
+        [
+            [
+                op,
+                n["before"],
+                n["after"],
+                f"{n['difference']:+d}" if n["difference"] else "",
+                *(
+                    _thousands(data["work"][op][side]) if op in data["work"] else ""
+                    for side in ("before", "after")
+                ),
+            ]
+            for op, n in data["ops"].items()
+        ],
+    )
+    if names:
+        only = [("before only", n) for n in data["weights"]["only_before"]]
+        only += [("after only", n) for n in data["weights"]["only_after"]]
+        printer.line()
+        if only:
+            printer.table(["weight of", "name"], only)
+        else:
+            printer.line("Both have weights of the same names.")
+    printer.line()
+    for line in data["interface"]:
+        printer.line(f"note: {line}")
+    for side in (one, two):
+        if side["uncounted"]:
+            printer.line(
+                f"note: {len(side['uncounted'])} nodes of {side['path']} could not be counted "
+                f"({next(iter(side['uncounted']))}: {next(iter(side['uncounted'].values()))})"
+            )
+    shown_for = ", ".join(f"{n} {shape_text(s)}" for n, s in one["counted_for"].items())
+    printer.line(
+        f"Work: multiply-accumulates of Conv, Gemm, MatMul and their kin for {shown_for or 'no inputs'}; "
+        "twice as many floating-point operations. Other operators are not counted."
+    )
+
+
+def _thousands(number: int) -> str:
+    return f"{number:,}"

@@ -1,0 +1,95 @@
+"""``ortboost plot``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from ortboost.cli.console import Output
+from ortboost.cli.options import Json, Quiet, Verbose
+
+__all__ = ["VERBS", "plot"]
+
+
+def plot(
+    source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="graph.svg or graph.dot; of a trained program curves.png."
+        ),
+    ] = None,
+    before: Annotated[
+        Path | None, typer.Option(help="Mark what differs from this model or program.")
+    ] = None,
+    graph: Annotated[str, typer.Option(help="Graph of a program folder: eval, step, ...")] = "eval",
+    around: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Draw only what is near this node.")
+    ] = None,
+    hops: Annotated[int, typer.Option(min=0, help="How near, in arrows.")] = 3,
+    max_nodes: Annotated[int, typer.Option(min=1, help="Refuse to draw more nodes.")] = 300,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """Draw a graph with the rewritten nodes marked, or the curves of a training run."""
+    printer = Output(json, quiet, verbose)
+    if source.is_dir() and (out is None or out.suffix.lower() == ".png"):
+        _curves(printer, source, out)
+        return
+    from ortboost.drawing import draw, write
+    from ortboost.errors import UsageError
+
+    if out is None:
+        raise UsageError(
+            "There is no name for the picture.",
+            where="--out",
+            fix=f"ortboost plot {quote(str(source))} -o graph.svg",
+        )
+    picture = draw(source, before=before, graph=graph, focus=around, hops=hops, max_nodes=max_nodes)
+    write(picture, out)
+    marked = {box.key: box.mark for box in picture.boxes if box.mark}
+    nodes = sum(box.kind == "node" for box in picture.boxes)
+    printer.result(
+        {"path": str(out), "nodes": nodes, "marked": marked, "notes": list(picture.notes)}
+    )
+    printer.pairs([("picture", out), ("nodes", nodes), ("marked", len(marked))])
+    for note in picture.notes:
+        printer.line(f"note: {note}")
+
+
+def _curves(printer: Output, run: Path, out: Path | None) -> None:
+    from ortboost.errors import FileError
+    from ortboost.run_folder import LOG, PLOT
+    from ortboost.training.plot import plot_log
+
+    if not (run / LOG).is_file():
+        raise FileError(
+            "The program has not been trained yet: there are no curves.",
+            where=str(run / LOG),
+            fix=f"Train it, or draw its graph: ortboost plot {quote(str(run))} -o graph.svg",
+        )
+    path = plot_log(run / LOG, out or run / PLOT)
+    printer.result({"path": str(path)})
+    printer.pairs([("curves", path)])
+
+
+VERBS = (
+    (
+        "plot",
+        plot,
+        """\b
+Examples:
+  ortboost plot model.onnx -o graph.svg
+  ortboost plot model.opt.onnx -o graph.svg --before model.onnx
+  ortboost plot run -o graph.svg
+  ortboost plot run -o step.svg --graph step --around conv1 --hops 2
+  ortboost plot run -o curves.png
+\b
+.svg for a browser, .dot for Graphviz. Of a program, what the rewrites changed is marked.""",
+    ),
+)
+"""Verb, function, examples."""

@@ -1,0 +1,253 @@
+"""Benchmarks of inference files: latency, throughput, load time, size and memory, side by side.
+
+Files are compared within one run, and take turns: in each round every file makes some runs, in an
+order that changes from round to round. What else the machine does (clock rates, other processes)
+then hits all of them, and the ratio of two files is the median of their ratios in the same round.
+Figures of different runs are not comparable; ratios are.
+
+A latency is that of one ``session.run`` with inputs and outputs in host memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.bench_feeds import Bind, make_feeds, open_batch, settle_shapes
+from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
+from ortboost.deploy.bench_worker import Worker
+from ortboost.errors import FileError, UsageError
+from ortboost.graph.query import all_tensors
+
+__all__ = [
+    "bench_files",
+    "model_bytes",
+    "plan_turns",
+    "take_turns",
+]
+
+_GUESSES = 3
+_LEAST_ROUNDS = 3  # quartiles of fewer ratios say nothing
+
+
+def take_turns(
+    contestants: Sequence[Callable[[int], list[float]]],
+    counts: Sequence[int],
+    rounds: int,
+    pause: Callable[[], None] = lambda: time.sleep(0.02),
+) -> list[list[list[float]]]:
+    """Let everyone run in every round; who begins changes from round to round.
+
+    Args:
+        contestants: Given a number of runs, gives the seconds of each.
+        counts: Runs a round of each contestant.
+        rounds: Number of rounds.
+        pause: Called before each turn: the idle threads of whoever ran before stop spinning.
+
+    Returns:
+        Contestant, round, sample.
+
+    Example:
+        >>> take_turns([lambda n: [1.0] * n, lambda n: [2.0] * n], [2, 1], 2, pause=lambda: None)
+        [[[1.0, 1.0], [1.0, 1.0]], [[2.0], [2.0]]]
+    """
+    found: list[list[list[float]]] = [[] for _ in contestants]
+    order = list(range(len(contestants)))
+    for _ in range(rounds):
+        for index in order:
+            pause()
+            found[index].append(contestants[index](counts[index]))
+        order = [*order[1:], order[0]]
+    return found
+
+
+def plan_turns(config: BenchConfig, latencies: Sequence[float]) -> tuple[list[int], int]:
+    """Runs a round of each file, and the number of rounds.
+
+    Args:
+        config: The configuration.
+        latencies: Seconds of a run of each file, about.
+
+    Example:
+        >>> plan_turns(BenchConfig(seconds=2.0, rounds=10), [0.01, 0.1])
+        ([20, 2], 10)
+        >>> plan_turns(BenchConfig(iters=25, rounds=10), [0.01])  # 30 runs: every round is alike
+        ([3], 10)
+    """
+    if config.iters is not None:
+        rounds = min(config.rounds, config.iters)
+        return [math.ceil(config.iters / rounds)] * len(latencies), rounds
+    fitting = int(config.seconds / max(latencies))  # runs of the slowest
+    rounds = min(config.rounds, max(fitting, _LEAST_ROUNDS))
+    return [max(int(config.seconds / rounds / spent), 1) for spent in latencies], rounds
+
+
+def model_bytes(path: Path) -> int:
+    """Size of a model file with its files of external data, each counted once."""
+    size = path.stat().st_size
+    try:
+        model = ir.load(path)
+    except Exception:  # a format of the runtime that is not ONNX has nothing beside it
+        return size
+    beside = {
+        tensor.location for _, tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor)
+    }
+    for location in beside:
+        with contextlib.suppress(OSError):
+            size += (path.parent / location).stat().st_size
+    return size
+
+
+def bench_files(
+    files: Sequence[str | os.PathLike[str]],
+    config: BenchConfig | None = None,
+    *,
+    bind: Bind | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Measurement]:
+    """Measure some files in one run.
+
+    Args:
+        files: ONNX files. The ratios are to the first one; a file given twice shows the noise.
+        config: What and for how long; the defaults if not given.
+        bind: Gives the data; inputs are made up if not given.
+        tell: Told what is under way.
+
+    Returns:
+        By batch size, then threads, then file.
+
+    Raises:
+        FileError: A file is missing or is no model.
+        ModelError: The runtime does not accept a file, or died of it.
+        UsageError: Shapes or data do not fit; a batch size that a model does not take.
+        DependencyError: The device is not there.
+    """
+    config = config or BenchConfig()
+    paths = [Path(file) for file in files]
+    if not paths:
+        raise UsageError("There is nothing to measure.", where="files", fix="Give an ONNX file.")
+    for path in paths:
+        _check(path)
+    sizes = [model_bytes(path) for path in paths]
+    found = []
+    for threads in config.threads:
+        loads = _loads(paths, config, threads)
+        for asked in config.batch_sizes or (None,):
+            shown = "all threads" if threads is None else f"{threads} thread(s)"
+            tell(f"batch {asked or 'as the model says'}, {shown} ...")
+            found.append(_cell(paths, sizes, loads, config, asked, threads, bind))
+    # By batch size first: what a reader compares stands together.
+    cells = sorted(found, key=lambda cell: cell[0].batch)
+    return [measurement for cell in cells for measurement in cell]
+
+
+def _check(path: Path) -> None:
+    if not path.exists():
+        raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
+    if path.is_dir():
+        raise FileError(
+            "A folder was given where an ONNX file is needed.",
+            where=str(path),
+            fix="Give an inference file; 'ortboost export RUN -o model.onnx' makes one.",
+        )
+
+
+def _loads(paths: Sequence[Path], config: BenchConfig, threads: int | None) -> list[list[float]]:
+    """Load times from processes that do nothing else; the last load is that of the measurement."""
+    seconds: list[list[float]] = [[] for _ in paths]
+    for turn in range(config.loads - 1):
+        for place in range(len(paths)):
+            index = (place + turn) % len(paths)
+            with Worker(paths[index], device=config.device, threads=threads) as worker:
+                seconds[index].append(worker.load_seconds)
+    return seconds
+
+
+@contextlib.contextmanager
+def _workers(
+    paths: Sequence[Path], config: BenchConfig, threads: int | None
+) -> Iterator[list[Worker]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Worker(path, device=config.device, threads=threads))
+            for path in paths
+        ]
+
+
+def _cell(
+    paths: Sequence[Path],
+    sizes: Sequence[int],
+    loads: Sequence[Sequence[float]],
+    config: BenchConfig,
+    asked: int | None,
+    threads: int | None,
+    bind: Bind | None,
+) -> list[Measurement]:
+    """All files at one batch size and number of threads."""
+    with _workers(paths, config, threads) as workers:
+        batch = _batches(workers, config, asked)
+        for worker in workers:
+            shapes, seed, where = config.shapes, config.seed, str(worker.model)
+            feeds = make_feeds(worker.inputs, batch, shapes, bind=bind, seed=seed, where=where)
+            worker.feed(feeds)
+        # Some more than asked for: they tell how long a run takes, about.
+        guesses = [
+            float(np.median(worker.run(config.warmup + _GUESSES)[-_GUESSES:])) for worker in workers
+        ]
+        counts, rounds = plan_turns(config, guesses)
+        samples = take_turns([worker.run for worker in workers], counts, rounds)
+        peaks = [worker.peak() for worker in workers]
+    measured = []
+    for index, worker in enumerate(workers):
+        latency = Latency.of([spent for turn in samples[index] for spent in turn])
+        measured.append(
+            Measurement(
+                str(paths[index]),
+                batch,
+                threads,
+                worker.device,
+                latency,
+                batch / latency.mean,
+                float(np.median([*loads[index], worker.load_seconds])),
+                sizes[index],
+                peaks[index],
+                max(peaks[index] - worker.baseline, 0),
+                Ratio.of(samples[index], samples[0]) if index else None,
+            )
+        )
+    return measured
+
+
+def _batches(workers: Sequence[Worker], config: BenchConfig, asked: int | None) -> int:
+    """Samples a run: the same for all files, or their times could not be compared."""
+    fixed = {
+        str(worker.model): _fixed(worker, config)
+        for worker in workers
+        if not open_batch(worker.inputs, config.shapes)
+    }
+    wanted = asked or next(iter(fixed.values()), 1)
+    for file, length in fixed.items():
+        if length != wanted:
+            given = bool(config.shapes)
+            raise UsageError(
+                f"{'--shape' if given else 'The model'} fixes the batch size at {length}, and "
+                f"{wanted} {'was asked for' if asked else 'is that of another file'}.",
+                where=file,
+                fix="Write N for the batch size in --shape, or leave --batch-size out."
+                if given
+                else "Measure it by itself, or export it with an open batch dimension.",
+            )
+    return wanted
+
+
+def _fixed(worker: Worker, config: BenchConfig) -> int:
+    """The length of the first dimension, which is a number."""
+    settled = settle_shapes(worker.inputs, 1, config.shapes, where=str(worker.model))
+    return next((int(spec.shape[0] or 1) for spec in settled if spec.shape), 1)

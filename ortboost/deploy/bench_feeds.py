@@ -1,0 +1,202 @@
+"""Inputs for a benchmark: of the lengths that were asked for, from data or made up.
+
+Lengths of open dimensions come, in this order, from ``--shape``, from a dimension of the same name
+in another input, and, for the first dimension, from the batch size. What is still open then is an
+error that names the dimension: a guessed sequence length would give a number about nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from ortboost.deploy.verify import seeded_batch
+from ortboost.errors import UsageError, nearest
+from ortboost.program.catalogue import TensorSpec
+
+__all__ = ["BATCH", "Bind", "Shape", "make_feeds", "open_batch", "parse_shape", "settle_shapes"]
+
+BATCH = "N"
+"""Stands for the batch size in a shape."""
+
+Shape: TypeAlias = "tuple[int | str, ...]"
+"""Lengths, or ``N`` where the batch size goes."""
+
+Bind: TypeAlias = "Callable[[Sequence[TensorSpec], int], Mapping[str, NDArray[Any]]]"
+"""Given inputs and a number of samples, the array of each input: those samples, or fewer if there are
+no more."""
+
+
+def parse_shape(text: str) -> tuple[str, Shape]:
+    """Read a shape as it is written on the command line.
+
+    Args:
+        text: ``INPUT:8x3x32x32``, or ``INPUT:Nx3x32x32`` where N is each of the batch sizes.
+
+    Raises:
+        UsageError: It is written in another way.
+
+    Example:
+        >>> parse_shape("ids:Nx128")
+        ('ids', ('N', 128))
+    """
+    name, colon, rest = text.rpartition(":")
+    dims: list[int | str] = []
+    for part in rest.split("x"):
+        if part == BATCH:
+            dims.append(BATCH)
+        elif part.isdecimal() and int(part) > 0:
+            dims.append(int(part))
+        else:
+            colon = ""
+    if not colon or not name:
+        raise UsageError(
+            f"'{text}' is not the shape of an input.",
+            where="--shape",
+            fix="Write INPUT:8x3x32x32, or INPUT:Nx3x32x32 where N is the batch size.",
+        )
+    return name, tuple(dims)
+
+
+def open_batch(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> bool:
+    """Whether a batch size has any effect: a first dimension is open, or a shape has an N."""
+    given = {
+        dim
+        for spec in inputs
+        for dim, length in zip(spec.shape, shapes.get(spec.name, ()), strict=False)
+        if length != BATCH
+    }
+    return any(
+        BATCH in shapes[spec.name]
+        if spec.name in shapes
+        else bool(spec.shape) and not isinstance(spec.shape[0], int) and spec.shape[0] not in given
+        for spec in inputs
+    )
+
+
+def settle_shapes(
+    inputs: Sequence[TensorSpec], batch: int, shapes: Mapping[str, Shape], *, where: str
+) -> list[TensorSpec]:
+    """The inputs with a number for every dimension.
+
+    Args:
+        inputs: The inputs of the model.
+        batch: Length of open first dimensions, and of N.
+        shapes: Input name to the shape asked for.
+        where: The model, for error texts.
+
+    Raises:
+        UsageError: A dimension has no length, two lengths, or one that the model does not have; or
+            there is no such input.
+    """
+    names = [spec.name for spec in inputs]
+    for name in shapes:
+        if name not in names:
+            raise UsageError(
+                f"The model has no input '{name}'.",
+                where=f"{where}: --shape {name}",
+                fix=nearest(name, names),
+            )
+    known: dict[str, int] = {}
+    for spec in inputs:
+        if spec.name in shapes:
+            _learn(known, spec, shapes[spec.name], batch, where)
+    return [
+        dataclasses.replace(spec, shape=_settled(spec, batch, shapes, known, where))
+        for spec in inputs
+    ]
+
+
+def _learn(known: dict[str, int], spec: TensorSpec, shape: Shape, batch: int, where: str) -> None:
+    """Note the lengths that a given shape has for named dimensions; they hold everywhere."""
+    text = "x".join(str(dim) for dim in shape)
+    # A scalar and a tensor of unknown rank look alike to the runtime's interface.
+    if spec.shape and len(shape) != len(spec.shape):
+        raise UsageError(
+            f"The input '{spec.name}' has {len(spec.shape)} dimensions, the shape {len(shape)}.",
+            where=f"{where}: --shape {spec.name}:{text}",
+            fix=f"The model says {_text(spec.shape)}.",
+        )
+    for dim, length in zip(
+        spec.shape, (batch if d == BATCH else int(d) for d in shape), strict=False
+    ):
+        if isinstance(dim, int) and dim != length:
+            raise UsageError(
+                f"The model fixes a dimension of '{spec.name}' at {dim}, {length} was asked for.",
+                where=f"{where}: --shape {spec.name}:{text}",
+                fix=f"The model says {_text(spec.shape)}; export it with an open dimension for others.",
+            )
+        if isinstance(dim, str) and known.setdefault(dim, length) != length:
+            raise UsageError(
+                f"The dimension '{dim}' is {known[dim]} in one shape and {length} in another.",
+                where=f"{where}: --shape {spec.name}:{text}",
+                fix="One name is one length.",
+            )
+
+
+def _settled(
+    spec: TensorSpec, batch: int, shapes: Mapping[str, Shape], known: Mapping[str, int], where: str
+) -> tuple[int, ...]:
+    if spec.name in shapes:
+        return tuple(batch if dim == BATCH else int(dim) for dim in shapes[spec.name])
+    lengths = []
+    for index, dim in enumerate(spec.shape):
+        if isinstance(dim, int):
+            lengths.append(dim)
+        elif isinstance(dim, str) and dim in known:
+            lengths.append(known[dim])
+        elif index == 0:
+            lengths.append(batch)
+        else:
+            open_one = f"'{dim}'" if dim else f"number {index}"
+            example = "x".join(str(d) if isinstance(d, int) else "128" for d in spec.shape[1:])
+            raise UsageError(
+                f"The dimension {open_one} of the input '{spec.name}' is open, "
+                "and no length was given.",
+                where=f"{where}: {spec.name} {_text(spec.shape)}",
+                fix=f"Give one, for example --shape {spec.name}:{BATCH}x{example}, or real data.",
+            )
+    return tuple(lengths)
+
+
+def make_feeds(
+    inputs: Sequence[TensorSpec],
+    batch: int,
+    shapes: Mapping[str, Shape],
+    *,
+    bind: Bind | None = None,
+    seed: int = 0,
+    where: str = "model",
+) -> dict[str, NDArray[Any]]:
+    """One batch of inputs.
+
+    Args:
+        inputs: The inputs of the model.
+        batch: Number of samples.
+        shapes: Input name to shape, for inputs that are made up.
+        bind: Gives the data; without it floats are drawn from a normal distribution, and integers
+            are zeros and ones.
+        seed: Seed.
+        where: The model, for error texts.
+
+    Raises:
+        UsageError: A dimension has no length; the data have too few samples.
+    """
+    if bind is None:
+        return seeded_batch(settle_shapes(inputs, batch, shapes, where=where), seed=seed)
+    feeds = dict(bind(inputs, batch))
+    for name, array in feeds.items():
+        if len(array) < batch:
+            raise UsageError(
+                f"The data have {len(array)} samples, a batch of {batch} was asked for.",
+                where=f"{where}: input '{name}'",
+                fix="Ask for a smaller --batch-size, or give more data.",
+            )
+    return feeds
+
+
+def _text(shape: Sequence[int | str | None]) -> str:
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"

@@ -1,0 +1,165 @@
+"""What a benchmark is asked for, and what it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ortboost.deploy.bench_feeds import Shape
+from ortboost.errors import ConfigError
+
+__all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is measured, and for how long.
+
+    Args:
+        batch_sizes: Samples a run, each measured by itself; empty for what the model fixes, else 1.
+        threads: Threads within an operator, each measured by itself; None is the runtime's choice.
+        warmup: Runs before the first that counts.
+        iters: Runs of each file that count; None to go by ``seconds``.
+        seconds: Time for each file, about; at least one run in each of three rounds.
+        rounds: Turns that each file gets.
+        loads: Processes in which each file is opened, for the load time.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        shapes: Input name to the shape of made-up inputs.
+        seed: Seed of made-up inputs.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    batch_sizes: Sequence[int] = ()
+    threads: Sequence[int | None] = (None,)
+    warmup: int = 10
+    iters: int | None = None
+    seconds: float = 2.0
+    rounds: int = 10
+    loads: int = 3
+    device: str = "auto"
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least: dict[str, tuple[Sequence[float], int]] = {
+            "batch_sizes": (self.batch_sizes, 1),
+            "threads": ([count for count in self.threads if count is not None], 1),
+            "warmup": ([self.warmup], 0),
+            "iters": ([] if self.iters is None else [self.iters], 1),
+            "rounds": ([self.rounds], 1),
+            "loads": ([self.loads], 1),
+        }
+        for name, (values, limit) in least.items():
+            for value in values:
+                if value < limit:
+                    raise ConfigError(
+                        f"'{name}' is {value}.", where=name, fix=f"Use {limit} or more."
+                    )
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise ConfigError(
+                f"'seconds' is {self.seconds}.", where="seconds", fix="Use more than 0."
+            )
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of one run.
+
+    Percentiles are interpolated linearly between the samples (numpy's default): with ``n`` sorted
+    samples ``x``, the p-quantile is at the position ``(n - 1) p``.
+
+    Args:
+        p50: Median.
+        p90: 90th percentile.
+        p99: 99th percentile.
+        mean: Mean.
+        least: Minimum.
+        runs: Number of samples.
+
+    Example:
+        >>> Latency.of([1.0, 2.0, 3.0, 4.0, 5.0]).p90
+        4.6
+    """
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    least: float
+    runs: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latency:
+        """From the time of each run; at least one."""
+        p50, p90, p99 = (float(q) for q in np.percentile(seconds, (50, 90, 99)))
+        return cls(p50, p90, p99, float(np.mean(seconds)), float(np.min(seconds)), len(seconds))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The latency of a file over that of the first file.
+
+    Args:
+        median: Of the ratios of the rounds; of one round, the ratio of its median latencies.
+        low: Lower quartile.
+        high: Upper quartile.
+    """
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio:
+        """From the samples of two files, round by round."""
+        ratios = [np.median(a) / np.median(b) for a, b in zip(above, below, strict=True)]
+        low, median, high = (float(q) for q in np.percentile(ratios, (25, 50, 75)))
+        return cls(median, low, high)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One file at one batch size and number of threads.
+
+    Args:
+        file: The file.
+        batch: Samples a run.
+        threads: Threads within an operator; None is the runtime's choice.
+        device: Where it ran.
+        latency: Seconds of a run.
+        throughput: Samples a second: ``batch / latency.mean``.
+        load_seconds: Seconds to open the session, median of ``loads`` processes.
+        bytes: Size of the file with its external data.
+        peak_memory: Most bytes resident in the process at any time, interpreter included.
+        model_memory: The same less what it was before the model was opened.
+        ratio: Latency over that of the first file; None for the first file itself.
+    """
+
+    file: str
+    batch: int
+    threads: int | None
+    device: str
+    latency: Latency
+    throughput: float
+    load_seconds: float
+    bytes: int
+    peak_memory: int
+    model_memory: int
+    ratio: Ratio | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return asdict(self)
+
+    def over(self, first: Measurement) -> dict[str, float | None]:
+        """The other figures over those of the first file, by name; None where that one is 0."""
+        # Not the throughput: means of different times; the ratio of the latencies says it better.
+        names = ("load_seconds", "bytes", "peak_memory", "model_memory")
+        pairs = {name: (getattr(self, name), getattr(first, name)) for name in names}
+        return {name: above / below if below else None for name, (above, below) in pairs.items()}

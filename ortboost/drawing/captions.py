@@ -1,0 +1,161 @@
+"""The lines of text in the boxes of a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.query import known_shape
+
+__all__ = ["cut", "family", "middle", "settings", "times", "type_text", "weight"]
+
+_WIDE = 34  # characters of a line
+_NAME = 22  # of them for the name of a weight
+_SHOWN = 4  # numbers of a constant that are shown
+_USUAL: Mapping[str, Any] = {
+    "alpha": 1.0,
+    "beta": 1.0,
+    "ceil_mode": 0,
+    "auto_pad": "NOTSET",
+    "group": 1,
+    "storage_order": 0,
+    "keepdims": 1,
+    "transA": 0,
+    "transB": 0,
+    "allowzero": None,
+    "start": 0,
+    "training_mode": 0,
+    "count_include_pad": 0,
+    "momentum": None,
+    "epsilon": None,
+    "stash_type": None,
+    "noop_with_empty_axes": 0,
+}
+"""Attributes that say nothing at this value; None: at any value."""
+
+
+def settings(node: ir.Node) -> str:
+    """Attributes in a few words; those of convolutions and pools in the usual order."""
+    said = {}
+    for attribute in node.attributes.values():
+        if not isinstance(attribute, ir.Attr) or attribute.value is None:
+            continue
+        value = attribute.value
+        if attribute.type in (
+            ir.AttributeType.FLOAT,
+            ir.AttributeType.INT,
+            ir.AttributeType.STRING,
+        ):
+            said[attribute.name] = f"{value:g}" if isinstance(value, float) else str(value)
+        elif attribute.type == ir.AttributeType.INTS:
+            said[attribute.name] = ",".join(str(item) for item in value)
+        if attribute.name in _USUAL and _USUAL[attribute.name] in (None, value):
+            said.pop(attribute.name, None)
+    words = []
+    kernel = said.pop("kernel_shape", "")
+    if kernel:
+        words.append(kernel.replace(",", "x"))
+    for name, short, usual in (
+        ("strides", "stride ", "1"),
+        ("pads", "pad ", "0"),
+        ("dilations", "dilation ", "1"),
+    ):
+        items = set(said.pop(name, usual).split(","))
+        if items != {usual}:
+            whole = next(a for a in node.attributes.values() if a.name == name)
+            text = items.pop() if len(items) == 1 else ",".join(str(i) for i in whole.as_ints())
+            words.append(short + text)
+    return ", ".join([*words, *(f"{name} {value}" for name, value in said.items())])
+
+
+def weight(value: ir.Value | None, inside: Collection[str]) -> str | None:
+    """A line on an input that is a weight or a constant."""
+    if value is None:
+        return None
+    producer = value.producer()
+    if producer is not None and producer.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(value)
+        return "const " + _value(tensor) if tensor is not None else "const"
+    if value.name not in inside:
+        return None
+    shape = known_shape(value)
+    short = _tail((value.name or "").split("/")[-1])
+    tensor = value.const_value
+    if tensor is not None and tensor.size <= _SHOWN and tensor.dtype != ir.DataType.STRING:
+        return f"{short} = {_value(tensor)}"
+    return f"{short} {times(shape).replace(' ', '')}" if shape else short
+
+
+def _tail(name: str) -> str:
+    """The end of a dotted name, whole parts of it where they fit."""
+    parts = name.split(".")
+    while len(parts) > 1 and sum(map(len, parts)) + len(parts) > _NAME:
+        parts = parts[1:]
+    short = ".".join(parts)
+    return short if len(short) <= _NAME else "…" + short[1 - _NAME :]
+
+
+def _value(tensor: ir.TensorProtocol) -> str:
+    if tensor.size > _SHOWN or tensor.dtype == ir.DataType.STRING:
+        return times(tuple(int(d) for d in tensor.shape.numpy()))
+    array = np.asarray(tensor.numpy())
+    items = [_number(item) for item in array.ravel()]
+    return items[0] if array.ndim == 0 else f"[{', '.join(items)}]"
+
+
+def _number(item: Any) -> str:
+    number = float(item)
+    if abs(number) >= 2.0**62:  # Slice goes "to the end" by the largest integer
+        return "max" if number > 0 else "min"
+    return f"{number:.4g}"
+
+
+def type_text(value: ir.Value) -> str:
+    """Element type and shape of an input or output."""
+    shape = known_shape(value)
+    dtype = "" if value.dtype is None else str(value.dtype).lower()
+    return cut(f"{dtype} {'' if shape is None else times(shape)}".strip())
+
+
+def times(shape: Sequence[int | str | None]) -> str:
+    """A shape for people.
+
+    Example:
+        >>> times(["batch", 3, None])
+        'batch x 3 x ?'
+    """
+    return " x ".join("?" if dim is None else str(dim) for dim in shape)
+
+
+def cut(text: str) -> str:
+    """A line that is not too long."""
+    return text if len(text) <= _WIDE else text[: _WIDE - 1] + "…"
+
+
+def middle(text: str) -> str:
+    """Names differ at their ends: the middle is what can go."""
+    if len(text) <= _WIDE:
+        return text
+    front = math.floor((_WIDE - 1) / 3)
+    return f"{text[:front]}…{text[-(_WIDE - 1 - front) :]}"
+
+
+_OPERATORS = {
+    "dense": "Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention",
+    "layout": "Reshape Transpose Flatten Squeeze Unsqueeze Concat Slice Gather Shape Cast CastLike "
+    "Identity Expand Split Pad",
+    "activation": "Relu Clip Sigmoid Tanh Erf Gelu HardSwish LeakyRelu Softmax PRelu Elu Selu "
+    "HardSigmoid Softplus Mish LogSoftmax",
+}
+_FAMILIES = {op: family for family, ops in _OPERATORS.items() for op in ops.split()}
+
+
+def family(op: str) -> str:
+    """What sort of operator it is: ``dense``, ``norm``, ``activation``, ``layout`` or nothing."""
+    if "Normalization" in op:
+        return "norm"
+    return _FAMILIES.get(op, "")

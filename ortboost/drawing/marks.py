@@ -1,0 +1,190 @@
+"""Which nodes of a graph a rewrite made or changed: from reports, or by comparing with the graph before."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.report import Report
+
+__all__ = ["marks_against", "marks_of_reports", "node_label"]
+
+_BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
+"""Their reports name weights, of which nothing changed for the node that uses them."""
+
+
+def node_label(node: ir.Node) -> str:
+    """The name of a node; that of its first output where it has none."""
+    return node.name or next((out.name or "" for out in node.outputs), "")
+
+
+def marks_of_reports(
+    model: ir.Model, reports: Iterable[Report]
+) -> tuple[dict[str, str], dict[str, int]]:
+    """What reports say on the nodes of a graph.
+
+    A report names nodes, or tensors: the tensor's maker is meant, or for a weight the nodes that use it.
+
+    Args:
+        model: The graph.
+        reports: Of the rewrites that made it.
+
+    Returns:
+        Node to what was done; and rewrite to how many of the names in its report are not in this
+        graph (any more).
+    """
+    known: dict[str, set[str]] = {}
+    for node in model.graph:
+        label = node_label(node)
+        # The runtime's own rewrites append the new operator to a name ("bn1_BatchNormInternal").
+        before = label.removesuffix(f"_{node.op_type}")
+        for name in (label, before, *(out.name for out in node.outputs if out.name)):
+            known.setdefault(name, set()).add(label)
+    used: dict[str, set[str]] = {}
+    for node in model.graph:
+        for value in node.inputs:
+            if value is not None and value.producer() is None:
+                used.setdefault(value.name or "", set()).add(node_label(node))
+    marks: dict[str, str] = {}
+    missing: dict[str, int] = {}
+    for report in reports:
+        for name, what in report.changed.items():
+            if report.rewrite in _BOOKKEEPING and name not in known:
+                continue
+            text = f"{report.rewrite}: {what}"
+            for label in known.get(name) or used.get(name, set()):
+                marks[label] = f"{marks[label]}; {text}" if label in marks else text
+            if name not in known and name not in used:
+                missing[report.rewrite] = missing.get(report.rewrite, 0) + 1
+    return marks, missing
+
+
+def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], dict[str, str]]:
+    """What is new or different in a graph, node by node.
+
+    Nodes are paired by name and operator, by output and operator, then by their order among those
+    that do the same, and of the same operator, and at last by output or name alone. A node that only
+    reads from elsewhere is not different: what it reads from is.
+
+    Args:
+        before: The graph before.
+        after: The graph after.
+
+    Returns:
+        Node of ``after`` to what is new; and nodes of ``before`` that are gone.
+    """
+    old, new = ([n for n in model.graph if not _constant(n)] for model in (before, after))
+    pairs = _paired(old, new)
+    marks = {}
+    for index, node in enumerate(new):
+        if index not in pairs:
+            marks[node_label(node)] = "new"
+            continue
+        what = _different(old[pairs[index]], node)
+        if what:
+            marks[node_label(node)] = what
+    kept = set(pairs.values())
+    gone = {node_label(n): n.op_type for i, n in enumerate(old) if i not in kept}
+    return marks, gone
+
+
+def _constant(node: ir.Node) -> bool:
+    return node.op_type == "Constant" and not node.inputs
+
+
+def _paired(old: Sequence[ir.Node], new: Sequence[ir.Node]) -> dict[int, int]:
+    """Index of a new node to that of the old one it comes from."""
+    pairs: dict[int, int] = {}
+    free = set(range(len(old)))
+
+    def output(node: ir.Node) -> str | None:
+        return node.outputs[0].name if node.outputs else None
+
+    def pair(key: Callable[[ir.Node], Hashable]) -> None:
+        places = {key(old[index]): index for index in sorted(free, reverse=True)}
+        for index, node in enumerate(new):
+            found = places.get(key(node)) if key(node) else None
+            if index not in pairs and found in free:
+                pairs[index] = found
+                free.discard(found)
+
+    def align(key: Callable[[ir.Node], Hashable]) -> None:
+        rest_old = sorted(free)
+        rest_new = [index for index in range(len(new)) if index not in pairs]
+        sides = [key(old[i]) for i in rest_old], [key(new[i]) for i in rest_new]
+        matcher = difflib.SequenceMatcher(None, *sides, autojunk=False)
+        for block in matcher.get_matching_blocks():
+            for offset in range(block.size):
+                pairs[rest_new[block.b + offset]] = rest_old[block.a + offset]
+                free.discard(rest_old[block.a + offset])
+
+    pair(lambda node: node.name and (node.name, node.op_type))
+    pair(lambda node: output(node) and (output(node), node.op_type))
+    align(_signature)
+    align(_op)
+    pair(output)
+    pair(lambda node: node.name)
+    return pairs
+
+
+def _signature(node: ir.Node) -> Hashable:
+    return (_op(node), _attributes(node), _weights(node))
+
+
+def _different(old: ir.Node, new: ir.Node) -> str | None:
+    if _op(old) != _op(new):
+        return f"was {old.op_type}"
+    found = []
+    names = {name for name, _ in _attributes(old) ^ _attributes(new)}
+    if names:
+        found.append("attributes: " + ", ".join(sorted(names)))
+    if len(old.inputs) != len(new.inputs):
+        found.append(f"{len(old.inputs)} inputs became {len(new.inputs)}")
+    elif _weights(old) != _weights(new):
+        found.append("other weights")
+    return "; ".join(found) or None
+
+
+def _op(node: ir.Node) -> tuple[str, str]:
+    return ("" if node.domain == "ai.onnx" else node.domain, node.op_type)
+
+
+def _attributes(node: ir.Node) -> frozenset[tuple[str, Hashable]]:
+    return frozenset(
+        (attribute.name, _hashable(attribute.value)) for attribute in node.attributes.values()
+    )
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, ir.Graph):
+        return tuple(_signature(node) for node in value)
+    if isinstance(value, ir.TensorProtocol):
+        return _digest(value)
+    if isinstance(value, Collection) and not isinstance(value, (str, bytes)):
+        return tuple(_hashable(item) for item in value)
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def _weights(node: ir.Node) -> tuple[tuple[int, str], ...]:
+    """Inputs that are constants, with a digest of what they hold."""
+    found = []
+    for index, value in enumerate(node.inputs):
+        tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        if tensor is not None:
+            found.append((index, _digest(tensor)))
+    return tuple(found)
+
+
+def _digest(tensor: ir.TensorProtocol) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype} {tensor.shape}".encode())
+    digest.update(
+        repr(tensor.numpy().tolist()).encode()
+        if tensor.dtype == ir.DataType.STRING
+        else np.ascontiguousarray(tensor.numpy()).tobytes()
+    )
+    return digest.hexdigest()

@@ -1,0 +1,194 @@
+"""What a picture of a graph shows: boxes with a few lines of text, and arrows."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ortboost.drawing.captions import cut, family, middle, settings, times, type_text, weight
+from ortboost.errors import UsageError
+from ortboost.graph.query import known_shape
+
+__all__ = ["Box", "Picture", "around", "picture_of"]
+
+_FEW = 3  # weights that a box lists
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of the picture.
+
+    Args:
+        key: Name of the node, or of the input or output.
+        title: Operator, or name of the input or output.
+        lines: Settings, weights, shape.
+        kind: ``node``, ``input``, ``output`` or ``more`` (what is left out).
+        family: What sort of operator it is; decides the color.
+        mark: What was done to it, if a rewrite made or changed it.
+    """
+
+    key: str
+    title: str
+    lines: tuple[str, ...] = ()
+    kind: str = "node"
+    family: str = ""
+    mark: str | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Boxes and arrows.
+
+    Args:
+        boxes: The boxes.
+        arrows: Pairs of indices into them.
+        title: What it is a picture of.
+        notes: What else there is to say, below the title.
+    """
+
+    boxes: Sequence[Box]
+    arrows: Sequence[tuple[int, int]]
+    title: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+def picture_of(
+    model: ir.Model,
+    *,
+    marks: Mapping[str, str] | None = None,
+    weights: Collection[str] = (),
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> Picture:
+    """The picture of the main graph of a model.
+
+    Weights and constants are lines in the boxes that use them, not boxes of their own; a node with
+    subgraphs is one box that tells how many nodes they have.
+
+    Args:
+        model: The model.
+        marks: Node name to what was done to it.
+        weights: Graph inputs that are weights, as in the graphs of a program.
+        title: The title.
+        notes: Lines below it.
+    """
+    marks = marks or {}
+    inside = {*model.graph.initializers, *weights}
+    boxes: list[Box] = []
+    makers: dict[int, int] = {}
+    arrows: list[tuple[int, int]] = []
+    for value in model.graph.inputs:
+        if value.name not in inside:
+            makers[id(value)] = len(boxes)
+            boxes.append(Box(value.name or "", value.name or "", (type_text(value),), "input"))
+    for node in model.graph:
+        if node.op_type == "Constant" and not node.outputs[0].is_graph_output():
+            continue
+        index = len(boxes)
+        boxes.append(_box(node, inside, marks))
+        sources = list(node.inputs)
+        for graph in _bodies(node):
+            sources += _outer(graph)
+        arrows += [(makers[id(v)], index) for v in sources if v is not None and id(v) in makers]
+        makers.update((id(value), index) for value in node.outputs)
+    for value in model.graph.outputs:
+        if id(value) in makers:
+            arrows.append((makers[id(value)], len(boxes)))
+            boxes.append(Box(value.name or "", value.name or "", (type_text(value),), "output"))
+    return Picture(boxes, arrows, title, tuple(notes))
+
+
+def around(picture: Picture, name: str, hops: int) -> Picture:
+    """The part of a picture near one box; what is left out shows as a box with dots.
+
+    Args:
+        picture: The whole picture.
+        name: Name of a node, input or output.
+        hops: How many arrows away.
+
+    Raises:
+        UsageError: There is no box of this name.
+    """
+    found = [index for index, box in enumerate(picture.boxes) if box.key == name]
+    if not found:
+        close = difflib.get_close_matches(name, [box.key for box in picture.boxes], n=3, cutoff=0.5)
+        raise UsageError(
+            f"The graph has no node '{name}'.",
+            where="--around",
+            fix=(f"Near to it: {', '.join(close)}. " if close else "")
+            + "'ortboost inspect FILE --layers' lists the nodes.",
+        )
+    near, front = set(found), set(found)
+    for _ in range(hops):
+        ends = [(s, t) for s, t in picture.arrows if s in front or t in front]
+        front = {end for pair in ends for end in pair} - near
+        near |= front
+    kept = sorted(near)
+    place = {old: new for new, old in enumerate(kept)}
+    boxes = [picture.boxes[index] for index in kept]
+    arrows = [(place[s], place[t]) for s, t in picture.arrows if s in place and t in place]
+    for index in kept:  # one box with dots above and one below, however much is there
+        before = sum(1 for s, t in picture.arrows if t == index and s not in near)
+        after = sum(1 for s, t in picture.arrows if s == index and t not in near)
+        if before:
+            arrows.append((len(boxes), place[index]))
+            boxes.append(Box("", f"{before} more", kind="more"))
+        if after:
+            arrows.append((place[index], len(boxes)))
+            boxes.append(Box("", f"{after} more", kind="more"))
+    nodes = sum(box.kind == "node" for box in picture.boxes)
+    shown = sum(box.kind == "node" for box in boxes)
+    note = f"{shown} of {nodes} nodes: {hops} steps around {middle(name)}"
+    return Picture(boxes, arrows, picture.title, (note, *picture.notes))
+
+
+def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Box:
+    name = node.name or next((out.name or "" for out in node.outputs), "")
+    domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
+    lines = [settings(node)]
+    held = [line for line in (weight(v, inside) for v in node.inputs) if line]
+    lines += held if len(held) <= _FEW + 1 else [*held[:_FEW], f"and {len(held) - _FEW} more"]
+    lines += [
+        f"{attribute}: {sum(1 for _ in graph.all_nodes())} nodes"
+        for attribute, graph in _named_bodies(node)
+    ]
+    shape = known_shape(node.outputs[0]) if node.outputs else None
+    if shape is not None:
+        lines.append("→ " + (times(shape) or "one number"))
+    lines.append(middle(name))
+    return Box(
+        name,
+        domain + node.op_type,
+        tuple(cut(line) for line in lines if line),
+        family=family(node.op_type),
+        mark=marks.get(name),
+    )
+
+
+def _named_bodies(node: ir.Node) -> list[tuple[str, ir.Graph]]:
+    return [
+        (attribute.name, attribute.as_graph())
+        for attribute in node.attributes.values()
+        if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH
+    ]
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    return [graph for _, graph in _named_bodies(node)]
+
+
+def _outer(graph: ir.Graph) -> list[ir.Value]:
+    """Values of the graph around that a body reads."""
+    own: set[int] = {id(value) for value in (*graph.inputs, *graph.initializers.values())}
+    found: dict[int, ir.Value] = {}
+    for node in graph.all_nodes():
+        own.update(id(value) for value in node.outputs)
+        for body in _bodies(node):
+            own.update(id(value) for value in (*body.inputs, *body.initializers.values()))
+    for node in graph.all_nodes():
+        found.update((id(v), v) for v in node.inputs if v is not None and id(v) not in own)
+    found.update((id(v), v) for v in graph.outputs if id(v) not in own)
+    return list(found.values())

@@ -1,0 +1,191 @@
+"""A picture as SVG: no script, no font, light or dark as the reader's screen is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ortboost.drawing.layout import Point, arrange
+from ortboost.drawing.picture import Box, Picture
+
+__all__ = ["to_svg"]
+
+_TITLE, _LINE = 13.0, 11.0
+_ADVANCE = 0.61  # width of a character over the size of the font, of all usual monospaced fonts
+_PAD, _MARGIN = 10.0, 28.0
+_MARK_WIDE = 36  # characters of a line on what a rewrite did
+_NOTE_WIDE = 72  # characters of a line below the title
+_STYLE = """
+svg { color-scheme: light dark; }
+text { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }
+.ground { fill: #ffffff; }
+.box { fill: #f6f8fa; stroke: #c4cad1; stroke-width: 1; }
+.box.input, .box.output { fill: #eef4ff; stroke: #8fb0e8; }
+.box.more { fill: none; stroke: #8c959f; stroke-dasharray: 3 3; }
+.box.marked { fill: #fff4e0; stroke: #d97706; stroke-width: 2.5; }
+.title { fill: #1f2328; font-weight: bold; }
+.line { fill: #57606a; }
+.mark { fill: #8a4b00; font-weight: bold; }
+.arrow { fill: none; stroke: #8c959f; stroke-width: 1.3; }
+.head { fill: #8c959f; }
+.strip { fill: #c4cad1; }
+.strip.dense { fill: #2563a8; }
+.strip.norm { fill: #8250df; }
+.strip.activation { fill: #2f855a; }
+.strip.layout { fill: #8c959f; }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #0d1117; }
+.box { fill: #161b22; stroke: #444c56; }
+.box.input, .box.output { fill: #10213d; stroke: #3d6bb5; }
+.box.more { stroke: #768390; }
+.box.marked { fill: #3a2a10; stroke: #f0a33e; }
+.title { fill: #e6edf3; }
+.line { fill: #a2abb5; }
+.mark { fill: #ffc680; }
+.arrow { stroke: #768390; }
+.head { fill: #768390; }
+.strip { fill: #444c56; }
+.strip.dense { fill: #58a6ff; }
+.strip.norm { fill: #bc8cff; }
+.strip.activation { fill: #56d364; }
+.strip.layout { fill: #768390; }
+}
+"""
+
+
+def to_svg(picture: Picture) -> str:
+    """Draw a picture.
+
+    Args:
+        picture: The picture.
+
+    Returns:
+        A complete SVG file.
+    """
+    texts = [_lines(box) for box in picture.boxes]
+    sizes = [_size(box, lines) for box, lines in zip(picture.boxes, texts, strict=True)]
+    layout = arrange(sizes, picture.arrows)
+    notes = [line for note in picture.notes for line in _wrap(note, _NOTE_WIDE, 4)]
+    head = [(picture.title, "title", _TITLE + 3), *((line, "line", _LINE + 1) for line in notes)]
+    if any(box.mark for box in picture.boxes):
+        head.append(("", "legend", _LINE + 1))
+    head = [entry for entry in head if entry[0] or entry[1] == "legend"]
+    top = _MARGIN + 20 * len(head) + (12 if head else 0)
+    room = max((len(text) * _ADVANCE * size for text, _, size in head), default=0.0)
+    room = max(room, 330.0 if any(kind == "legend" for _, kind, _ in head) else 0.0)
+    width = max(layout.width, room) + 2 * _MARGIN
+    height = layout.height + top + _MARGIN
+    left = (width - layout.width) / 2
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" '
+        f'width="{_n(width)}" height="{_n(height)}" role="img">',
+        f"<title>{escape(picture.title or 'graph')}</title>",
+        f"<style>{_STYLE}</style>",
+        f'<rect class="ground" width="{_n(width)}" height="{_n(height)}"/>',
+        *_head(head),
+        f'<g transform="translate({_n(left)} {_n(top)})">',
+        *(_arrow(route) for route in layout.routes),
+    ]
+    for box, lines, size, center in zip(picture.boxes, texts, sizes, layout.centers, strict=True):
+        parts += _draw(box, lines, size, center)
+    return "\n".join([*parts, "</g>", "</svg>", ""])
+
+
+def _lines(box: Box) -> list[tuple[str, str]]:
+    """Style and text of each line."""
+    lines = [("title", box.title), *(("line", line) for line in box.lines)]
+    if box.mark:
+        lines += [("mark", line) for line in _wrap(box.mark, _MARK_WIDE, 3)]
+    return lines
+
+
+def _wrap(text: str, width: int, most: int) -> list[str]:
+    """Lines of whole words; a longer word is cut, and so is what does not fit."""
+    lines = [""]
+    for word in text.split():
+        shown = word if len(word) <= width else word[: width - 1] + "…"
+        if lines[-1] and len(lines[-1]) + 1 + len(shown) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {shown}".strip()
+    if len(lines) > most:
+        lines = [*lines[: most - 1], lines[most - 1][: width - 1] + "…"]
+    return lines
+
+
+def _size(box: Box, lines: Sequence[tuple[str, str]]) -> Point:
+    wide = max(len(text) * _ADVANCE * _font(style) for style, text in lines)
+    tall = sum(_font(style) * 1.35 for style, _ in lines)
+    return (max(wide + 2 * _PAD + 6, 60.0), tall + (_PAD if box.kind == "more" else 1.4 * _PAD))
+
+
+def _font(style: str) -> float:
+    return _TITLE if style == "title" else _LINE
+
+
+def _draw(box: Box, lines: Sequence[tuple[str, str]], size: Point, center: Point) -> list[str]:
+    width, height = size
+    x, y = center[0] - width / 2, center[1] - height / 2
+    marked = " marked" if box.mark else ""
+    radius = height / 2 if box.kind in ("input", "output") else 5.0
+    radius = min(radius, 18.0)
+    whole = " | ".join(text for text in (box.key, *box.lines, box.mark or "") if text)
+    parts = [
+        "<g>",
+        f"<title>{escape(whole)}</title>",
+        f'<rect class="box {box.kind}{marked}" x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" '
+        f'height="{_n(height)}" rx="{_n(radius)}"/>',
+    ]
+    if box.kind == "node":
+        parts.append(
+            f'<rect class="strip {box.family}" x="{_n(x + 4)}" y="{_n(y + 6)}" width="4" '
+            f'height="{_n(height - 12)}" rx="2"/>'
+        )
+    baseline = y + (_PAD / 2 if box.kind == "more" else 0.7 * _PAD)
+    shift = 3 if box.kind == "node" else 0
+    for style, text in lines:
+        baseline += _font(style) * 1.35
+        parts.append(
+            f'<text class="{style}" x="{_n(center[0] + shift)}" y="{_n(baseline - 0.3 * _font(style))}" '
+            f'font-size="{_n(_font(style))}" text-anchor="middle">{escape(text)}</text>'
+        )
+    return [*parts, "</g>"]
+
+
+def _arrow(route: Sequence[Point]) -> str:
+    """Straight down through a layer, a smooth curve between layers, and a head."""
+    x, y = route[0]
+    path = [f"M{_n(x)} {_n(y)}"]
+    for index, (to_x, to_y) in enumerate(route[1:]):
+        if index % 2 == 0 or abs(to_x - x) < 0.5:
+            path.append(f"L{_n(to_x)} {_n(to_y)}")
+        else:
+            half = (to_y - y) / 2
+            path.append(
+                f"C{_n(x)} {_n(y + half)} {_n(to_x)} {_n(to_y - half)} {_n(to_x)} {_n(to_y)}"
+            )
+        x, y = to_x, to_y
+    tip = f"M{_n(x)} {_n(y)}L{_n(x - 4)} {_n(y - 8)}L{_n(x + 4)} {_n(y - 8)}Z"
+    return f'<path class="arrow" d="{"".join(path)}"/><path class="head" d="{tip}"/>'
+
+
+def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
+    parts = []
+    y = _MARGIN
+    for text, style, size in lines:
+        y += 20
+        if style == "legend":
+            parts.append(
+                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" height="14" '
+                f'rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" font-size="{_n(size)}">'
+                "made or changed by a rewrite</text>"
+            )
+        else:
+            parts.append(
+                f'<text class="{style}" x="{_n(_MARGIN)}" y="{_n(y)}" font-size="{_n(size)}">'
+                f"{escape(text)}</text>"
+            )
+    return parts
+
+
+def _n(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")

@@ -1,0 +1,325 @@
+"""Where a step overflowed: the tensors that were not finite first, and what went into them.
+
+The step is run once more with its inner tensors as outputs. Of the tensors that are not finite, those
+are followed back from the gradients (and the loss) that carry something bad; what stays beside that way, as
+the minus infinity of an attention mask that a softmax takes up, is no finding. On the way a finding is
+
+- an input or a state that is not finite itself;
+- a node that makes inf or nan of inputs that are all finite: the overflow proper;
+- a node that makes nan of inputs with inf but without nan (inf - inf, 0 * inf).
+
+Every inner tensor is held in memory at once, so this is for the step that went wrong, not for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.autodiff.engine import gradient_name
+from ortboost.graph.query import FLOAT_TYPES
+from ortboost.program import catalogue as names
+from ortboost.program.catalogue import Catalogue
+from ortboost.runtime.peepholes import emulated_for
+from ortboost.runtime.session import open_session, set_seed
+
+__all__ = ["Diagnosis", "Finding", "TensorStats", "diagnose", "inner_tensors"]
+
+_MOST = 5
+_BFLOAT16_MAX = float.fromhex("0x1.fep127")
+_WIDENED = "ortboost/widened/"
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """What a tensor holds.
+
+    Args:
+        name: Its name.
+        dtype: Element type.
+        shape: Shape.
+        least: Smallest finite value; None where there is none.
+        greatest: Largest finite value.
+        abs_max: Largest finite absolute value.
+        inf: Share of infinite values.
+        nan: Share of values that are no numbers.
+        limit: Largest finite number of the type.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    least: float | None
+    greatest: float | None
+    abs_max: float | None
+    inf: float
+    nan: float
+    limit: float
+
+    @classmethod
+    def of(cls, name: str, array: NDArray[Any], dtype: str | None = None) -> TensorStats:
+        """The statistics of an array.
+
+        Args:
+            name: Name of the tensor.
+            array: Its values; widened where numpy does not know the type.
+            dtype: Its own element type; that of the array if not given.
+
+        Example:
+            >>> TensorStats.of("x", np.array([1, -3, np.inf, np.nan], np.float16)).abs_max
+            3.0
+        """
+        kind = dtype or array.dtype.name
+        finite = array[np.isfinite(array)]
+        size = max(array.size, 1)
+        some = finite.size > 0
+        return cls(
+            name,
+            kind,
+            tuple(array.shape),
+            float(finite.min()) if some else None,
+            float(finite.max()) if some else None,
+            float(np.abs(finite).max()) if some else None,
+            float(np.isinf(array).sum()) / size,
+            float(np.isnan(array).sum()) / size,
+            _BFLOAT16_MAX if kind == "bfloat16" else float(np.finfo(kind).max),
+        )
+
+    @property
+    def finite(self) -> bool:
+        """Whether all values are numbers."""
+        return not (self.inf or self.nan)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A tensor that became non-finite, and where.
+
+    Args:
+        where: ``input``, ``state``, ``forward`` (the loss depends on it), ``backward`` (a gradient
+            depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of these).
+        node: The node that made it; empty for inputs and states.
+        op: Its operator.
+        tensor: The tensor.
+        inputs: What went into the node.
+        parameters: The parameters among these.
+    """
+
+    where: str
+    node: str
+    op: str
+    tensor: TensorStats
+    inputs: tuple[TensorStats, ...] = ()
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        found = [
+            f"{100 * share:.3g} % {kind}"
+            for kind, share in (("inf", self.tensor.inf), ("nan", self.tensor.nan))
+            if share
+        ]
+        maker = f", made by {self.op} '{self.node}'" if self.node else ""
+        maker += f" with '{self.parameters[0]}'" if self.parameters else ""
+        text = f"{self.where}: '{self.tensor.name}'{maker}, has {' and '.join(found)}"
+        carried = [stats.name for stats in self.inputs if not stats.finite]
+        if carried:
+            return f"{text} (inf comes in by '{carried[0]}')"
+        largest = max((i for i in self.inputs if i.abs_max is not None), key=_size, default=None)
+        if largest is None:
+            return text
+        return (
+            f"{text} (its inputs reach {largest.abs_max:.3g} in '{largest.name}'; "
+            f"{self.tensor.dtype} ends at {self.tensor.limit:.3g})"
+        )
+
+
+def _size(stats: TensorStats) -> float:
+    return stats.abs_max or 0.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is known of an overflow.
+
+    Args:
+        findings: The first tensors that became non-finite, in the order of computation.
+        nonfinite: How many tensors are not finite in all.
+        tensors: How many were looked at.
+        loss_scale: The scale of the step.
+    """
+
+    findings: tuple[Finding, ...]
+    nonfinite: int
+    tensors: int
+    loss_scale: float
+
+    def __str__(self) -> str:
+        if self.findings:
+            return f"first in {self.findings[0]}"
+        if self.nonfinite:
+            return f"{self.nonfinite} tensors are not finite, and none of them feeds a gradient"
+        return "all tensors are finite when the step is run again"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {**asdict(self), "text": str(self)}
+
+
+def inner_tensors(
+    model: ir.Model,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    device: str,
+    threads: int | None = None,
+    seed: int | None = None,
+) -> dict[str, NDArray[Any]]:
+    """All float tensors that the nodes of a graph compute, in the order of the nodes.
+
+    Nodes with subgraphs (the gated update) are left out; bfloat16 comes widened to float32.
+
+    Args:
+        model: The graph; not changed.
+        inputs: Its inputs; more are ignored.
+        device: ``cpu`` or ``cuda``.
+        threads: Threads within an operator.
+        seed: Seed of the random numbers, if any are drawn.
+    """
+    copy = emulated_for(model, device).clone()
+    shown: list[ir.Value] = []
+    keys: list[str] = []
+    for node in list(copy.graph):
+        if any(a.type == ir.AttributeType.GRAPH for a in node.attributes.values()):
+            continue
+        for output in node.outputs:
+            if not output.name or output.dtype not in (*FLOAT_TYPES, None):
+                continue  # the runtime knows the types of what the native engine left open
+            keys.append(output.name)
+            shown.append(output if output.dtype != ir.DataType.BFLOAT16 else _widened(copy, output))
+    copy.graph.outputs[:] = shown
+    session = open_session(copy, device=device, threads=threads)
+    if seed is not None:
+        set_seed(seed)
+    wanted = {value.name for value in session.get_inputs()}
+    answers = session.run(None, {k: v for k, v in inputs.items() if k in wanted})
+    found = dict(zip(keys, answers, strict=True))
+    return {name: array for name, array in found.items() if array.dtype.kind == "f"}
+
+
+def _widened(model: ir.Model, value: ir.Value) -> ir.Value:
+    """A float32 copy: the bindings cannot give bfloat16 to numpy."""
+    node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value}, num_outputs=1)
+    (out,) = node.outputs
+    out.name, out.dtype, out.shape = f"{_WIDENED}{value.name}", ir.DataType.FLOAT, value.shape
+    model.graph.append(node)
+    return out
+
+
+def diagnose(
+    model: ir.Model,
+    catalogue: Catalogue,
+    inputs: Mapping[str, NDArray[Any]],
+    *,
+    device: str,
+    threads: int | None = None,
+    seed: int | None = None,
+) -> Diagnosis:
+    """Find where a step graph overflows.
+
+    Args:
+        model: The step graph.
+        catalogue: Its catalogue.
+        inputs: Batch, learning rates and the whole state, as they were at the step.
+        device: ``cpu`` or ``cuda``.
+        threads: Threads within an operator.
+        seed: Seed of the random numbers of the step, if it draws any.
+
+    Returns:
+        At most five findings.
+    """
+    computed = inner_tensors(model, inputs, device=device, threads=threads, seed=seed)
+    values = {name: array for name, array in inputs.items() if array.dtype.kind == "f"}
+    values.update(computed)
+    bad = {name for name, array in values.items() if not np.isfinite(array).all()}
+    parameters = {entry.name for entry in catalogue.entries("parameter")}
+    gradients = [gradient_name(name) for name in sorted(parameters)]
+    makers = {out.name: node for node in model.graph for out in node.outputs if out.name}
+    sinks = [name for name in (*gradients, names.LOSS) if name in bad]
+    way = _back(sinks, makers, among=bad)
+    forward = _back([names.LOSS], makers)
+    backward = _back(gradients, makers)
+    update = _ahead(gradients, model.graph)
+
+    def side(node: ir.Node) -> str:
+        made = {out.name for out in node.outputs}
+        sides = (("forward", forward), ("backward", backward), ("update", update))
+        return next((kind for kind, members in sides if made & members), "statistics")
+
+    batch = {spec.name for spec in catalogue.batch}
+    findings = [
+        Finding("input" if name in batch else "state", "", "", TensorStats.of(name, values[name]))
+        for name in inputs
+        if name in way
+    ]
+    for node in model.graph:
+        made = [out for out in node.outputs if out.name in way and out.name in computed]
+        if not made:
+            continue
+        tensors = [TensorStats.of(o.name or "", values[o.name or ""], _type(o)) for o in made]
+        stats = _inputs(node, values)
+        worse = [t for t in tensors if t.nan] if any(not s.finite for s in stats) else tensors
+        if worse and not any(s.nan for s in stats):
+            label = node.name or worse[0].name
+            used = tuple(s.name for s in stats if s.name in parameters)
+            findings.append(Finding(side(node), label, node.op_type, worse[0], stats, used))
+    scale = inputs.get(names.SCALE, np.ones(()))
+    return Diagnosis(tuple(findings[:_MOST]), len(bad), len(values), float(np.max(scale)))
+
+
+def _type(value: ir.Value) -> str | None:
+    return "bfloat16" if value.dtype == ir.DataType.BFLOAT16 else None
+
+
+def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorStats, ...]:
+    """Statistics of what goes into a node, constants too."""
+    found: dict[str, TensorStats] = {}
+    for value in node.inputs:
+        if value is None:
+            continue
+        name = value.name or ""
+        tensor = ir.convenience.get_const_tensor(value)
+        if name in values:
+            found[name] = TensorStats.of(name, values[name], _type(value))
+        elif tensor is not None and tensor.dtype in FLOAT_TYPES:
+            array = np.asarray(tensor.numpy()).astype(np.float32)
+            found[name] = TensorStats.of(name, array, _type(value))
+    return tuple(found.values())
+
+
+def _back(
+    ends: Iterable[str], makers: Mapping[str, ir.Node], among: set[str] | None = None
+) -> set[str]:
+    """Names of the tensors that others are computed from, those included."""
+    pending, seen = [end for end in ends if among is None or end in among], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = makers.get(name)
+        read = () if node is None else (value.name for value in node.inputs if value is not None)
+        pending += [other for other in read if other and (among is None or other in among)]
+    return seen
+
+
+def _ahead(starts: Sequence[str], graph: ir.Graph) -> set[str]:
+    """Names of the tensors that are computed from others, those included."""
+    seen = set(starts)
+    for node in graph:  # in the order of computation
+        if any(value is not None and value.name in seen for value in node.inputs):
+            seen.update(out.name for out in node.outputs if out.name)
+    return seen

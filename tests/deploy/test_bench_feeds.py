@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.deploy.bench_feeds import make_feeds, open_batch, parse_shape, settle_shapes
+from ortboost.errors import UsageError
+from ortboost.program.catalogue import TensorSpec
+from tests.support import assert_three_lines
+
+
+def spec(name, *shape, dtype=np.float32):
+    return TensorSpec(name, np.dtype(dtype), shape)
+
+
+IMAGES = spec("x", "batch", 3, 8, 8)
+IDS, MASK = spec("ids", "n", "s", dtype=np.int64), spec("mask", "n", "s", dtype=np.bool_)
+
+
+def test_shapes_as_text():
+    assert parse_shape("x:8x3x32x32") == ("x", (8, 3, 32, 32))
+    assert parse_shape("scope/x:0:N") == ("scope/x:0", ("N",))  # the last colon counts
+    for text in ("x", "x:", ":3x3", "x:3x", "x:0x3", "x:-1x3", "x:3,3", "x:nx3", "x:3x3a"):
+        with pytest.raises(UsageError) as caught:
+            parse_shape(text)
+        assert_three_lines(caught.value)
+
+
+def settled(*specs, batch=4, **shapes):
+    return [s.shape for s in settle_shapes(specs, batch, shapes, where="m.onnx")]
+
+
+def test_open_dimensions_get_a_length():
+    assert settled(IMAGES) == [(4, 3, 8, 8)]
+    assert settled(IMAGES, x=("N", 3, 8, 8)) == [(4, 3, 8, 8)]
+    assert settled(IMAGES, x=(2, 3, 8, 8)) == [(2, 3, 8, 8)]
+    assert settled(IDS, MASK, ids=("N", 16)) == [(4, 16), (4, 16)]  # one name, one length
+    assert settled(IDS, MASK, mask=(2, 16)) == [(2, 16), (2, 16)]
+    assert settled(spec("k"), spec("y", 3), spec("z", None, 2)) == [(), (3,), (4, 2)]
+
+
+def test_whether_a_batch_size_matters():
+    assert open_batch([IMAGES], {})
+    assert not open_batch([spec("x", 1, 3)], {})
+    assert not open_batch([IMAGES], {"x": (2, 3, 8, 8)})
+    assert open_batch([spec("x", 1, "s")], {"x": (1, "N")})
+    assert not open_batch([spec("k")], {})
+
+
+@pytest.mark.parametrize(
+    ("specs", "shapes", "hint"),
+    [
+        ((IDS, MASK), {}, "dimension 's' of the input 'ids'"),
+        ((spec("x", "n", None),), {}, "dimension number 1"),
+        ((IMAGES,), {"y": (1,)}, "no input 'y'"),
+        ((IMAGES,), {"x": (4, 3, 8)}, "has 4 dimensions, the shape 3"),
+        ((IMAGES,), {"x": (4, 1, 8, 8)}, "at 3, 1 was asked"),
+        ((IDS, MASK), {"ids": ("N", 16), "mask": ("N", 8)}, "'s' is 16 in one shape and 8"),
+    ],
+)
+def test_lengths_that_do_not_fit(specs, shapes, hint):
+    with pytest.raises(UsageError, match=hint) as caught:
+        settle_shapes(specs, 4, shapes, where="m.onnx")
+    assert_three_lines(caught.value)
+    assert "m.onnx" in caught.value.where
+
+
+def test_the_cure_for_an_open_dimension_works():
+    with pytest.raises(UsageError) as caught:
+        settle_shapes([spec("x", "n", 3, "t")], 4, {}, where="m")
+    example = caught.value.fix.split("--shape ")[1].split(",")[0]
+    name, shape = parse_shape(example)
+    assert settled(spec("x", "n", 3, "t"), **{name: shape}) == [(4, 3, 128)]
+
+
+def test_made_up_inputs_are_the_same_each_time():
+    feeds = make_feeds([IMAGES, IDS], 4, {"ids": ("N", 5)}, seed=3)
+    again = make_feeds([IMAGES, IDS], 4, {"ids": ("N", 5)}, seed=3)
+    assert feeds["x"].shape == (4, 3, 8, 8)
+    assert feeds["x"].dtype == np.float32
+    assert feeds["ids"].dtype == np.int64
+    assert set(feeds["ids"].ravel()) <= {0, 1}
+    assert all(np.array_equal(feeds[name], again[name]) for name in feeds)
+    assert not np.array_equal(feeds["x"], make_feeds([IMAGES], 4, {}, seed=4)["x"])
