@@ -12,12 +12,25 @@ Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
     S     = min(S1 * factor, max_scale) if (grow and not overflow) else S1
     cur  += 1
 
-So the first growth comes on the ``window``-th good step, and a step that overflows just when it
+**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives, and only with none
+left the scale shrinks. Growth gives the lives back; with ``consecutive_hysteresis`` every good step does.
+
+**Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after every step
+
+    s_i <- s_i 2^(-1/2)      if group i overflowed
+    s_i <- s_i 2^(1/1000)    otherwise
+
+within optional bounds. Any overflow skips the whole update. Which group overflowed is decided by
+:mod:`ortboost.transforms.scale_groups`.
+
+So the first growth of the dynamic scale comes on the ``window``-th good step, and a step that overflows just when it
 would have grown only shrinks. ``max_scale`` is ours: MindSpore's scale can reach infinity
 (compare pytorch/pytorch#98828); ``max_scale=None`` is MindSpore's law to the bit.
 
 References:
     Micikevicius et al., Mixed Precision Training, ICLR 2018 (arXiv:1710.03740), section 3.2.
+    DeepSpeed, configuration of fp16 (``hysteresis``, ``consecutive_hysteresis``).
+    MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager``.
 """
 
 from __future__ import annotations
@@ -27,6 +40,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ortboost.errors import ConfigError, DivergedError
 
@@ -35,10 +49,12 @@ __all__ = [
     "NO_SCALE",
     "DynamicScaleConfig",
     "FixedScaleConfig",
+    "GroupedScaleConfig",
     "HostScaleState",
     "NoScaleConfig",
     "ScaleConfig",
     "ScaleState",
+    "grouped_update",
     "host_update",
     "initial_state",
     "update",
@@ -66,6 +82,9 @@ class DynamicScaleConfig:
         window: Good steps before the scale grows.
         min_scale: Shrinking stops here.
         max_scale: Growing stops here; None for no limit.
+        hysteresis: The scale shrinks at the so-manieth overflow; 1 is at once.
+        consecutive_hysteresis: A good step takes back the overflows that were counted; without it
+            only a growth does.
 
     Raises:
         ConfigError: A value is out of range.
@@ -76,10 +95,18 @@ class DynamicScaleConfig:
     window: int = 2000
     min_scale: float = 1.0
     max_scale: float | None = 2.0**24
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
 
     def __post_init__(self) -> None:
         _positive("init", self.init)
         _positive("min_scale", self.min_scale)
+        if isinstance(self.hysteresis, bool) or self.hysteresis < 1 or self.hysteresis % 1:
+            raise ConfigError(
+                f"'hysteresis' is {self.hysteresis}.",
+                where="loss scale",
+                fix="Give the number of overflows at which the scale shrinks, 1 for at once.",
+            )
         if not (math.isfinite(self.factor) and self.factor > 1):
             raise ConfigError(
                 f"'factor' is {self.factor}.",
@@ -122,7 +149,84 @@ class NoScaleConfig:
 NO_SCALE: Final = NoScaleConfig()
 """Scaling is off."""
 
-ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig
+
+@dataclass(frozen=True)
+class GroupedScaleConfig:
+    """One scale for each group of layers.
+
+    Args:
+        init: First scale of all groups, or one for each.
+        groups: Number of groups, for as many ranges of layers; or shell-style patterns of parameter
+            names for each group.
+        grow: Factor of a group that did not overflow, above 1.
+        shrink: Factor of a group that did, below 1.
+        min_scale: No scale falls below; None for no limit, as in MindSpore.
+        max_scale: No scale rises above; None for no limit, as in MindSpore.
+        marks: Where scales change, if the groups alone shall not decide: tensors with the group
+            before and after them, ``(tensor, i, i + 1)``; 0 and `groups + 1` are outside.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    init: float | tuple[float, ...] = 2.0**12
+    groups: int | tuple[tuple[str, ...], ...] = 2
+    grow: float = 2.0 ** (1 / 1000)
+    shrink: float = 2.0**-0.5
+    min_scale: float | None = 1.0
+    max_scale: float | None = 2.0**24
+    marks: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def number(self) -> int:
+        """Number of groups."""
+        return self.groups if isinstance(self.groups, int) else len(self.groups)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.groups, bool) or self.number < 1:
+            raise ConfigError(
+                f"'groups' is {self.groups}.", where="loss scale", fix="Give one group or more."
+            )
+        starts = self.init if isinstance(self.init, tuple) else (self.init,)
+        for start in starts:
+            _positive("init", start)
+        if len(starts) not in (1, self.number) or not starts:
+            raise ConfigError(
+                f"There are {len(starts)} first scales and {self.number} groups.",
+                where="loss scale, init",
+                fix="Give one number, or one for each group.",
+            )
+        if not (math.isfinite(self.grow) and self.grow >= 1):
+            raise ConfigError(
+                f"'grow' is {self.grow}.", where="loss scale", fix="Use a factor of 1 or more."
+            )
+        if not 0 < self.shrink < 1:
+            raise ConfigError(
+                f"'shrink' is {self.shrink}.", where="loss scale", fix="Use a factor below 1."
+            )
+        low = 0.0 if self.min_scale is None else self.min_scale
+        high = math.inf if self.max_scale is None else self.max_scale
+        if not 0 <= low <= min(starts) or not max(starts) <= high:
+            raise ConfigError(
+                f"The first scale {starts[0] if len(starts) == 1 else starts} is outside of "
+                f"{low:g} to {high:g}.",
+                where="loss scale, min_scale and max_scale",
+                fix="Use min_scale <= init <= max_scale, or None for no limit.",
+            )
+        for tensor, before, after in self.marks:
+            if not (0 <= before <= self.number + 1 and 0 <= after <= self.number + 1):
+                raise ConfigError(
+                    f"The mark at '{tensor}' is from group {before} to {after}.",
+                    where="loss scale, marks",
+                    fix=f"Groups are 1 to {self.number}; 0 and {self.number + 1} are outside.",
+                )
+
+    def starts(self) -> NDArray[np.float32]:
+        """The first scale of each group, float32 ``[groups]``."""
+        return np.broadcast_to(np.asarray(self.init, np.float32), (self.number,)).copy()
+
+
+ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig | GroupedScaleConfig
 """How the loss is scaled."""
 
 
@@ -137,6 +241,7 @@ class ScaleState:
         skipped_last: Whether the last step was skipped.
         consecutive_skips: int64, skipped steps in a row up to now.
         total_skips: int64, all skipped steps.
+        lives: int64, overflows left until the scale shrinks, the last one included.
     """
 
     scale: np.float32
@@ -145,6 +250,7 @@ class ScaleState:
     skipped_last: bool = False
     consecutive_skips: int = 0
     total_skips: int = 0
+    lives: int = 1
 
 
 def initial_state(config: ScaleConfig) -> ScaleState:
@@ -154,8 +260,10 @@ def initial_state(config: ScaleConfig) -> ScaleState:
         >>> float(initial_state(FixedScaleConfig(128)).scale)
         128.0
     """
+    if isinstance(config, GroupedScaleConfig):
+        raise TypeError("Groups have a scale each: use GroupedScaleConfig.starts().")
     if isinstance(config, DynamicScaleConfig):
-        return ScaleState(np.float32(config.init))
+        return ScaleState(np.float32(config.init), lives=config.hysteresis)
     return ScaleState(np.float32(config.scale if isinstance(config, FixedScaleConfig) else 1.0))
 
 
@@ -177,10 +285,12 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         8.0
         4.0
     """
-    scale, last = state.scale, state.last_overflow_iter
+    scale, last, lives = state.scale, state.last_overflow_iter, state.lives
     if isinstance(config, DynamicScaleConfig):
         factor = np.float32(config.factor)
-        if overflow:
+        if overflow and lives > 1:
+            lives -= 1
+        elif overflow:
             # A multiplication with the rounded reciprocal, not a division: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
         grow = config.window <= state.cur_iter - last
@@ -191,6 +301,8 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
                 scale = scale * factor
             if config.max_scale is not None:
                 scale = min(scale, np.float32(config.max_scale))
+        if not overflow and (grow or config.consecutive_hysteresis):
+            lives = config.hysteresis
     return ScaleState(
         scale=np.float32(scale),
         cur_iter=state.cur_iter + 1,
@@ -198,7 +310,31 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         skipped_last=overflow,
         consecutive_skips=state.consecutive_skips + 1 if overflow else 0,
         total_skips=state.total_skips + int(overflow),
+        lives=lives,
     )
+
+
+def grouped_update(
+    scales: NDArray[np.float32], overflow: NDArray[np.bool_], config: GroupedScaleConfig
+) -> NDArray[np.float32]:
+    """The scales of all groups after one step.
+
+    Args:
+        scales: float32 ``[groups]``, before it.
+        overflow: bool ``[groups]``, which of them overflowed.
+        config: The law.
+
+    Example:
+        >>> law = GroupedScaleConfig(grow=2.0, shrink=0.5)
+        >>> grouped_update(np.float32([8, 8]), np.array([True, False]), law)
+        array([ 4., 16.], dtype=float32)
+    """
+    found = scales * np.where(overflow, np.float32(config.shrink), np.float32(config.grow))
+    if config.min_scale is not None:
+        found = np.maximum(found, np.float32(config.min_scale))
+    if config.max_scale is not None:
+        found = np.minimum(found, np.float32(config.max_scale))
+    return found
 
 
 @dataclass(frozen=True)

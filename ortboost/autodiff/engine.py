@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
@@ -43,11 +43,13 @@ class Engine(Protocol):
         name: Name in the table, ``"native"``.
         opsets: Opset versions of the standard domain that it takes.
         ir_version: Newest IR version that it takes.
+        wide_operators: Operators that have to stay in float32, with the reason.
     """
 
     name: str
     opsets: range
     ir_version: int
+    wide_operators: Mapping[str, str]
 
     def unavailable(self) -> str | None:
         """Why the engine cannot run here and the cure, in a sentence; ``None`` if it can."""

@@ -12,7 +12,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,10 @@ class NativeEngine:
     name = "native"
     opsets = range(18, 22)
     ir_version = 10
+    wide_operators: Mapping[str, str] = dict.fromkeys(
+        ("LayerNormalization", "SimplifiedLayerNormalization"),
+        "its native gradient has no float16 kernel on the CPU, and no valid definition",
+    )
 
     def unavailable(self) -> str | None:
         """Why onnxruntime-training cannot be used here, and the cure."""

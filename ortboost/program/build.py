@@ -22,7 +22,7 @@ from ortboost.errors import ConfigError, ModelError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import ModelSource, load_model, source_name
 from ortboost.graph.query import Parameter
-from ortboost.loss_scale import NoScaleConfig, initial_state
+from ortboost.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
     FLUSH_GRAPH,
@@ -33,7 +33,7 @@ from ortboost.program.catalogue import (
     merged,
 )
 from ortboost.program.config import ProgramConfig
-from ortboost.program.forward import Forward, prepare_forward, refuse_blockers
+from ortboost.program.forward import Forward, lower_precision, prepare_forward, refuse_blockers
 from ortboost.program.freeze_groups import freeze_groups
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
@@ -41,6 +41,12 @@ from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss
 from ortboost.transforms.centralize import centralize
 from ortboost.transforms.decompose import decompose
+from ortboost.transforms.scale_groups import (
+    ScaleGroups,
+    insert_boundaries,
+    resolve_boundaries,
+)
+from ortboost.transforms.precision import emulate_precision
 from ortboost.transforms.trainable_norm import to_inference
 
 __all__ = ["build_program"]
@@ -101,24 +107,32 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     to_inference(evaluation)
 
     refuse_blockers(forward, engine)
+    reports.append(lower_precision(forward, config, engine))
     wrt = [parameter.name for parameter in trained]
     reports.append(decompose(model, wrt=wrt, loss=loss.objective, engine=engine))
     raw_next = _rename_raw(model, forward.next_of)
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
-    reports += engine.prepare(model)
+    scale_groups = None
+    if isinstance(config.loss_scale, GroupedScaleConfig):
+        scale_groups, grouping = insert_boundaries(
+            model, trained, loss.objective, config.loss_scale
+        )
+        reports.append(grouping)
     groups, freezing = _groups(model, trained, config)
     centralized = frozenset[str]()
     if config.centralize is not None:
         centralized, centering = centralize(model, trained, config.centralize)
         reports.append(centering)
     reports += freezing
+    reports += engine.prepare(model)  # after all that looks at layers: it makes several nodes of one
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
-    objective, scale = _scale_loss(model, config, loss)
-    plan = _Plan(forward, config, engine, objective, {**state, **scale}, raw_next, centralized)
+    objective, scale = _scale_loss(model, config, loss, scale_groups)
+    values = {**state, **scale}
+    plan = _Plan(forward, config, engine, objective, values, raw_next, centralized, scale_groups)
     graphs, catalogue, initial = _build_graphs(plan, groups)
     _stamp(evaluation, None, "eval")
     return Program(
@@ -204,19 +218,32 @@ def _build_graphs(
 
 
 def _scale_loss(
-    model: ir.Model, config: ProgramConfig, loss: AttachedLoss
+    model: ir.Model, config: ProgramConfig, loss: AttachedLoss, groups: ScaleGroups | None
 ) -> tuple[str, dict[str, NDArray[Any]]]:
     """Multiply the loss by the scale: the name of the product, and the scale as a state."""
-    if isinstance(config.loss_scale, NoScaleConfig):
+    law = config.loss_scale
+    if isinstance(law, NoScaleConfig):
         return loss.objective, {}
+    start = (
+        law.starts()
+        if isinstance(law, GroupedScaleConfig)
+        else np.asarray(initial_state(law).scale, np.float32)
+    )
     builder = Builder(model.graph, "ortboost/scale")
-    scale = ir.Value(name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    scale = ir.Value(
+        name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(start.shape)
+    )
     model.graph.inputs.append(scale)
+    factor = scale
+    if groups is not None:
+        if groups.loss > groups.number:  # a mark brings the scale in
+            return loss.objective, {names.SCALE: start}
+        index = builder.const(groups.loss - 1, ir.DataType.INT64)
+        factor = builder.op("Gather", scale, index, shape=())
     unscaled = _value(model, loss.objective)
-    scaled = builder.op("Mul", unscaled, scale, name=_SCALED_LOSS, shape=())
+    scaled = builder.op("Mul", unscaled, factor, name=_SCALED_LOSS, shape=())
     builder.flush()
-    start = initial_state(config.loss_scale).scale
-    return scaled.name or "", {names.SCALE: np.asarray(start, np.float32)}
+    return scaled.name or "", {names.SCALE: start}
 
 
 @dataclass(frozen=True)
@@ -231,6 +258,7 @@ class _Plan:
         values: Parameters, buffers and scale: name to initial value.
         buffers_next: Buffer to the raw next value that the forward pass computes.
         centralized: Parameters whose gradient is centralized.
+        scale_groups: Groups of the loss scale, if it is grouped.
     """
 
     forward: Forward
@@ -240,6 +268,7 @@ class _Plan:
     values: Mapping[str, NDArray[Any]]
     buffers_next: Mapping[str, str]
     centralized: frozenset[str]
+    scale_groups: ScaleGroups | None
 
     def entries(self) -> list[StateEntry]:
         """Parameters, buffers and scale as state."""
@@ -263,6 +292,12 @@ def _build_step(
     entries = plan.entries()
     states = {entry.name for entry in entries}
     step = plan.engine.differentiate(plan.forward.model, plan.objective, [p.name for p in trained])
+    if config.precision.emulate and config.precision.low is not None:
+        emulate_precision(step, config.precision.low)
+    groups, incoming = plan.scale_groups, None
+    if groups is not None:
+        scales = next(value for value in step.graph.inputs if value.name == names.SCALE)
+        incoming = resolve_boundaries(step, groups, scales)
     batch = [value for value in step.graph.inputs if value.name not in states]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(
@@ -274,6 +309,8 @@ def _build_step(
         values.get(names.SCALE),
         group=group,
         centralized=plan.centralized,
+        scale_groups=None if groups is None else groups.of,
+        incoming=incoming,
     )
     shown = [
         values[loss.loss],

@@ -29,6 +29,7 @@ __all__ = [
     "GOOD_STEPS",
     "LAST_SKIPPED",
     "LEARNING_RATE",
+    "LIVES",
     "LOSS",
     "LOSS_SCALE",
     "METADATA_KEY",
@@ -57,6 +58,7 @@ LOSS_SCALE = "loss_scale"
 LEARNING_RATE = "learning_rate"
 SCALE = "ortboost/loss_scale"
 GOOD_STEPS = "ortboost/good_steps"
+LIVES = "ortboost/lives"
 STEP = "ortboost/step"
 MICRO_STEPS = "ortboost/micro_steps"
 FLUSHED = "flushed"

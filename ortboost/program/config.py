@@ -12,6 +12,7 @@ from ortboost.graph.query import Parameter
 from ortboost.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
+    GroupedScaleConfig,
     NoScaleConfig,
     ScaleConfig,
 )
@@ -25,6 +26,7 @@ from ortboost.program.combine import check_combination
 from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.centralize import CentralizeConfig
+from ortboost.transforms.precision import PrecisionConfig
 
 __all__ = [
     "ClipConfig",
@@ -40,6 +42,7 @@ DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
 _SCALES: Final[Mapping[str, type[Any]]] = {
     "dynamic": DynamicScaleConfig,
     "fixed": FixedScaleConfig,
+    "grouped": GroupedScaleConfig,
     "off": NoScaleConfig,
 }
 _PLAIN: Final = {
@@ -49,6 +52,7 @@ _PLAIN: Final = {
     "clip": "'by': 'global-norm', 'limit': 1.0",
     "centralize": "'multiple_of': 1",
     "grad_freeze": "'freeze_p': 0.7",
+    "precision": "'compute': 'fp16'",
 }
 _DECAY_FILTERS = ("no-norm", "weights", "all")
 _CLIPS = ("value", "norm", "global-norm")
@@ -151,6 +155,7 @@ class ProgramConfig:
             :mod:`ortboost.transforms.full_norm`.
         frozen_norm: Patterns of BatchNormalization nodes (or of their parameters) that stay in
             inference mode.
+        precision: The number format in which the network computes; parameters stay in float32.
         running_variance: ``unbiased`` as PyTorch and MindSpore, or ``onnx`` (biased).
         metrics: Metrics computed in the step, ``accuracy`` for sparse cross entropy.
         engine: Engine of the gradients, ``auto`` for the first that can run.
@@ -181,6 +186,7 @@ class ProgramConfig:
     less_bn: bool = False
     full_norm_head: bool = False
     frozen_norm: tuple[str, ...] = ()
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     running_variance: Literal["unbiased", "onnx"] = "unbiased"
     metrics: tuple[str, ...] = ()
     engine: str = "auto"
@@ -228,9 +234,10 @@ class ProgramConfig:
                 where="gradient_divisor",
                 fix="Give a number above 0.",
             )
-        if isinstance(self.loss_scale, DynamicScaleConfig) and not self.check_finite:
+        moving = isinstance(self.loss_scale, (DynamicScaleConfig, GroupedScaleConfig))
+        if moving and not self.check_finite:
             raise ConfigError(
-                "A dynamic loss scale needs the finite check.",
+                "A loss scale that moves needs the finite check.",
                 where="check_finite",
                 fix="Leave check_finite on, or use a fixed scale.",
             )
@@ -303,6 +310,9 @@ class ProgramConfig:
         if isinstance(arguments.get("centralize"), Mapping):
             found = _known(CentralizeConfig, arguments["centralize"], "centralize")
             arguments["centralize"] = CentralizeConfig(**_listed(found, "patterns"))
+        if isinstance(arguments.get("precision"), Mapping):
+            found = _known(PrecisionConfig, arguments["precision"], "precision")
+            arguments["precision"] = PrecisionConfig(**_listed(found, "keep_fp32", "force_low"))
         if isinstance(arguments.get("grad_freeze"), Mapping):
             arguments["grad_freeze"] = FreezeConfig.from_dict(arguments["grad_freeze"])
         if isinstance(arguments.get("loss_scale"), Mapping):
@@ -377,7 +387,15 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
         raise ConfigError(
             f"Unknown loss scale '{kind}'.", where="loss_scale, kind", fix=nearest(kind, _SCALES)
         )
+    if kind == "grouped":
+        for key in ("init", "groups", "marks"):
+            if isinstance(arguments.get(key), list):
+                arguments[key] = tuple(
+                    tuple(item) if isinstance(item, list) else item for item in arguments[key]
+                )
     for key, value in arguments.items():
+        if isinstance(value, (bool, tuple)):
+            continue  # its configuration checks it
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ConfigError(
                 f"{key} = {value!r} is not a number.",

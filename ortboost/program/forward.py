@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import Engine
-from ortboost.autodiff.reach import reach
+from ortboost.autodiff.reach import find_value, reach
 from ortboost.errors import ModelError, UsageError
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
@@ -23,9 +23,18 @@ from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.full_norm import full_norm
 from ortboost.transforms.less_bn import less_bn
 from ortboost.transforms.new_head import new_head
+from ortboost.transforms.precision import PLACE_PRECISION, PrecisionConfig, place_precision
 from ortboost.transforms.trainable_norm import batch_norms, to_training
 
-__all__ = ["Forward", "choose_trainable", "prepare_forward", "refuse_blockers"]
+__all__ = ["Forward", "choose_trainable", "lower_precision", "prepare_forward", "refuse_blockers"]
+
+_ALL_BFLOAT16 = 22
+_NO_KERNELS = {
+    "fp16": "on a CPU, onnxruntime computes float16 in float32 and may not round in between: the numbers "
+    "of fp16 are those of a GPU, or of --emulate",
+    "bf16": "onnxruntime has no bfloat16 kernels for the CPU: train on a GPU, or see the numbers with "
+    "--emulate",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         ModelError: A stage refuses the model.
         UsageError: A name or pattern matches nothing.
     """
-    reports = normalize(model, opsets=engine.opsets, ir_version=engine.ir_version)
+    opsets = _opsets(config.precision, engine)
+    reports = normalize(model, opsets=opsets, ir_version=engine.ir_version)
     _leave_prefix(model)
     if config.new_head is not None:
         reports.append(
@@ -93,6 +103,70 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         norms.next_of,
         tuple(reports),
     )
+
+
+def _opsets(precision: PrecisionConfig, engine: Engine) -> range:
+    """Where the engine can, an opset that has bfloat16 in all operators: 22."""
+    newer = range(max(_ALL_BFLOAT16, engine.opsets.start), engine.opsets.stop)
+    return newer if precision.compute == "bf16" and len(newer) else engine.opsets
+
+
+def lower_precision(forward: Forward, config: ProgramConfig, engine: Engine) -> Report:
+    """Give the forward graph its mixed precision, in place.
+
+    Parameters stay float32, and so does everything after the prediction: the loss.
+
+    Raises:
+        UsageError: A pattern matches no node, or a node that is to be low cannot be.
+        ModelError: No node can compute in the shorter format.
+    """
+    precision, model = config.precision, forward.model
+    if precision.low is None:
+        return Report(PLACE_PRECISION)
+    roles = forward.parameters.items()
+    report = place_precision(
+        model,
+        precision,
+        masters=[name for name, parameter in roles if parameter.role != "constant"],
+        fixed=dict.fromkeys(_after(model, forward.loss.prediction), "a part of the loss"),
+        unsupported=engine.wide_operators,
+    )
+    if not report.changed:
+        reasons = sorted({why.partition(": ")[2] for why in report.kept.values()})
+        raise ModelError(
+            f"No operator of the model would compute in {precision.compute}.",
+            where=f"{source_name(model)}: {'; '.join(reasons[:3])}",
+            fix="Stay with fp32, name operators with force_low, or (for bf16) take --engine portable "
+            "with an onnxruntime that knows opset 22.",
+        )
+    if precision.emulate:
+        report.notes.append(
+            f"{precision.compute} is emulated: the step computes in float32 and rounds every tensor "
+            f"that would be {precision.compute}, so it is slower than fp32"
+        )
+    else:
+        report.notes.append(_NO_KERNELS[precision.compute])
+    missing = [why for why in report.kept.values() if " at opset " in why]
+    if missing:
+        report.notes.append(
+            f"{len(missing)} nodes stay in float32: {missing[0].partition(': ')[2]}"
+        )
+    return report
+
+
+def _after(model: ir.Model, name: str) -> list[str]:
+    """Nodes that read a value, directly or not."""
+    found: list[str] = []
+    start = find_value(model.graph, name)
+    pending = [] if start is None else [start]
+    seen: set[int] = set()
+    while pending:
+        for usage in pending.pop().uses():
+            if id(usage.node) not in seen:
+                seen.add(id(usage.node))
+                found.append(usage.node.name or "")
+                pending += usage.node.outputs
+    return found
 
 
 def _leave_prefix(model: ir.Model) -> None:

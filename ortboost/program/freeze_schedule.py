@@ -99,6 +99,12 @@ class FreezeConfig:
                 where="grad_freeze, freeze_p",
                 fix="Give the share of updates that train everything, from 0 to 1.",
             )
+        if not isinstance(self.separate_state, bool):
+            raise ConfigError(
+                f"separate_state = {self.separate_state!r} is neither true nor false.",
+                where="grad_freeze, separate_state",
+                fix="Give true or false.",
+            )
         if self.groups is not None and not (self.groups and all(self.groups)):
             raise ConfigError(
                 "A group has no parameters.",
@@ -106,6 +112,13 @@ class FreezeConfig:
                 fix="Give at least one group, and each at least one name.",
             )
         number = self.param_groups if self.groups is None else len(self.groups)
+        for index in self.sequence or ():
+            if isinstance(index, bool) or not isinstance(index, int):
+                raise ConfigError(
+                    f"The sequence holds {index!r}, no whole number.",
+                    where="grad_freeze, sequence",
+                    fix="Give the number of a group for each update.",
+                )
         stray = [index for index in self.sequence or () if not 0 <= index < number]
         if stray or self.sequence == ():
             raise ConfigError(
@@ -127,9 +140,20 @@ class FreezeConfig:
         for key in data:
             if key not in names:
                 raise ConfigError(
-                    f"Unknown key '{key}'.", where="grad_freeze", fix=nearest(key, names)
+                    f"Unknown key {key!r}.", where="grad_freeze", fix=nearest(key, names)
                 )
         arguments = dict(data)
+        for key in ("groups", "sequence"):
+            value = arguments.get(key)
+            inner = value if key == "groups" and isinstance(value, list | tuple) else ()
+            if not isinstance(value, list | tuple | None) or any(
+                not isinstance(item, list | tuple) for item in inner
+            ):
+                raise ConfigError(
+                    f"{key} = {value!r} is no list{' of lists' if key == 'groups' else ''}.",
+                    where=f"grad_freeze, {key}",
+                    fix="Give [['fc.weight', 'fc.bias'], ...] for groups, [0, 1, 0] for a sequence.",
+                )
         if arguments.get("groups") is not None:
             arguments["groups"] = tuple(tuple(group) for group in arguments["groups"])
         if arguments.get("sequence") is not None:

@@ -10,6 +10,9 @@ With scaled gradients `G = S g` from the engine, and `d` the gradient divisor:
 `G` is checked before it is un-scaled, which is the same as long as un-scaling only shrinks; where the
 configuration allows `S d < 1`, what is checked is `g`.
 
+With a scale for each group of layers (:mod:`ortboost.transforms.scale_groups`) all of this is done group by
+group, each with the `S_i` that its gradients were scaled with.
+
 Small gradients are laid into one vector first: for them a node costs more than the numbers do.
 """
 
@@ -22,7 +25,7 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import Parameter
-from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig
+from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.program.config import ClipConfig, ProgramConfig
 
 __all__ = ["ScaledGradients", "clipped"]
@@ -32,14 +35,16 @@ _BOOL = ir.DataType.BOOL
 
 
 class ScaledGradients:
-    """The gradients of one step, scaled by `S`.
+    """The gradients of one step, scaled by `S`, or by the `S_i` of their groups.
 
     Args:
         b: Gets the nodes.
         config: The configuration.
         trained: The parameters, in order.
         gradients: Parameter name to its scaled gradient.
-        scale: `S`, float32 scalar; ``None`` for no scaling.
+        scale: `S`, float32 scalar, or ``[groups]`` with groups; ``None`` for no scaling.
+        groups: Parameter to its scale group, from 1; ``None`` if there is one scale for all.
+        incoming: Scale group to the gradients that come into it from the groups above.
     """
 
     def __init__(
@@ -49,67 +54,68 @@ class ScaledGradients:
         trained: Sequence[Parameter],
         gradients: Mapping[str, ir.Value],
         scale: ir.Value | None,
+        groups: Mapping[str, int] | None = None,
+        incoming: Mapping[int, Sequence[ir.Value]] | None = None,
     ) -> None:
         self.b, self.config, self.gradients = b, config, gradients
-        self.factor = self._factor(scale)  # reads the scale, so before the branches that write it
-        self.small = [p for p in trained if p.size <= _SMALL]
-        self.packed: ir.Value | None = None
+        self.incoming = incoming or {}
+        members: dict[int, list[Parameter]] = {}
+        for parameter in trained:
+            number = 0 if groups is None else groups[parameter.name]
+            members.setdefault(number, []).append(parameter)
+        # The scale is read here, so before the branches that write it.
+        self.bundles = {
+            number: _Bundle(b, found, gradients, self._factor(scale, number))
+            for number, found in sorted(members.items())
+        }
 
     def pack(self) -> None:
-        """Lay the small gradients into one vector."""
-        if len(self.small) < 2:
-            self.small = []
-            return
-        flat = [
-            self.gradients[p.name]
-            if len(p.shape) == 1
-            else self.b.op("Reshape", self.gradients[p.name], self.b.ints(-1), shape=(p.size,))
-            for p in self.small
-        ]
-        length = sum(p.size for p in self.small)
-        self.packed = self.b.op("Concat", *flat, axis=0, shape=(length,))
+        """Lay the small gradients into one vector; with groups one for each."""
+        for bundle in self.bundles.values():
+            bundle.pack()
 
     def finite(self) -> ir.Value:
         """Whether all are finite: bool scalar."""
-        zero = self.b.const(0.0)
-        checked = list(self._large().values())
-        if self.packed is not None:
-            checked.append(self.packed)
-        if self.factor is not None and self._unscaling_may_overflow():
-            checked = [self.b.op("Mul", grad, self.factor) for grad in checked]
-        sums = [
-            self.b.op("ReduceSum", self.b.op("Mul", grad, zero), keepdims=0, shape=())
-            for grad in checked
-        ]
-        total = self.b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
-        return self.b.op("Equal", total, zero, dtype=_BOOL, shape=())
+        sums = [s for bundle in self.bundles.values() for s in self._zeros(bundle)]
+        return _is_zero(self.b, sums)
+
+    def blamed(self) -> dict[int, ir.Value]:
+        """Scale group to whether it overflowed, and nothing that came in from above did: bool scalars.
+
+        The last group is always to blame for what is not finite in it.
+        """
+        found = {}
+        for number, bundle in self.bundles.items():
+            bad = self.b.op("Not", _is_zero(self.b, self._zeros(bundle)), shape=())
+            above = self.incoming.get(number, ())
+            if above and number != max(self.bundles):
+                zeros = [_zero_sum(self.b, value) for value in above]
+                bad = self.b.op("And", bad, _is_zero(self.b, zeros), shape=())
+            found[number] = bad
+        return found
 
     def unscaled(self) -> dict[str, ir.Value]:
         """Parameter name to `G / S / d`."""
-        if self.factor is None:
-            return dict(self.gradients)
-        b, factor = self.b, self.factor
-        found = dict(self.gradients)
-        if self.packed is not None:
-            vector = b.op("Mul", self.packed, factor)
-            sizes = b.ints(*(p.size for p in self.small))
-            parts = b.ops("Split", vector, sizes, names=[None] * len(self.small), axis=0)
-            for p, part in zip(self.small, parts, strict=True):
-                shaped = len(p.shape) == 1
-                found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
-            large = self._large()
-        else:
-            large = dict(self.gradients)
-        found.update({name: b.op("Mul", grad, factor) for name, grad in large.items()})
-        return found
+        found: dict[str, ir.Value] = {}
+        for bundle in self.bundles.values():
+            found.update(bundle.unscaled())
+        return {name: found[name] for name in self.gradients if name in found}
 
-    def _large(self) -> dict[str, ir.Value]:
-        inside = {p.name for p in self.small} if self.packed is not None else set()
-        return {name: grad for name, grad in self.gradients.items() if name not in inside}
+    def _zeros(self, bundle: _Bundle) -> list[ir.Value]:
+        """Sums of zeros that are not zero if anything in the bundle is not finite."""
+        checked = bundle.tensors()
+        if bundle.factor is not None and self._unscaling_may_overflow():
+            checked = [self.b.op("Mul", grad, bundle.factor) for grad in checked]
+        return [_zero_sum(self.b, grad) for grad in checked]
 
-    def _factor(self, scale: ir.Value | None) -> ir.Value | None:
+    def _factor(self, scale: ir.Value | None, group: int) -> ir.Value | None:
         """`1 / (S d)`, or ``None`` for 1."""
-        factor = None if scale is None else self.b.op("Reciprocal", scale, shape=())
+        factor = None
+        if scale is not None:
+            if group:
+                index = self.b.const(group - 1, ir.DataType.INT64)
+                scale = self.b.op("Gather", scale, index, shape=())
+            factor = self.b.op("Reciprocal", scale, shape=())
         if self.config.gradient_divisor != 1.0:
             divisor = self.b.const(np.float32(1.0) / np.float32(self.config.gradient_divisor))
             factor = divisor if factor is None else self.b.op("Mul", factor, divisor)
@@ -122,7 +128,74 @@ class ScaledGradients:
             smallest = min(law.init, law.min_scale)
         elif isinstance(law, FixedScaleConfig):
             smallest = law.scale
+        elif isinstance(law, GroupedScaleConfig):
+            smallest = law.min_scale or 0.0
         return smallest * min(self.config.gradient_divisor, 1.0) < 1.0
+
+
+class _Bundle:
+    """Gradients with the same scale; `factor` is `1 / (S d)`, ``None`` for 1."""
+
+    def __init__(
+        self,
+        b: Builder,
+        members: Sequence[Parameter],
+        gradients: Mapping[str, ir.Value],
+        factor: ir.Value | None,
+    ) -> None:
+        self.b, self.factor = b, factor
+        self.gradients = {p.name: gradients[p.name] for p in members}
+        self.small = [p for p in members if p.size <= _SMALL]
+        self.packed: ir.Value | None = None
+
+    def pack(self) -> None:
+        if len(self.small) < 2:
+            return
+        flat = [
+            self.gradients[p.name]
+            if len(p.shape) == 1
+            else self.b.op("Reshape", self.gradients[p.name], self.b.ints(-1), shape=(p.size,))
+            for p in self.small
+        ]
+        length = sum(p.size for p in self.small)
+        self.packed = self.b.op("Concat", *flat, axis=0, shape=(length,))
+
+    def tensors(self) -> list[ir.Value]:
+        """All numbers in as few tensors as there are now."""
+        return [*self._large().values(), *([] if self.packed is None else [self.packed])]
+
+    def unscaled(self) -> dict[str, ir.Value]:
+        if self.factor is None:
+            return dict(self.gradients)
+        b, factor = self.b, self.factor
+        found = dict(self.gradients)
+        if self.packed is not None:
+            vector = b.op("Mul", self.packed, factor)
+            sizes = b.ints(*(p.size for p in self.small))
+            parts = b.ops("Split", vector, sizes, names=[None] * len(self.small), axis=0)
+            for p, part in zip(self.small, parts, strict=True):
+                shaped = len(p.shape) == 1
+                found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
+        found.update({name: b.op("Mul", grad, factor) for name, grad in self._large().items()})
+        return found
+
+    def _large(self) -> dict[str, ir.Value]:
+        inside = set() if self.packed is None else {p.name for p in self.small}
+        return {name: grad for name, grad in self.gradients.items() if name not in inside}
+
+
+def _zero_sum(b: Builder, value: ir.Value) -> ir.Value:
+    """`sum(0 * value)` as float32: zero, or not a number."""
+    dtype = value.dtype or ir.DataType.FLOAT
+    zero = b.op("ReduceSum", b.op("Mul", value, b.const(0.0, dtype)), keepdims=0, shape=())
+    if dtype == ir.DataType.FLOAT:
+        return zero
+    return b.op("Cast", zero, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+
+
+def _is_zero(b: Builder, sums: Sequence[ir.Value]) -> ir.Value:
+    total = b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
+    return b.op("Equal", total, b.const(0.0), dtype=_BOOL, shape=())
 
 
 def clipped(

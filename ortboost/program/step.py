@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import Parameter, match_names
-from ortboost.loss_scale import DynamicScaleConfig
+from ortboost.loss_scale import DynamicScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import StateEntry
@@ -81,6 +81,8 @@ def append_update(
     *,
     group: int | None = None,
     centralized: Collection[str] = (),
+    scale_groups: Mapping[str, int] | None = None,
+    incoming: Mapping[int, Sequence[ir.Value]] | None = None,
 ) -> StepParts:
     """Append finite check, gate, un-scaling, clipping, optimizer and scale update to a gradient graph.
 
@@ -94,10 +96,12 @@ def append_update(
         group: Number of the freeze group that has an optimizer state of its own; ``None`` if there
             is one state for all.
         centralized: Parameters whose gradient is centralized.
+        scale_groups: Parameter to its scale group, with a grouped loss scale.
+        incoming: Scale group to the gradients that come into it, with a grouped loss scale.
     """
     writer = _Writer(model, config, trained, group, centralized)
     writer.declare_step()
-    scaled = ScaledGradients(writer.b, config, trained, gradients, scale)
+    scaled = ScaledGradients(writer.b, config, trained, gradients, scale, scale_groups, incoming)
     if config.check_finite:
         return writer.gated(scaled, buffers_next, scale)
     return writer.ungated(scaled, buffers_next, scale)
@@ -168,8 +172,11 @@ class _Writer:
 
     def declare_step(self) -> None:
         """What the gate reads and keeps."""
-        if isinstance(self.config.loss_scale, DynamicScaleConfig):
+        law = self.config.loss_scale
+        if isinstance(law, DynamicScaleConfig):
             self._add_state(names.GOOD_STEPS, "counter", np.int64(0))
+            if law.hysteresis > 1:
+                self._add_state(names.LIVES, "counter", np.int64(law.hysteresis))
         if self.config.check_finite:
             self._add_state(names.LAST_SKIPPED, "counter", np.int64(0))
             self._add_state(names.CONSECUTIVE_SKIPS, "counter", np.int64(0))
@@ -213,12 +220,14 @@ class _Writer:
         scaled.pack()
         finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
+        grouped = isinstance(self.config.loss_scale, GroupedScaleConfig)
+        blamed = scaled.blamed() if grouped else {}
         self.b.flush()
         accumulating = self.config.accumulate > 1
 
         def good() -> dict[str, ir.Value]:
             moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-            return {**moved, **buffers_next, **self._passed(scale)}
+            return {**moved, **buffers_next, **self._passed(scale, tuple(blamed))}
 
         def bad() -> dict[str, ir.Value]:
             kept = self._waiting() if accumulating else self._unchanged()
@@ -226,7 +235,7 @@ class _Writer:
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            return {**kept, **buffers, **self._skipped(scale)}
+            return {**kept, **buffers, **self._skipped(scale, blamed)}
 
         results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
         if accumulating:
@@ -311,6 +320,8 @@ class _Writer:
     ) -> StepParts:
         """Close the graph and describe what was added."""
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
+        if isinstance(self.config.loss_scale, GroupedScaleConfig) and scale is not None:
+            last = self.b.op("Gather", last, self.b.const(0, _INT64), shape=())
         loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
         self.b.flush()
         return StepParts(
@@ -382,7 +393,7 @@ class _Writer:
         kept = [names.accumulator_name(p.name) for p in self.trained] + [names.MICRO_STEPS]
         return {**{name: self.inputs[name] for name in kept}, _FULL: self.b.const(False, _BOOL)}
 
-    def _passed(self, scale: ir.Value | None) -> dict[str, ir.Value]:
+    def _passed(self, scale: ir.Value | None, groups: Sequence[int] = ()) -> dict[str, ir.Value]:
         """Scale and counters of a step whose gradients are finite (or are not looked at).
 
         The scale grows after `window` good steps; host twin: :func:`ortboost.loss_scale.update`.
@@ -397,24 +408,58 @@ class _Writer:
                 larger = b.op("Min", larger, b.const(law.max_scale))
             found[names.SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
             found[names.GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
+            if law.hysteresis > 1:
+                full = b.const(law.hysteresis, _INT64)
+                kept = full if law.consecutive_hysteresis else self.inputs[names.LIVES]
+                found[names.LIVES] = b.op("Where", grow, full, kept, dtype=_INT64)
+        elif isinstance(law, GroupedScaleConfig) and scale is not None:
+            factors = np.ones(law.number, np.float32)
+            factors[[number - 1 for number in groups]] = law.grow
+            found[names.SCALE] = self._bounded(b.op("Mul", scale, b.const(factors)), law)
         if self.config.check_finite:
             zero = b.const(0, _INT64)
             found[names.LAST_SKIPPED] = found[names.CONSECUTIVE_SKIPS] = zero
             found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
         return found
 
-    def _skipped(self, scale: ir.Value | None) -> dict[str, ir.Value]:
+    def _skipped(
+        self, scale: ir.Value | None, blamed: Mapping[int, ir.Value]
+    ) -> dict[str, ir.Value]:
         """Scale and counters of a skipped step: it shrinks, but not below the minimum."""
         b, law, one = self.b, self.config.loss_scale, self.b.const(1, _INT64)
         found: dict[str, ir.Value] = {}
         if isinstance(law, DynamicScaleConfig) and scale is not None:
             smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(law.factor)))
-            found[names.SCALE] = b.op("Max", smaller, b.const(law.min_scale))
+            smaller = b.op("Max", smaller, b.const(law.min_scale))
+            if law.hysteresis > 1:
+                lives = self.inputs[names.LIVES]
+                last = b.op("Equal", lives, one, dtype=_BOOL)
+                smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
+                left = b.op("Sub", lives, one)
+                found[names.LIVES] = b.op("Where", last, one, left, dtype=_INT64)
+            found[names.SCALE] = smaller
             found[names.GOOD_STEPS] = b.const(0, _INT64)
+        elif isinstance(law, GroupedScaleConfig) and scale is not None:
+            shrink, grow = b.const(law.shrink), b.const(law.grow)
+            factors = []
+            for number in range(1, law.number + 1):
+                factor = b.const(1.0)  # nothing of this group is trained by this graph
+                if number in blamed:
+                    factor = b.op("Where", blamed[number], shrink, grow, dtype=_FLOAT, shape=())
+                factors.append(b.op("Reshape", factor, b.ints(1), shape=(1,)))
+            ratio = b.op("Concat", *factors, axis=0, shape=(law.number,))
+            found[names.SCALE] = self._bounded(b.op("Mul", scale, ratio), law)
         found[names.LAST_SKIPPED] = one
         found[names.CONSECUTIVE_SKIPS] = b.op("Add", self.inputs[names.CONSECUTIVE_SKIPS], one)
         found[names.TOTAL_SKIPS] = b.op("Add", self.inputs[names.TOTAL_SKIPS], one)
         return found
+
+    def _bounded(self, scales: ir.Value, law: GroupedScaleConfig) -> ir.Value:
+        if law.min_scale is not None:
+            scales = self.b.op("Max", scales, self.b.const(law.min_scale))
+        if law.max_scale is not None:
+            scales = self.b.op("Min", scales, self.b.const(law.max_scale))
+        return scales
 
     def _group(self, parameter: Parameter) -> tuple[ir.Value, float]:
         """Learning-rate input and weight decay of a parameter."""

@@ -9,13 +9,14 @@ import pytest
 
 from ortboost.errors import ConfigError
 from ortboost.graph.io import load_model
+from ortboost.graph.layers import find_layers
 from ortboost.graph.query import find_parameters
 from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Adam, Momentum, Sgd
 from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
-from ortboost.program.freeze_groups import find_layers, freeze_groups
+from ortboost.program.freeze_groups import freeze_groups
 from ortboost.program.freeze_schedule import COST, FreezeConfig
 from ortboost.program.program import Program
 from tests.support import (

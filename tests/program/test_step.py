@@ -37,6 +37,10 @@ SCALES = {
     "factor3": DynamicScaleConfig(init=5.0, factor=3.0, window=2, max_scale=None),
     "low_minimum": DynamicScaleConfig(init=1.0, window=2, min_scale=2.0**-4),
     "below_minimum": DynamicScaleConfig(init=0.5, window=4),
+    "hysteresis": DynamicScaleConfig(init=2.0**12, window=3, hysteresis=2),
+    "patient": DynamicScaleConfig(
+        init=2.0**12, window=2, hysteresis=3, consecutive_hysteresis=True
+    ),
     "fixed": FixedScaleConfig(128.0),
     "off": NO_SCALE,
 }

@@ -8,7 +8,7 @@ method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx.parser
@@ -19,6 +19,7 @@ from ortboost.autodiff.engine import check_request, gradient_name
 from ortboost.autodiff.portable import prepare as preparation
 from ortboost.autodiff.portable.lower import lower_losses
 from ortboost.autodiff.portable.sweep import gradient_support, sweep
+from ortboost.autodiff.portable.widen import widen_scattered_sums
 from ortboost.autodiff.reach import Reach, find_value, reach
 from ortboost.autodiff.rewriting import label
 from ortboost.errors import DependencyError, ModelError
@@ -56,6 +57,7 @@ class PortableEngine:
 
     name = "portable"
     ir_version = 10
+    wide_operators: Mapping[str, str] = {}
 
     @property
     def opsets(self) -> range:
@@ -91,6 +93,7 @@ class PortableEngine:
         gradients = _gradients(work, reached, loss, wrt, builder)
         builder.flush()
         lower_losses(work)
+        widen_scattered_sums(work)
         _name_results(work, wrt, gradients)
         common.RemoveUnusedNodesPass()(work)
         return work

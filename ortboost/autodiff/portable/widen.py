@@ -1,0 +1,39 @@
+"""Sums of scattered numbers in float32, whatever their type.
+
+``ScatterElements`` and ``ScatterND`` that add have no kernel for 16-bit types on a CPU, and on a GPU they add
+in the order of the threads, where 16 bits lose digits with every number that falls on one place. (The gradients of
+MaxPool, Gather and the like are such sums.) Both do not matter in float32.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.autodiff.rewriting import Site, rewrite_nodes
+from ortboost.report import Report
+
+__all__ = ["widen_scattered_sums"]
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FLOAT = ir.DataType.FLOAT
+
+
+def widen_scattered_sums(model: ir.Model) -> Report:
+    """Cast what is added to float32 and the sum back, in place; a second call changes nothing."""
+    rules = dict.fromkeys(("ScatterElements", "ScatterND"), _widened)
+    return rewrite_nodes(model, "widen_scattered_sums", rules, "adds in float32")
+
+
+def _widened(site: Site) -> list[ir.Value | None] | None:
+    if site.dtype not in _HALF or site.text("reduction", "none") == "none":
+        return None
+    data, updates = (_as_float(site, site.input(index)) for index in (0, 2))
+    attributes = {name: site.node.attributes[name].value for name in site.node.attributes}
+    total = site.op(
+        site.node.op_type, data, site.input(1), updates, dtype=_FLOAT, shape=data.shape, **attributes
+    )
+    return [site.op("Cast", total, dtype=site.dtype, shape=data.shape, to=int(site.dtype))]
+
+
+def _as_float(site: Site, value: ir.Value) -> ir.Value:
+    return site.op("Cast", value, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))

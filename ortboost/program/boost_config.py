@@ -1,0 +1,377 @@
+"""The boosts by level: MindSpore's configuration of AutoBoost, resolved to fields of a program.
+
+A level decides which boosts are on, a dictionary (or a JSON file of the same form) can decide
+otherwise, and every boost has a section with its hyper-parameters::
+
+    {
+      "boost": {"mode": "manual", "less_bn": false},
+      "less_bn": {"fn_flag": true, "gc_flag": true},
+      "grad_freeze": {"param_groups": 10, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536},
+      "grad_accumulation": {"grad_accumulation_step": 4}
+    }
+
+Modes, under ``boost``:
+
+- ``auto`` (the default): the level decides, and what else stands under ``boost`` is not read;
+- ``manual``: what stands there overrules the level, the rest is the level's;
+- ``enable_all``, ``disable_all``: whatever the level says.
+
+Names, defaults and modes are those of MindSpore Boost 2.10. Unlike there, an unknown level, mode, section
+or key is an error, values are checked, and nothing is remembered from one configuration to the next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from ortboost.errors import ConfigError, nearest
+from ortboost.files import read_json
+from ortboost.program.freeze_schedule import FreezeConfig
+
+__all__ = [
+    "LEVELS",
+    "MODES",
+    "SECTIONS",
+    "AccumulationSection",
+    "BoostConfig",
+    "CommonSection",
+    "DimReduceSection",
+    "LessBnSection",
+    "Switches",
+    "read_boost_config",
+    "resolve_boost",
+]
+
+LEVELS: Final = ("O0", "O1", "O2")
+MODES: Final = ("auto", "manual", "enable_all", "disable_all")
+_ON: Final[Mapping[str, tuple[str, ...]]] = {
+    "O0": (),
+    "O1": ("less_bn", "grad_freeze"),
+    "O2": ("less_bn", "grad_freeze", "adasum"),
+}
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Which boosts are on."""
+
+    less_bn: bool = False
+    grad_freeze: bool = False
+    adasum: bool = False
+    grad_accumulation: bool = False
+    dim_reduce: bool = False
+    loss_scale_group: bool = False
+
+    def __post_init__(self) -> None:
+        _check_bools("boost", self)
+
+
+@dataclass(frozen=True)
+class CommonSection:
+    """What several boosts share.
+
+    Args:
+        gradient_split_groups: Positions in the list of parameters where a new group for the
+            exchange between processes starts; ``None`` for one in the middle. With one process it
+            changes nothing.
+        device_number: Devices of a server.
+    """
+
+    gradient_split_groups: tuple[int, ...] | None = None
+    device_number: int = 8
+
+    def __post_init__(self) -> None:
+        for point in self.gradient_split_groups or ():
+            _check_whole("common", "gradient_split_groups", point, 0)
+        _check_whole("common", "device_number", self.device_number, 1)
+
+
+@dataclass(frozen=True)
+class LessBnSection:
+    """LessBN, and what comes with it.
+
+    Args:
+        fn_flag: Make the last fully connected layer a full-normalization head.
+        gc_flag: Centralize the gradients of weights.
+        gc_multiple_of: Only of weights whose axis 1 is a multiple of this (ours; MindSpore has 16
+            without saying so).
+    """
+
+    fn_flag: bool = True
+    gc_flag: bool = True
+    gc_multiple_of: int = 16
+
+    def __post_init__(self) -> None:
+        _check_bools("less_bn", self)
+        _check_whole("less_bn", "gc_multiple_of", self.gc_multiple_of, 1)
+
+
+@dataclass(frozen=True)
+class AccumulationSection:
+    """Gradient accumulation.
+
+    Args:
+        grad_accumulation_step: Micro-batches an update; 1 is none.
+    """
+
+    grad_accumulation_step: int = 1
+
+    def __post_init__(self) -> None:
+        value = self.grad_accumulation_step
+        _check_whole("grad_accumulation", "grad_accumulation_step", value, 1)
+
+
+@dataclass(frozen=True)
+class DimReduceSection:
+    """Dimension reduction, which is not in this version; its section is read and checked."""
+
+    rho: float = 0.55
+    gamma: float = 0.9
+    alpha: float = 0.001
+    sigma: float = 0.4
+    n_components: int = 32
+    pca_mat_path: str | None = None
+    weight_load_dir: str | None = None
+    timeout: int = 1800
+
+    def __post_init__(self) -> None:
+        for name in ("rho", "gamma", "alpha", "sigma"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+                raise ConfigError(
+                    f"{name} = {value!r} makes no sense.",
+                    where=f"dim_reduce, {name}",
+                    fix="Give a number from 0 to below 1.",
+                )
+        _check_whole("dim_reduce", "n_components", self.n_components, 1)
+        _check_whole("dim_reduce", "timeout", self.timeout, 0)
+        for name in ("pca_mat_path", "weight_load_dir"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)!r} is no path.",
+                    where=f"dim_reduce, {name}",
+                    fix="Give a text, or leave it out.",
+                )
+
+
+@dataclass(frozen=True)
+class BoostConfig:
+    """What a level and a dictionary come to.
+
+    Args:
+        level: ``O0``, ``O1`` or ``O2``.
+        mode: ``auto``, ``manual``, ``enable_all`` or ``disable_all``.
+        on: The boosts that are on.
+        asked: Names of the boosts that the dictionary itself turns on, as against the level.
+        common: See :class:`CommonSection`.
+        less_bn: See :class:`LessBnSection`.
+        grad_freeze: See :class:`ortboost.program.freeze_schedule.FreezeConfig`.
+        grad_accumulation: See :class:`AccumulationSection`.
+        dim_reduce: See :class:`DimReduceSection`.
+        idle: What was given and changes nothing, with the reason.
+    """
+
+    level: str = "O0"
+    mode: str = "auto"
+    on: Switches = field(default_factory=Switches)
+    asked: frozenset[str] = frozenset()
+    common: CommonSection = field(default_factory=CommonSection)
+    less_bn: LessBnSection = field(default_factory=LessBnSection)
+    grad_freeze: FreezeConfig = field(default_factory=FreezeConfig)
+    grad_accumulation: AccumulationSection = field(default_factory=AccumulationSection)
+    dim_reduce: DimReduceSection = field(default_factory=DimReduceSection)
+    idle: Mapping[str, str] = field(default_factory=dict)
+
+
+_SECTIONS: Final[Mapping[str, type[Any]]] = {
+    "common": CommonSection,
+    "less_bn": LessBnSection,
+    "grad_freeze": FreezeConfig,
+    "grad_accumulation": AccumulationSection,
+    "dim_reduce": DimReduceSection,
+}
+_SWITCHES: Final = tuple(item.name for item in fields(Switches))
+SECTIONS: Final = ("boost", *_SECTIONS)
+"""Names of the sections of a configuration."""
+
+
+def read_boost_config(source: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
+    """The dictionary of a configuration: itself, or what a JSON file holds; empty for nothing.
+
+    Raises:
+        FileError: The file is missing or no JSON.
+        ConfigError: It is no dictionary of dictionaries.
+
+    Example:
+        >>> read_boost_config("")
+        {}
+    """
+    if source is None or (isinstance(source, str) and not source):
+        return {}
+    where = "boost configuration"
+    if isinstance(source, str | os.PathLike):
+        where = str(Path(source))
+        source = read_json(source)
+    if not isinstance(source, Mapping):
+        raise ConfigError(
+            f"The boost configuration is of type {type(source).__name__}.",
+            where=where,
+            fix="Give a dictionary such as {'boost': {'mode': 'auto'}}, or a JSON file of one.",
+        )
+    for name, section in source.items():
+        if not isinstance(section, Mapping):
+            raise ConfigError(
+                f"The section {name!r} is {section!r}, no dictionary.",
+                where=where,
+                fix=f"Sections hold keys and values; {nearest(str(name), SECTIONS)}.",
+            )
+    return {str(name): dict(section) for name, section in source.items()}
+
+
+def resolve_boost(
+    level: str = "O0",
+    source: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    sets: Iterable[tuple[str, Any]] = (),
+) -> BoostConfig:
+    """Resolve a level, a dictionary and single settings to what is on, and how.
+
+    Args:
+        level: ``O0``, ``O1`` or ``O2``.
+        source: See :func:`read_boost_config`; it is not changed.
+        sets: Pairs such as ``("grad_freeze.freeze_p", 0.5)``; they overrule the dictionary. One that
+            turns a boost on or off makes the mode ``manual``, if none is given.
+
+    Raises:
+        ConfigError: An unknown level, mode, section or key (the nearest is named), or a value
+            that makes no sense.
+        FileError: The file cannot be read.
+
+    Example:
+        >>> found = resolve_boost("O1", {"boost": {"mode": "manual", "less_bn": False}})
+        >>> found.on.less_bn, found.on.grad_freeze
+        (False, True)
+        >>> resolve_boost("O1", sets=[("grad_freeze.freeze_p", 0.5)]).grad_freeze.freeze_p
+        0.5
+    """
+    if level not in LEVELS:
+        raise ConfigError(
+            f"Unknown boost level {level!r}.",
+            where="boost level",
+            fix=nearest(str(level).upper(), LEVELS),
+        )
+    data = read_boost_config(source)
+    for key, value in sets:
+        section, name = _split(key)
+        data.setdefault(section, {})[name] = value
+        if section == "boost" and name != "mode":
+            data["boost"].setdefault("mode", "manual")
+    for name in data:
+        if name not in SECTIONS:
+            raise ConfigError(
+                f"Unknown section {name!r}.",
+                where="boost configuration",
+                fix=nearest(name, SECTIONS),
+            )
+    mode, on, asked, idle = _switches(level, data.pop("boost", {}))
+    sections = {name: _section(name, data.get(name, {})) for name in _SECTIONS}
+    for name in data:
+        if name != "common" and not getattr(on, name):
+            idle[name] = f"settings of a boost that is off ({_because(level, mode)})"
+    return BoostConfig(level=level, mode=mode, on=on, asked=asked, idle=idle, **sections)
+
+
+def _switches(
+    level: str, given: dict[str, Any]
+) -> tuple[str, Switches, frozenset[str], dict[str, str]]:
+    """Mode, what is on, what of it was asked for by name, and what changes nothing."""
+    for name in given:
+        if name not in ("mode", *_SWITCHES):
+            raise ConfigError(
+                f"Unknown key {name!r}.", where="boost", fix=nearest(name, ("mode", *_SWITCHES))
+            )
+    mode = given.pop("mode", "auto")
+    if mode not in MODES:
+        raise ConfigError(
+            f"Unknown boost mode {mode!r}.", where="boost, mode", fix=nearest(str(mode), MODES)
+        )
+    Switches(**given)
+    if mode in ("enable_all", "disable_all"):
+        on = Switches(**dict.fromkeys(_SWITCHES, mode == "enable_all"))
+        return mode, on, frozenset(_SWITCHES if mode == "enable_all" else ()), {}
+    on = Switches(**dict.fromkeys(_ON[level], True))
+    if mode == "manual":
+        asked = frozenset(name for name, value in given.items() if value)
+        return mode, dataclasses.replace(on, **given), asked, {}
+    idle = {
+        f"boost.{name}": f"not read: the mode auto takes the level's ({level}); set boost.mode=manual"
+        for name, value in given.items()
+        if value != getattr(on, name)
+    }
+    return mode, on, frozenset(), idle
+
+
+def _section(name: str, given: Mapping[str, Any]) -> Any:
+    kind = _SECTIONS[name]
+    if kind is FreezeConfig:
+        return FreezeConfig.from_dict(given)
+    names = [item.name for item in fields(kind)]
+    for key in given:
+        if key not in names:
+            raise ConfigError(f"Unknown key {key!r}.", where=name, fix=nearest(key, names))
+    arguments = dict(given)
+    points = arguments.get("gradient_split_groups")
+    if points is not None:
+        if not isinstance(points, list | tuple | int) or isinstance(points, bool):
+            raise ConfigError(
+                f"gradient_split_groups = {points!r} is no list.",
+                where="common, gradient_split_groups",
+                fix="Give positions in the list of parameters, for example [50, 100].",
+            )
+        arguments["gradient_split_groups"] = (points,) if isinstance(points, int) else tuple(points)
+    return kind(**arguments)
+
+
+def _split(key: str) -> tuple[str, str]:
+    section, dot, name = key.partition(".")
+    if not dot or not name:
+        homes = [f"{s}.{key}" for s, kind in _SECTIONS.items() if key in _names(kind)]
+        homes += [f"boost.{key}"] if key in ("mode", *_SWITCHES) else []
+        raise ConfigError(
+            f"{key!r} names no section.",
+            where="boost settings",
+            fix=f"Write {homes[0]}=..." if homes else "Write SECTION.KEY=VALUE.",
+        )
+    return section, name
+
+
+def _names(kind: type[Any]) -> list[str]:
+    return [item.name for item in fields(kind)]
+
+
+def _because(level: str, mode: str) -> str:
+    return f"level {level}" if mode == "auto" else f"level {level}, mode {mode}"
+
+
+def _check_bools(section: str, config: Any) -> None:
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if isinstance(item.default, bool) and not isinstance(value, bool):
+            raise ConfigError(
+                f"{item.name} = {value!r} is neither true nor false.",
+                where=f"{section}, {item.name}",
+                fix="Give true or false.",
+            )
+
+
+def _check_whole(section: str, name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"{name} = {value!r} makes no sense.",
+            where=f"{section}, {name}",
+            fix=f"Give a whole number of at least {least}.",
+        )

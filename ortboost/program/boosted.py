@@ -1,0 +1,162 @@
+"""From the boosts of a level to the fields of a program configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ortboost.errors import ConfigError, nearest
+from ortboost.program.boost_config import SECTIONS, BoostConfig
+from ortboost.program.config import ProgramConfig
+from ortboost.report import Report
+from ortboost.transforms.centralize import CentralizeConfig
+
+__all__ = ["ADASUM_IDLE", "boosted", "not_in_this_version", "split_settings", "with_settings"]
+
+_PARTS: Final = ("loss", "optimizer", "loss_scale", "clip", "centralize", "precision")
+ADASUM_IDLE = "it joins the updates of several servers; one process has nothing to join"
+
+
+def not_in_this_version(boost: BoostConfig) -> str | None:
+    """The first boost that is on and not in this version, or ``None``.
+
+    AdaSum is part of the level O2 and does nothing with one process, in MindSpore too: it counts only
+    if it was asked for by name.
+
+    Example:
+        >>> from ortboost.program.boost_config import resolve_boost
+        >>> not_in_this_version(resolve_boost("O2")) is None
+        True
+    """
+    for name in ("dim_reduce", "adasum", "loss_scale_group"):
+        if getattr(boost.on, name) and (name != "adasum" or name in boost.asked):
+            return name
+    return None
+
+
+def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, Report]:
+    """Add the boosts that are on to a configuration.
+
+    What the configuration has of its own stays as it is: its freeze, its window of accumulation, its
+    centralization.
+
+    Args:
+        config: The configuration.
+        boost: The boosts, see :func:`ortboost.program.boost_config.resolve_boost`.
+
+    Returns:
+        The new configuration, and the report: each boost with what it became.
+
+    Raises:
+        ConfigError: A boost is on that is not in this version.
+
+    Example:
+        >>> from ortboost.program.boost_config import resolve_boost
+        >>> boosted(ProgramConfig(), resolve_boost("O1"))[0].less_bn
+        True
+    """
+    missing = not_in_this_version(boost)
+    if missing is not None:
+        raise ConfigError(
+            f"The boost '{missing}' is not in this version.",
+            where=f"boost level {boost.level}, mode {boost.mode}",
+            fix=f"Turn it off: boost.mode=manual, boost.{missing}=false.",
+        )
+    report = Report("auto_boost")
+    changes: dict[str, Any] = {}
+
+    def add(name: str, boosts: str, value: Any, none: Any) -> None:
+        """Set a field that the configuration leaves at its default."""
+        if getattr(config, name) != none:
+            report.kept[boosts] = f"the configuration has '{name}' of its own"
+            return
+        changes[name] = value
+        report.changed[boosts] = f"{name} = {_said(value)}"
+
+    if boost.on.less_bn:
+        less = boost.less_bn
+        add("less_bn", "less_bn", True, False)
+        if less.fn_flag:
+            add("full_norm_head", "less_bn.fn_flag", True, False)
+        if less.gc_flag:
+            centering = CentralizeConfig(multiple_of=less.gc_multiple_of)
+            add("centralize", "less_bn.gc_flag", centering, None)
+    if boost.on.grad_freeze:
+        add("grad_freeze", "grad_freeze", boost.grad_freeze, None)
+    if boost.on.grad_accumulation:
+        window = boost.grad_accumulation.grad_accumulation_step
+        if window > 1:
+            add("accumulate", "grad_accumulation", window, 1)
+        else:
+            report.kept["grad_accumulation"] = "grad_accumulation_step is 1"
+    if boost.on.adasum:
+        report.kept["adasum"] = ADASUM_IDLE
+    report.kept.update(boost.idle)
+    return dataclasses.replace(config, **changes), report
+
+
+def split_settings(
+    sets: Iterable[tuple[str, Any]],
+) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Single settings in those of boosts and those of a :class:`ProgramConfig`.
+
+    Raises:
+        ConfigError: A section that neither has; the nearest is named.
+
+    Example:
+        >>> split_settings([("grad_freeze.freeze_p", 0.5), ("centralize.multiple_of", 1)])
+        ([('grad_freeze.freeze_p', 0.5)], [('centralize.multiple_of', 1)])
+    """
+    found: tuple[list[tuple[str, Any]], list[tuple[str, Any]]] = ([], [])
+    for key, value in sets:
+        section, dot, _ = key.partition(".")
+        if dot and section not in (*SECTIONS, *_PARTS):
+            raise ConfigError(
+                f"Unknown section {section!r}.",
+                where="settings",
+                fix=nearest(section, (*SECTIONS, *_PARTS)),
+            )
+        found[section in _PARTS].append((key, value))
+    return found
+
+
+def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> ProgramConfig:
+    """Set single keys of the parts of a configuration.
+
+    Args:
+        config: The configuration.
+        sets: Pairs such as ``("centralize.multiple_of", 1)``; a part that is not there is made.
+
+    Raises:
+        ConfigError: A part or key that is not known, or a value that makes no sense.
+
+    Example:
+        >>> with_settings(ProgramConfig(), [("centralize.multiple_of", 1)]).centralize.multiple_of
+        1
+    """
+    data = config.to_dict()
+    for key, value in sets:
+        section, _, name = key.partition(".")
+        if section not in _PARTS or not name:
+            raise ConfigError(
+                f"{key!r} names no part.", where="settings", fix=nearest(section, _PARTS)
+            )
+        data[section] = {**(data[section] or {}), name: value}
+        try:
+            config = ProgramConfig.from_dict(data)
+        except TypeError as error:  # a part that needs more keys, or a value of another kind
+            raise ConfigError(
+                f"{key} = {value!r} makes no sense.",
+                where=f"settings of '{section}': {error}",
+                fix="Give every key that it needs, each with a value of its kind.",
+            ) from error
+    return config
+
+
+def _said(value: Any) -> str:
+    """A setting in few words: of a configuration the fields that are set."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return str(value)
+    pairs = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    return ", ".join(f"{key}={content}" for key, content in pairs.items() if content is not None)

@@ -1,0 +1,193 @@
+r"""Mixed precision on any device: round in float32 what would be short.
+
+A runtime that has no kernel for a 16-bit type computes in float32 and may never round what lies between two
+operators. Here every tensor of the shorter type becomes a float32 tensor that is rounded explicitly,
+
+    x -> float32(short(x)),
+
+a pair of Casts, with the overflow to infinity and the loss of small numbers that the shorter type has (the float16
+of IEEE 754: 65520 and more is infinite, below 2^-24 / 2 is zero). Operators compute in float32 and their result is
+rounded once, as matrix units with float32 sums do.
+
+The rewrite works on the finished graph, gradients included, so it does not depend on the engine that made them.
+Inputs and outputs of the graph keep their types. Outputs of operators that only move or select numbers are short already and are not rounded again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.report import Report
+from ortboost.transforms.precision.operators import complete_types
+
+__all__ = ["emulate_precision"]
+
+_FLOAT = ir.DataType.FLOAT
+_EXACT = frozenset(
+    "Abs ArrayFeatureExtractor Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND "  # noqa: SIM905
+    "Identity Max MaxPool Min Neg Relu ReluGrad Reshape Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu "
+    "Unsqueeze Where".split()
+)
+"""Operators whose results are among the numbers they read."""
+_ROUND = "ortboost/precision/round"
+
+
+def emulate_precision(model: ir.Model, low: ir.DataType) -> Report:
+    """Replace a 16-bit type by float32 with rounding, in place.
+
+    Args:
+        model: A mixed graph, differentiated or not.
+        low: FLOAT16 or BFLOAT16.
+
+    Returns:
+        The report: the nodes whose results are rounded. A second call changes nothing.
+    """
+    report = Report("emulate_precision")
+    complete_types(model)
+    builder = Builder(model.graph, "ortboost/precision")
+    for graph in model.graphs():
+        for value in list(graph.initializers.values()):
+            if value.dtype == low and value.const_value is not None:
+                array = np.asarray(value.const_value.numpy()).astype(np.float32)
+                value.const_value = ir.tensor(array, name=value.name)
+                value.type = ir.TensorType(_FLOAT)
+    # the types as they were, for a node is met after what it reads has changed
+    short = {
+        id(value)
+        for node in model.graph.all_nodes()
+        if not (node.name or "").startswith(_ROUND)
+        for value in node.outputs
+        if value.dtype == low
+    }
+    nodes = list(model.graph.all_nodes())
+    ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
+    _widen_inputs(model.graph, low, builder)
+    for node in nodes:
+        _emulate_node(node, low, short, builder, report)
+    _shorten_outputs(model.graph, ends, low, builder)
+    return report
+
+
+def _widen_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
+    """Inputs keep their type; what is fed is short already."""
+    for value in graph.inputs:
+        readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
+        if value.dtype != low or not readers:
+            continue
+        wide = builder.op("Cast", value, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
+        for usage in readers:
+            usage.node.replace_input_with(usage.idx, wide)
+        graph.insert_before(graph[0], builder.take())
+
+
+def _shorten_outputs(
+    graph: ir.Graph, were_short: list[bool], low: ir.DataType, builder: Builder
+) -> None:
+    """Outputs keep their type too."""
+    for index in (i for i, was in enumerate(were_short) if was):
+        value = graph.outputs[index]
+        name = value.name or ""
+        value.name = builder.unique(f"{name}/fp32")
+        short = builder.op("Cast", value, name=_ROUND, dtype=low, shape=value.shape, to=int(low))
+        builder.flush()
+        graph.outputs[index] = short
+        short.name = name
+
+
+def _emulate_node(
+    node: ir.Node, low: ir.DataType, short: set[int], builder: Builder, report: Report
+) -> None:
+    graph = node.graph
+    if not isinstance(graph, ir.Graph):
+        raise TypeError("a node of a graph was expected")
+    if (node.name or "").startswith(_ROUND):
+        return
+    _retype_attributes(node, low)
+    if node.op_type == "Cast" and _same_type(node):
+        _emulate_cast(node, graph, low, short, builder, report)
+        return
+    for value in node.outputs:
+        if id(value) not in short:
+            continue
+        value.type = ir.TensorType(_FLOAT)
+        if not (value.uses() or value.is_graph_output()):
+            continue  # also an output that was left out
+        if node.op_type in _EXACT and node.domain in ("", "ai.onnx", "com.microsoft"):
+            continue
+        name, readers = value.name or "", list(value.uses())
+        value.name = builder.unique(f"{name}/exact")
+        wide = _rounded(value, low, builder)
+        _take_over(value, wide, graph, readers)
+        graph.insert_after(node, builder.take())
+        wide.name = name
+        report.changed[node.name or name] = f"{node.op_type} in float32, rounded"
+
+
+def _same_type(cast: ir.Node) -> bool:
+    """Whether a Cast of 16-bit types is one from float32 to float32 by now."""
+    value = cast.inputs[0]
+    to_float = cast.attributes.get_int("to", 0) == int(_FLOAT)
+    return to_float and value is not None and value.dtype == _FLOAT
+
+
+def _emulate_cast(
+    node: ir.Node,
+    graph: ir.Graph,
+    low: ir.DataType,
+    short: set[int],
+    builder: Builder,
+    report: Report,
+) -> None:
+    """A Cast to the shorter type rounds; a Cast back does nothing."""
+    source, output = node.inputs[0], node.outputs[0]
+    if source is None:
+        raise TypeError("a Cast has an input")
+    name, readers = output.name or "", list(output.uses())
+    if id(output) in short:
+        replacement = _rounded(source, low, builder)
+        report.changed[node.name or name] = "rounds"
+    elif output.is_graph_output():
+        return  # it keeps the name, and does nothing
+    else:
+        replacement = source
+    _take_over(output, replacement, graph, readers)
+    graph.insert_before(node, builder.take())
+    graph.remove(node, safe=True)
+    if replacement is not source:
+        replacement.name = name
+
+
+def _is_rounded(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is None or (node.name or "").startswith(_ROUND)
+
+
+def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
+    """The pair of Casts."""
+    down = builder.op("Cast", value, name=_ROUND, dtype=low, shape=value.shape, to=int(low))
+    return builder.op("Cast", down, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
+
+
+def _take_over(
+    old: ir.Value, new: ir.Value, graph: ir.Graph, readers: list[ir.Usage]
+) -> None:
+    for usage in readers:
+        usage.node.replace_input_with(usage.idx, new)
+    if old.is_graph_output():
+        graph.outputs[:] = [new if v is old else v for v in graph.outputs]
+
+
+def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:
+    """What says the type of an output by a number or a tensor."""
+    for attribute in list(node.attributes.values()):
+        name = attribute.name
+        if attribute.type == ir.AttributeType.INT and attribute.as_int() == int(low):
+            if name in ("to", "dtype", "output_type", "output_dtype", "stash_type"):
+                node.attributes[name] = ir.AttrInt64(name, int(_FLOAT))
+        elif attribute.type == ir.AttributeType.TENSOR:
+            tensor = attribute.as_tensor()
+            if tensor.dtype == low:
+                array = np.asarray(tensor.numpy()).astype(np.float32)
+                node.attributes[name] = ir.AttrTensor(name, ir.tensor(array))

@@ -1,0 +1,148 @@
+"""What the operator definitions say: which inputs and outputs of a node share the type that may be shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from ortboost.graph.query import FLOAT_TYPES
+
+__all__ = ["Form", "complete_types", "form_of"]
+
+_FLOAT = ir.DataType.FLOAT
+_TENSORS = {
+    ir.DataType.FLOAT16: "tensor(float16)",
+    ir.DataType.BFLOAT16: "tensor(bfloat16)",
+}
+# Operators without a published definition: everything float of theirs has one type.
+_MICROSOFT = frozenset(
+    "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "  # noqa: SIM905
+    "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
+)
+_NAMED = {
+    "tensor(bool)": ir.DataType.BOOL,
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(int64)": ir.DataType.INT64,
+}
+_HALF_ONLY = ir.DataType.FLOAT16
+
+
+@dataclass(frozen=True)
+class Form:
+    """The float32 places of a node.
+
+    Args:
+        reads: Inputs that take the shorter type together.
+        writes: Outputs that have it then.
+        fixed: Inputs that stay float32 in any case.
+        reason: Why the node cannot have the shorter type; ``None`` if it can.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    fixed: tuple[int, ...]
+    reason: str | None = None
+
+
+def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
+    """The places of a node that a shorter type would change.
+
+    Args:
+        node: The node; the types of its values are known.
+        low: The shorter type.
+        opsets: Domain to version.
+    """
+    reads = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.dtype == _FLOAT)
+    writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
+    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in _attributes(node)):
+        return Form((), (), reads, "control flow")
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if domain == "com.microsoft" and node.op_type in _MICROSOFT and low == _HALF_ONLY:
+        return Form(reads, writes, ())
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except onnx.defs.SchemaError:
+        return Form((), (), reads, "its types are not known")
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    inputs = {i: _formal(schema.inputs, i) for i in reads}
+    outputs = {i: _formal(schema.outputs, i) for i in writes}
+    kinds = [*inputs.values(), *outputs.values()]
+    if not kinds:
+        return Form((), (), ())
+    possible = [kind for kind in kinds if _TENSORS[low] in allowed.get(kind, ())]
+    if node.op_type in ("Cast", "CastLike", "ConstantOfShape", "EyeLike") or not inputs:
+        # what it makes is said by an attribute, not by what it reads
+        possible = [kind for kind in inputs.values() if kind in possible] if not writes else []
+        if not possible:
+            return Form((), (), reads, "its type is given")
+    if not possible:
+        name = _TENSORS[low][len("tensor(") : -1]
+        return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
+    main = possible[0]
+    return Form(
+        tuple(i for i, kind in inputs.items() if kind == main),
+        tuple(i for i, kind in outputs.items() if kind == main),
+        tuple(i for i, kind in inputs.items() if kind != main),
+    )
+
+
+def complete_types(model: ir.Model) -> None:
+    """Give a type to the values that have none, in place: the native engine leaves some open.
+
+    The type follows from what the node reads, by the definition of the operator; where there is none (gradient
+    kernels), the first output has the type of the first float that is read.
+    """
+    for node in model.graph.all_nodes():
+        for index, value in enumerate(node.outputs):
+            if value.dtype is None:
+                dtype = _output_type(node, index, model.opset_imports)
+                if dtype is not None:
+                    value.type = ir.TensorType(dtype)
+
+
+def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.DataType | None:
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to", int(_FLOAT)))
+    types = [None if value is None else value.dtype for value in node.inputs]
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except onnx.defs.SchemaError:
+        floats = [dtype for dtype in types if dtype in FLOAT_TYPES]
+        return floats[0] if floats and index == 0 else None
+    kind = _formal(schema.outputs, index)
+    if kind in _NAMED:
+        return _NAMED[kind]
+    for place, dtype in enumerate(types):
+        if dtype is not None and _formal(schema.inputs, place) == kind:
+            return dtype
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str == kind and len(constraint.allowed_type_strs) == 1:
+            return _NAMED.get(constraint.allowed_type_strs[0])
+    return None
+
+
+def _attributes(node: ir.Node) -> list[ir.Attr]:
+    return list(node.attributes.values())
+
+
+def _formal(formals: object, index: int) -> str:
+    """Type variable of a place; the last formal of a variadic operator stands for all that follow."""
+    known = list(formals)  # type: ignore[call-overload]  # a sequence of the C++ bindings
+    return str(known[min(index, len(known) - 1)].type_str) if known else ""
+
+
+def _too_new(op: str, domain: str, low: ir.DataType, opsets: Mapping[str, int], name: str) -> str:
+    """That there is no such type, and from which opset there is."""
+    version = opsets.get(domain, 1)
+    text = f"{op} has no {name} at opset {version}"
+    if domain:
+        return text
+    for later in range(version + 1, onnx.defs.onnx_opset_version() + 1):
+        schema = onnx.defs.get_schema(op, later)
+        if any(_TENSORS[low] in c.allowed_type_strs for c in schema.type_constraints):
+            return f"{text}, from {later} on it has"
+    return text
