@@ -16,24 +16,27 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.autodiff.engine import get_engine
-from ortboost.deploy.export import Exported, export_model, write_verified
-from ortboost.deploy.verify import Parity, seeded_batch
+from ortboost.comparing import Comparison, compare
+from ortboost.deploy.evaluation import AutoProcessed, network_auto_process_eval
 from ortboost.errors import UsageError
+from ortboost.export_subject import Data
+from ortboost.exporting import ExportResult, export
 from ortboost.graph.io import ModelSource, load_model
+from ortboost.program.boost_config import BoostConfig, resolve_boost
+from ortboost.program.boosted import boosted
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import prepare_forward
-from ortboost.program.program import EVAL, MANIFEST, STATE, STEP, Program
+from ortboost.program.program import MANIFEST, Program
+from ortboost.report import Report
 from ortboost.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, load_run
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
@@ -45,7 +48,6 @@ from ortboost.training import (
     EventLog,
     Goal,
     Reporter,
-    Source,
     TrainConfig,
     Trainer,
     TrainSummary,
@@ -53,27 +55,28 @@ from ortboost.training import (
     parse_schedule,
 )
 from ortboost.training import evaluate as evaluate_source
-from ortboost.training.data import open_source, pad_batch, static_batch
+from ortboost.training.data import open_source, static_batch
 
 __all__ = [
     "CHECKPOINTS",
     "LOG",
     "PLOT",
+    "AutoProcessed",
+    "Comparison",
     "Data",
     "ExportResult",
     "check",
+    "compare",
     "convert",
     "evaluate",
     "export",
     "load_run",
+    "network_auto_process_eval",
     "train",
 ]
 
 _CONSUMED = (CHECKPOINTS, LOG, PLOT)
 _ANY_STEPS = 1 << 40  # more than any warm-up
-
-Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
-"""A data file or folder, arrays by name, a source, or any iterable of batches."""
 
 
 def convert(
@@ -81,7 +84,10 @@ def convert(
     out: str | os.PathLike[str],
     config: ProgramConfig | None = None,
     *,
+    boost: str | BoostConfig | None = None,
+    boost_config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     overwrite: bool = False,
+    dry_run: bool = False,
 ) -> Program:
     """Turn a model into a training program and write it as a folder.
 
@@ -89,11 +95,17 @@ def convert(
         model: The model.
         out: The folder to make.
         config: How; the defaults if not given.
+        boost: A boost level, ``O0``, ``O1`` or ``O2``, whose boosts are added to the configuration; or a
+            resolved :class:`~ortboost.program.boost_config.BoostConfig`.
+        boost_config: Settings of the boosts, a dictionary or a JSON file, see
+            :mod:`ortboost.program.boost_config`; only with a level, ``O0`` if none is given.
         overwrite: Replace a program that is there, with its checkpoints and logs.
+        dry_run: Do it all and write nothing.
 
     Raises:
         UsageError: The folder holds a program already, or other files.
         ModelError: The model cannot be trained.
+        ConfigError: An unknown boost or setting, or one that makes no sense.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
@@ -115,8 +127,17 @@ def convert(
             where=str(folder),
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
+    reports: list[Report] = []
+    if boost is not None or boost_config is not None:
+        if not isinstance(boost, BoostConfig):
+            boost = resolve_boost("O0" if boost is None else boost, boost_config)
+        config, report = boosted(config or ProgramConfig(), boost)
+        reports.append(report)
     program = build_program(model, config)
+    program = dataclasses.replace(program, reports=(*reports, *program.reports))
     _schedules(program.config, None, _ANY_STEPS)  # a misspelt one is found here, not in training
+    if dry_run:
+        return program
     for name in _CONSUMED if occupied else ():
         path = folder / name
         if path.is_dir():
@@ -304,114 +325,6 @@ def evaluate(
         batch_size=static_batch(inputs),
     )
     return found or {}
-
-
-@dataclass(frozen=True)
-class ExportResult:
-    """What :func:`export` did.
-
-    Args:
-        path: The file.
-        bytes: Its size.
-        parity: The comparison with the trained program.
-        made_up: Whether the comparison ran on made-up inputs because no data were given.
-        exported: The graph and the reports.
-        step: Step of the checkpoint; ``None`` for the initial weights.
-        classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
-    """
-
-    path: Path
-    bytes: int
-    parity: Parity
-    made_up: bool
-    exported: Exported = field(repr=False)
-    step: int | None
-    classes: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data."""
-        return {
-            "path": str(self.path),
-            "bytes": self.bytes,
-            "step": self.step,
-            "parity": self.parity.to_dict(),
-            "verified_on": "made-up inputs" if self.made_up else "data",
-            "nodes": len(self.exported.model.graph),
-            "reports": [report.to_dict() for report in self.exported.reports],
-        }
-
-
-def export(
-    run: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    verify: Data | None = None,
-    checkpoint: str = "best",
-    mapping: Mapping[str, str] | None = None,
-    split: str = "test",
-    batch_size: int = 64,
-    optimize: bool = True,
-    opset: int | None = None,
-    rtol: float = 1e-3,
-    atol: float = 1e-4,
-    device: str = "auto",
-) -> ExportResult:
-    """Write the inference graph of a trained program, checked against the program itself.
-
-    Args:
-        run: The program folder.
-        out: The file to write.
-        verify: Data to compare on; made-up inputs if not given.
-        checkpoint: See :func:`load_run`.
-        mapping: Input name to the key of its array.
-        split: Which part of a data file with several.
-        batch_size: Samples a run of the comparison.
-        optimize: Fold and clean up.
-        opset: Opset of the file; that of the program if not given.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-        device: Where to compare.
-
-    Raises:
-        ParityError: The file answers differently; nothing was written.
-        UsageError: The file is one of the program itself.
-    """
-    if Path(out).resolve() in {
-        (Path(run) / name).resolve() for name in (STEP, EVAL, STATE, MANIFEST)
-    }:
-        raise UsageError(
-            "The export would overwrite the program itself.",
-            where=str(out),
-            fix="Give the inference graph another name.",
-        )
-    program, state, found = load_run(run, checkpoint)
-    stepper = Stepper(program, device=device)
-    stepper.load_state(state)
-    evaluator = stepper.evaluator()
-    fixed = static_batch(evaluator.inputs)
-    if verify is None:
-        feeds = [seeded_batch(evaluator.inputs, seed=program.config.seed, batch=fixed or 4)]
-    else:
-        samples = open_source(verify, evaluator.inputs, split, fixed or batch_size, mapping).epoch(
-            0
-        )
-        feeds = [batch if fixed is None else pad_batch(batch, fixed)[0] for batch in samples]
-    expected = [evaluator.evaluate(batch) for batch in feeds]
-    step = None if found is None else int(found.step)
-    exported = export_model(
-        program,
-        state,
-        optimize=optimize,
-        opset=opset,
-        provenance={"step": "initial" if step is None else str(step)},
-    )
-    parity = write_verified(
-        exported, out, expected=expected, feeds=feeds, device=stepper.device, rtol=rtol, atol=atol
-    )
-    path = Path(out)
-    loss = program.config.loss
-    classes = loss.name == "softmax-cross-entropy" and loss.sparse
-    return ExportResult(path, path.stat().st_size, parity, verify is None, exported, step, classes)
 
 
 def _updates(steps: int, config: TrainConfig, window: int) -> int:

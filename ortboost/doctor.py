@@ -133,7 +133,10 @@ def _devices() -> list[Finding]:
         Finding(f"device {name}", "ok", "offered by this onnxruntime")
         if reason is None
         else Finding(
-            f"device {name}", "note", reason, "pip install 'ortboost[cuda]' in its own environment."
+            f"device {name}",
+            "note",
+            reason,
+            f"pip install 'ortboost[{'gpu' if name == 'tensorrt' else name}]' in its own environment.",
         )
         for name, reason in devices.items()
     ]

@@ -11,9 +11,11 @@ import onnx
 import pytest
 
 from ortboost import api
+from ortboost.deploy.pipeline import REWRITES
 from ortboost.errors import FileError, ParityError, UsageError
 from ortboost.optimizers import Adam
 from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.report import Report
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     MODELS,
@@ -269,16 +271,13 @@ def test_check_lists_what_stands_in_the_way():
 
 
 def test_an_export_that_differs_is_not_written(finished, tmp_path, monkeypatch):
-    from ortboost.deploy import export as module
-
     path = tmp_path / "m.onnx"
     api.export(finished[0], path, verify=DIGITS, device="cpu")
     before = path.read_bytes()
-    monkeypatch.setattr(
-        module, "fold_bn", lambda model: (spoil(model), module.Report("fold_bn"))[1]
-    )
+    monkeypatch.setitem(REWRITES, "fold_bn", lambda model, _: (spoil(model), Report("fold_bn"))[1])
     error = caught(ParityError, api.export, finished[0], path, verify=DIGITS, device="cpu")
     assert error.exit_status == 5
+    assert "the rewrite 'fold_bn'" in error.what
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["m.onnx"]
 

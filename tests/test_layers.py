@@ -19,6 +19,8 @@ LAYERS = [
     {"deploy", "training"},
     {
         "api",
+        "benching",
+        "cards",
         "faces",
         "tensor",
         "network",
@@ -28,8 +30,14 @@ LAYERS = [
         "model",
         "train",
         "doctor",
+        "comparing",
+        "export_subject",
+        "exporting",
         "inspection",
+        "inspection_pair",
+        "drawing",
         "run_folder",
+        "targets",
     },
     {"cli", "__main__"},
 ]

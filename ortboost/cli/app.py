@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import ortboost
-from ortboost.cli import convert, examine, use
+from ortboost.cli import catalogue, convert, deploy, examine, measure, picture, use
 
 __all__ = ["app", "run"]
 
@@ -41,7 +41,15 @@ def _top(
     """Options of the command itself."""
 
 
-for _verb, _function, _epilog in (*convert.VERBS, *use.VERBS, *examine.VERBS):
+for _verb, _function, _epilog in (
+    *convert.VERBS,
+    *use.VERBS,
+    *deploy.VERBS,
+    *measure.VERBS,
+    *examine.VERBS,
+    *picture.VERBS,
+    *catalogue.VERBS,
+):
     app.command(_verb, epilog=_epilog)(_function)
 
 

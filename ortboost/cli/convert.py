@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ortboost.cli.console import Output
-from ortboost.cli.options import Json, Quiet, Verbose
+from ortboost.cli.options import Json, Map, Quiet, Verbose
 
 __all__ = ["VERBS", "check", "convert"]
 
@@ -99,11 +99,29 @@ def convert(
     config: Annotated[
         Path | None, typer.Option(help="JSON file with the configuration; options overrule it.")
     ] = None,
+    boost: Annotated[
+        str | None,
+        typer.Option(metavar="LEVEL", help="O0, O1 or O2: add the boosts of a level."),
+    ] = None,
+    boost_config: Annotated[
+        Path | None, typer.Option(help="JSON file with settings of the boosts.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="SECTION.KEY=VALUE",
+            help="One setting of a boost or of the configuration (repeatable).",
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a program that is there.")
     ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do it all, say what came of it, write nothing.")
     ] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -111,7 +129,9 @@ def convert(
 ) -> None:
     """Turn a model into a training program."""
     from ortboost import api
-    from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale
+    from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale, parse_settings
+    from ortboost.program.boosted import split_settings, with_settings
+    from ortboost.program.combine import enabled_boosts
 
     printer = Output(json, quiet, verbose)
     settled = _config(
@@ -140,14 +160,18 @@ def convert(
         engine=engine,
         seed=seed,
     )
-    program = api.convert(model, out, settled, overwrite=overwrite)
+    boost_sets, own_sets = split_settings(parse_settings(settings or []))
+    settled = with_settings(settled, own_sets)
+    boosts = _boosts(boost, boost_config, boost_sets)
+    program = api.convert(model, out, settled, boost=boosts, overwrite=overwrite, dry_run=dry_run)
     trained = program.catalogue.entries("parameter")
     kinds = [entry for entry in trained if entry.next]
     elements = sum(int(program.initial[entry.name].size) for entry in kinds)
-    printer.result({"path": str(out), **program.manifest()})
+    printer.result({"path": str(out), "dry_run": dry_run, **program.manifest()})
     printer.pairs(
         [
-            ("program", out),
+            ("program", f"{out} (not written)" if dry_run else out),
+            ("boosts", ", ".join(enabled_boosts(program.config))),
             ("engine", program.engine),
             ("trained", f"{len(kinds)} tensors, {elements:,} numbers"),
             (
@@ -163,9 +187,16 @@ def convert(
             printer.line(f"\n{report}")
     else:
         for report in program.reports:
+            if report.rewrite == "auto_boost":  # what was asked for and is not done
+                for name, why in report.kept.items():
+                    printer.line(f"note: {name}: {why}")
             for note in report.notes:
                 printer.line(f"note: {note}")
-    printer.line(f"\nnext: ortboost train {quote(str(out))} --data DATA --val DATA")
+    printer.line(
+        "\nnext: the same without --dry-run"
+        if dry_run
+        else f"\nnext: ortboost train {quote(str(out))} --data DATA --val DATA"
+    )
 
 
 def check(
@@ -175,14 +206,41 @@ def check(
     freeze: _Freeze = None,
     trainable: _Trainable = None,
     engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
+    target: Annotated[
+        str,
+        typer.Option("--for", help="train (default), onnxruntime, tensorrt or tensorrt=VERSION."),
+    ] = "train",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="INPUT:DIMS", help="TensorRT profile: x:1,8,32x3x224x224."),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Mend what keeps the answers, compare, write --out.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
+    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None,
+    mapping: Map = None,
+    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 1e-3,
+    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 1e-4,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """List what stands in the way of training a model, all at once."""
+    """List what stands in the way of training a model, or of a target, all at once."""
     from ortboost import api
+    from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
 
     printer = Output(json, quiet, verbose)
+    options = TargetOptions(
+        target, fix, out, tuple(shape or ()), verify, tuple(mapping or ()), rtol, atol
+    )
+    if target != "train":
+        refuse_training_options(
+            target,
+            {"--loss": loss, "--output": output, "--freeze": freeze, "--trainable": trainable},
+        )
+        raise typer.Exit(run_check(model, options, printer))
+    options.refuse_without_target()
     settled = _config(
         None,
         loss={"name": loss, "output": output},
@@ -221,6 +279,15 @@ def _optimizer(name: str | None, arguments: list[str] | None) -> Any:
         return None
     pairs = parse_pairs(arguments or [], "--optimizer-arg")
     return optimizer_from_dict({"name": name or "momentum", **pairs})
+
+
+def _boosts(level: str | None, path: Path | None, settings: list[tuple[str, Any]]) -> Any:
+    """The boosts that the options ask for; ``None`` if they ask for nothing."""
+    from ortboost.program.boost_config import resolve_boost
+
+    if level is None and path is None and not settings:
+        return None
+    return resolve_boost(level or "O0", path, settings)
 
 
 def _config(path: Path | None, *, loss: dict[str, Any], **options: Any) -> Any:
@@ -265,8 +332,10 @@ VERBS = (
 Examples:
   ortboost check model.onnx
   ortboost check model.onnx --freeze 'backbone.*' --json
+  ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
+  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
 \b
-Exit status 4 if the model cannot be trained as it is.""",
+Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
     ),
     (
         "convert",
@@ -277,6 +346,7 @@ Examples:
   ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
   ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
+  ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.freeze_p=0.7 --explain
   ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'""",
     ),
 )

@@ -26,7 +26,12 @@ Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for tracebacks.")
 ]
 Device = Annotated[
-    str, typer.Option(help="auto, cpu or cuda. A device asked for is used or refused.")
+    str,
+    typer.Option(
+        "--device",
+        "--provider",
+        help="auto, cpu, cuda, or tensorrt (inference). A device asked for is used or refused.",
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads within an operator.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Samples in a batch.")]

@@ -6,11 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ortboost.deploy.int8.config import Int8Config
 from ortboost.errors import UsageError, nearest
 from ortboost.loss_scale import ScaleConfig
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
-__all__ = ["parse_clip", "parse_group", "parse_loss_scale", "parse_mapping", "parse_pairs"]
+__all__ = [
+    "parse_clip",
+    "parse_group",
+    "parse_int8",
+    "parse_loss_scale",
+    "parse_mapping",
+    "parse_pairs",
+    "parse_settings",
+    "parse_tolerances",
+]
 
 _SCALE_NAMES = {"min": "min_scale", "max": "max_scale"}
 
@@ -35,6 +45,26 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     return found
 
 
+def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
+    """Read ``SECTION.KEY=VALUE`` texts; a value may be a JSON list too.
+
+    Example:
+        >>> parse_settings(["grad_freeze.freeze_p=0.5", "common.gradient_split_groups=[2, 4]"])
+        [('grad_freeze.freeze_p', 0.5), ('common.gradient_split_groups', [2, 4])]
+    """
+    found: list[tuple[str, Any]] = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                f"'{text}' is not of the form SECTION.KEY=VALUE.",
+                where="--set",
+                fix="Write for example --set grad_freeze.freeze_p=0.7.",
+            )
+        found.append((key.strip().replace("-", "_"), _list(value.strip())))
+    return found
+
+
 def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
     """Read ``INPUT=KEY`` texts.
 
@@ -53,6 +83,34 @@ def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
             )
         found[name] = key
     return found
+
+
+def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, dict[str, float]]:
+    """Read tolerances: ``1e-3`` for all outputs, ``OUTPUT:1e-4`` for one.
+
+    Example:
+        >>> parse_tolerances(["1e-3", "boxes:0.5"], "--atol")
+        (0.001, {'boxes': 0.5})
+    """
+    general: float | None = None
+    single: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition(":")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise UsageError(
+                f"'{text}' is not a tolerance.",
+                where=option,
+                fix=f"Write {option} 1e-3 for all outputs, or {option} OUTPUT:1e-4 for one.",
+            )
+        if name:
+            single[name] = value
+        else:
+            general = value
+    return general, single
 
 
 def parse_loss_scale(text: str) -> ScaleConfig:
@@ -131,6 +189,16 @@ def parse_group(text: str) -> ParameterGroup:
     return ParameterGroup(name, tuple(patterns.split("|")), raw.get("lr"), decay)
 
 
+def _list(text: str) -> Any:
+    """A JSON list if it is one, else as :func:`_value`."""
+    if text.startswith("["):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    return _value(text)
+
+
 def _value(text: str) -> Any:
     """A number, true, false or none if it is one, else the text."""
     words: Mapping[str, Any] = {"true": True, "false": False, "none": None}
@@ -147,3 +215,24 @@ def _value(text: str) -> Any:
         except ValueError:
             return text
     return number if isinstance(number, (int, float)) else text
+
+
+def parse_int8(target: str, calibration: str, skip: Sequence[str]) -> Int8Config:
+    """Read ``minmax``, ``entropy``, ``percentile`` or ``percentile:99.9`` for a target.
+
+    Example:
+        >>> parse_int8("tensorrt=11", "percentile:99.9", ["head*"]).percentile
+        99.9
+    """
+    name, colon, share = calibration.partition(":")
+    try:
+        percentile = float(share) if colon else 99.99
+    except ValueError:
+        percentile = -1.0
+    if colon and (name != "percentile" or percentile < 0):
+        raise UsageError(
+            f"'{calibration}' is no calibration.",
+            where="--calibration",
+            fix="Write minmax, percentile, percentile:99.9 or entropy.",
+        )
+    return Int8Config.for_target(target, calibration=name, percentile=percentile, skip=tuple(skip))

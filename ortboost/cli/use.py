@@ -1,4 +1,4 @@
-"""``ortboost train``, ``eval`` and ``export``."""
+"""``ortboost train`` and ``eval``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.console import Output
 from ortboost.cli.options import (
     BatchSize,
     Checkpoint,
@@ -21,8 +21,9 @@ from ortboost.cli.options import (
     Verbose,
 )
 
-__all__ = ["VERBS", "evaluate", "export", "train"]
+__all__ = ["VERBS", "evaluate", "train"]
 
+_DIAGNOSES = 8  # the 128th skipped step is the last that is diagnosed
 _DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
 
 
@@ -53,6 +54,13 @@ def train(
     metric: Annotated[list[str] | None, typer.Option(help="accuracy or topK (repeatable).")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of shuffling and dropout.")] = 0,
     prefetch: Annotated[int, typer.Option(min=0, help="Batches to read ahead.")] = 2,
+    debug_overflow: Annotated[
+        bool,
+        typer.Option(
+            "--debug-overflow",
+            help="Say where skipped steps overflowed: the 1st, 2nd, 4th, 8th ... of the run.",
+        ),
+    ] = False,
     progress: Annotated[str, typer.Option(help="auto, bar, plain or off.")] = "auto",
     mapping: Map = None,
     device: Device = "auto",
@@ -87,6 +95,7 @@ def train(
         checkpoint_every=checkpoint_every,
         seed=seed,
         prefetch=prefetch,
+        debug_overflow=_DIAGNOSES if debug_overflow else 0,
         overwrite=overwrite,
         **asked,
     )
@@ -147,72 +156,6 @@ def evaluate(
     printer.pairs((name, _number(value)) for name, value in found.items())
 
 
-def export(
-    run: Run,
-    out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
-    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None,
-    checkpoint: Checkpoint = "best",
-    split: Annotated[
-        str, typer.Option(help="Part of a file with several: train or test.")
-    ] = "test",
-    optimize: Annotated[bool, typer.Option(help="Fold and clean up.")] = True,
-    opset: Annotated[int | None, typer.Option(help="Opset of the file.")] = None,
-    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 1e-3,
-    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 1e-4,
-    batch_size: BatchSize = 64,
-    mapping: Map = None,
-    device: Device = "auto",
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
-    ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
-) -> None:
-    """Write the inference graph of a trained program, checked against the program."""
-    from ortboost import api
-    from ortboost.cli.parse import parse_mapping
-
-    printer = Output(json, quiet, verbose)
-    result = api.export(
-        run,
-        out,
-        verify=verify,
-        checkpoint=checkpoint,
-        mapping=parse_mapping(mapping or []),
-        split=split,
-        batch_size=batch_size,
-        optimize=optimize,
-        opset=opset,
-        rtol=rtol,
-        atol=atol,
-        device=device,
-    )
-    printer.result(result.to_dict())
-    worst = result.parity.worst
-    where = "made-up inputs; give --verify DATA for real ones" if result.made_up else "data"
-    printer.pairs(
-        [
-            ("file", f"{result.path} ({human_bytes(result.bytes)})"),
-            ("weights", "as converted" if result.step is None else f"of step {result.step}"),
-            ("nodes", len(result.exported.model.graph)),
-            ("opset", result.exported.model.opset_imports.get("")),
-            (
-                "parity",
-                f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples ({where})",
-            ),
-        ]
-    )
-    if explain:
-        for report in result.exported.reports:
-            printer.line(f"\n{report}")
-    printer.line(
-        f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
-        if result.classes
-        else f"\nnext: ortboost inspect {quote(str(out))}"
-    )
-
-
 def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
@@ -226,19 +169,10 @@ Examples:
   ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
   ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
   ortboost train run --data train.npz --map x=images --resume
+  ortboost train run --data train.npz --debug-overflow
 \b
 Ctrl-C saves and leaves with exit status 130; --resume goes on to the same bits.
 Exit status 6 if training diverged.""",
-    ),
-    (
-        "export",
-        export,
-        """\b
-Examples:
-  ortboost export run -o model.opt.onnx --verify val.npz
-  ortboost export run -o model.onnx --checkpoint last --no-optimize
-\b
-Exit status 5 if the file answers differently; then nothing is written.""",
     ),
     (
         "eval",

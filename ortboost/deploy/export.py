@@ -1,4 +1,4 @@
-"""Export: strip, fold, clean up, stamp, verify, write. A file that fails the check is not written."""
+"""Export: strip, rewrite, stamp, verify, write. A file that fails the check is not written."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import onnx
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes import common
-from onnxscript import optimizer
 
 import ortboost
-from ortboost.deploy.fold_bn import fold_bn
+from ortboost.deploy.bisect import guilty_step
+from ortboost.deploy.pipeline import Step, optimize
+from ortboost.deploy.precise import Precise, precision_step
 from ortboost.deploy.strip import inference_model
-from ortboost.deploy.verify import Parity, compare
-from ortboost.errors import FileError, ParityError
-from ortboost.graph.io import save_model
-from ortboost.graph.normalize import convert_opset, infer_shapes
+from ortboost.deploy.targets import GENERIC, Target, ir_version_for
+from ortboost.deploy.verify import Parity, Tolerance, compare
+from ortboost.errors import FileError, ModelError, ParityError
+from ortboost.graph.io import ModelSource, load_model, save_model, source_name
+from ortboost.graph.normalize import convert_opset, normalize
 from ortboost.program.program import Program
 from ortboost.report import Report
 from ortboost.runtime.session import open_session
+from ortboost.transforms.precision import emulate_precision
+from ortboost.transforms.trainable_norm import to_inference
 
-__all__ = ["Exported", "export_model", "optimize_inference", "write_verified"]
+__all__ = ["Exported", "export_model", "export_network", "optimize_inference", "write_verified"]
 
-_FOLD_INPUT = 1 << 20
-_FOLD_OUTPUT = 1 << 20
+_OLDEST = 13  # older opsets say in attributes what the rewrites read from inputs
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,18 @@ class Exported:
     Args:
         model: The graph.
         reports: What the rewrites did.
+        base: The graph before the pipeline; the rewrites can be run on it again, one by one.
+        steps: What the pipeline did, in order.
+        target: What it is for.
+        precision: Its number format.
     """
 
     model: ir.Model
     reports: tuple[Report, ...]
+    base: ir.Model | None = field(default=None, repr=False)
+    steps: tuple[Step, ...] = field(default=(), repr=False)
+    target: Target = GENERIC
+    precision: str = "fp32"
 
 
 def export_model(
@@ -53,6 +63,9 @@ def export_model(
     *,
     optimize: bool = True,
     opset: int | None = None,
+    target: Target = GENERIC,
+    precise: Precise | None = None,
+    slim: bool = False,
     provenance: Mapping[str, str] | None = None,
 ) -> Exported:
     """Make the inference graph of a trained program.
@@ -60,59 +73,132 @@ def export_model(
     Args:
         program: The program.
         state: The trained state.
-        optimize: Fold and clean up; without it only the training parts are stripped.
-        opset: Convert to this opset; that of the program if not given.
+        optimize: Run the pipeline; without it only the training parts are stripped.
+        opset: Convert to this opset; that of the program if not given, or a newer one that the target
+            likes better.
+        target: What the graph is for.
+        precise: Its number format, if not float32.
+        slim: Run onnxslim too.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
 
     Raises:
         ModelError: The opset conversion is not possible.
+        UsageError: Target, precision and opset do not go together.
     """
     model, stripped = inference_model(program, state)
-    reports = [stripped]
-    if optimize:
-        reports += optimize_inference(model)
-    if opset is not None:
-        reports.append(convert_opset(model, range(opset, opset + 1)))
-        needed = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)])
-        model.ir_version = max(model.ir_version, needed)
     config = json.dumps(program.config.to_dict(), sort_keys=True)
     stamp = {
-        "version": ortboost.__version__,
         "source": Path(program.source).name,
         "program": program.fingerprint,
         "config": hashlib.sha256(config.encode()).hexdigest()[:16],
-        "rewrites": ", ".join(report.rewrite for report in reports if report.changed),
         **(provenance or {}),
     }
-    model.metadata_props.update({f"ortboost.{key}": value for key, value in stamp.items()})
-    return Exported(model, tuple(report for report in reports if report.changed or report.kept))
+    return _finish(model, [stripped], optimize, opset, target, precise, slim, stamp)
 
 
-def optimize_inference(model: ir.Model) -> list[Report]:
-    """Fold BatchNormalization and constants and remove what does nothing, in place.
+def export_network(
+    source: ModelSource,
+    *,
+    optimize: bool = True,
+    opset: int | None = None,
+    target: Target = GENERIC,
+    precise: Precise | None = None,
+    slim: bool = False,
+    provenance: Mapping[str, str] | None = None,
+) -> Exported:
+    """Make an optimized inference graph of an ONNX model that needs no training.
 
-    What a runtime fuses by itself better (activations into convolutions, attention) is left alone.
+    Nodes in training mode are put in inference mode first; that is what the comparison is with, too.
+
+    Args:
+        source: The model; see :func:`ortboost.graph.io.load_model`.
+        optimize: Run the pipeline.
+        opset: Convert to this opset.
+        target: What the graph is for.
+        precise: Its number format, if not float32.
+        slim: Run onnxslim too.
+        provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
+
+    Raises:
+        FileError: The file is no model.
+        ModelError: The opset conversion is not possible.
+        UsageError: Target, precision and opset do not go together.
     """
-    reports = [fold_bn(model)]
-    before = _ops(model)
-    optimizer.optimize_ir(
-        model,
-        num_iterations=2,
-        onnx_shape_inference=False,
-        input_size_limit=_FOLD_INPUT,
-        output_size_limit=_FOLD_OUTPUT,
+    model = load_model(source)
+    version = model.opset_imports.get("", 0)
+    opsets = (
+        range(version, version + 1) if version >= _OLDEST or not optimize else range(_OLDEST, 22)
     )
-    common.IdentityEliminationPass()(model)
-    common.CommonSubexpressionEliminationPass()(model)
-    common.RemoveUnusedNodesPass()(model)
-    common.RemoveUnusedOpsetsPass()(model)
-    infer_shapes(model)
-    report = Report("fold_constants")
-    after = _ops(model)
-    for op in sorted(before):
-        if before[op] > after.get(op, 0):
-            report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"
-    return [*reports, report]
+    reports = normalize(model, opsets=opsets, ir_version=model.ir_version)
+    reports.append(to_inference(model))
+    stamp = {"source": Path(source_name(model)).name, **(provenance or {})}
+    return _finish(model, reports, optimize, opset, target, precise, slim, stamp)
+
+
+def _finish(
+    model: ir.Model,
+    reports: list[Report],
+    wanted: bool,
+    opset: int | None,
+    target: Target,
+    precise: Precise | None,
+    slim: bool,
+    stamp: Mapping[str, str],
+) -> Exported:
+    """Everything that a program and a plain model have in common."""
+    precision = precise.precision if precise is not None else "fp32"
+    target.require(precision, opset)
+    present = model.opset_imports.get("", 0)
+    if opset is not None:
+        reports.append(convert_opset(model, range(opset, opset + 1)))
+    elif present not in target.opsets:
+        try:
+            reports.append(convert_opset(model, target.opsets))
+        except ModelError as error:
+            raise ModelError(
+                f"The target '{target.name}' reads opset {target.opsets[0]} to "
+                f"{target.opsets[-1]}, and the model has {present}.",
+                where=error.where,
+                fix=error.fix,
+            ) from error
+    _fit_ir_version(model, target)
+    base = model.clone()
+    steps: list[Step] = []
+    if wanted:
+        found, steps = optimize(model, target, lift=opset is None)
+        reports += found
+    if slim:
+        from ortboost.deploy.slim import slim_step
+
+        _add(slim_step(), model, steps, reports)
+    if precise is not None and precision != "fp32":
+        for step in precision_step(precise, target):
+            _add(step, model, steps, reports)
+    _fit_ir_version(model, target)
+    entries = {
+        "version": ortboost.__version__,
+        **stamp,
+        "target": target.name,
+        "precision": precision,
+        "rewrites": ", ".join(report.rewrite for report in reports if report.changed),
+    }
+    model.metadata_props.update({f"ortboost.{key}": value for key, value in entries.items()})
+    kept = tuple(report for report in reports if report.changed or report.kept or report.notes)
+    return Exported(model, kept, base, tuple(steps), target, precision)
+
+
+def _add(step: Step, model: ir.Model, steps: list[Step], reports: list[Report]) -> None:
+    reports.append(step.apply(model))
+    steps.append(step)
+
+
+def _fit_ir_version(model: ir.Model, target: Target) -> None:
+    model.ir_version = ir_version_for(model.opset_imports.get("", 0), model.ir_version or 8, target)
+
+
+def optimize_inference(model: ir.Model, target: Target = GENERIC) -> list[Report]:
+    """Run the pipeline of inference rewrites, in place; see :mod:`ortboost.deploy.pipeline`."""
+    return optimize(model, target)[0]
 
 
 def write_verified(
@@ -124,6 +210,9 @@ def write_verified(
     device: str = "cpu",
     rtol: float = 1e-3,
     atol: float = 1e-4,
+    tolerance: Tolerance | None = None,
+    watch: Callable[[int, Mapping[str, NDArray[Any]]], None] | None = None,
+    accept: Callable[[], None] | None = None,
 ) -> Parity:
     """Write the graph, run the written file, compare, and only then put it in place.
 
@@ -135,12 +224,16 @@ def write_verified(
         device: Where to run the file.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
+        tolerance: Both and more, instead of them.
+        watch: Called with the number of each batch and the outputs of the written file.
+        accept: Called when the outputs are within the tolerance; it may raise to refuse the file.
 
     Returns:
         The comparison; it is also recorded in the file's ``metadata_props``.
 
     Raises:
-        ParityError: An output is beyond the tolerance; ``path`` keeps what it had.
+        ParityError: An output is beyond the tolerance; ``path`` keeps what it had. The rewrite that does
+            it is named.
         FileError: The folder cannot be written.
     """
     target = Path(path)
@@ -150,30 +243,36 @@ def write_verified(
             where=str(target.parent),
             fix="Create it, or give another path.",
         )
+    tolerance = tolerance or Tolerance(rtol, atol)
     outputs = [value.name or "" for value in exported.model.graph.outputs]
+    tolerance.check(outputs)
+    batches = list(feeds)
     with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=target.parent) as workshop:
         trial = Path(workshop) / target.name
-        save_model(exported.model, trial)
-        session = open_session(trial, device=device)
-        taken = {value.name for value in session.get_inputs()}
-        actual = (
-            dict(
-                zip(
-                    outputs,
-                    session.run(outputs, {k: v for k, v in f.items() if k in taken}),
-                    strict=True,
-                )
+        run = _runner(exported.precision, trial, outputs, device)
+        if exported.precision == "fp16" and device == "cpu":  # that the file itself is accepted
+            first = _answers(exported.model, trial, batches[:1], outputs, device)
+            compare(expected[:1], first, outputs, tolerance=tolerance).require(str(target))
+        answers = run(exported.model, batches)
+
+        def watched() -> Iterable[Mapping[str, NDArray[Any]]]:
+            for number, answer in enumerate(answers):
+                if watch is not None:
+                    watch(number, answer)
+                yield answer
+
+        parity = compare(expected, watched(), outputs, tolerance=tolerance)
+        if not parity.samples:
+            raise ParityError(
+                "There was no data to compare the export with.",
+                where=str(target),
+                fix="Give data with --verify, at least one sample.",
             )
-            for f in feeds
-        )
-        parity = compare(expected, actual, outputs, rtol=rtol, atol=atol)
-    if not parity.samples:
-        raise ParityError(
-            "There was no data to compare the export with.",
-            where=str(target),
-            fix="Give data with --verify, at least one sample.",
-        )
-    parity.require(str(target))
+        if not parity.ok:
+            guilty = _guilty(exported, run, expected, batches, outputs, tolerance)
+            parity.require(str(target), guilty)
+    if accept is not None:
+        accept()
     worst = parity.worst
     exported.model.metadata_props["ortboost.parity"] = (
         f"max_abs {worst.max_abs:.3g}, max_rel {worst.max_rel:.3g}, {parity.samples} samples"
@@ -182,8 +281,70 @@ def write_verified(
     return parity
 
 
-def _ops(model: ir.Model) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for node in model.graph.all_nodes():
-        counts[node.op_type] = counts.get(node.op_type, 0) + 1
-    return counts
+def _answers(
+    model: ir.Model,
+    path: Path,
+    feeds: Iterable[Mapping[str, NDArray[Any]]],
+    outputs: Sequence[str],
+    device: str,
+) -> Iterable[dict[str, NDArray[Any]]]:
+    """Save a graph and run it; the file is read by the runtime itself, whatever its size."""
+    save_model(model, path)
+    session = open_session(path, device=device)
+    short = {v.name for v in session.get_inputs() if v.type == "tensor(float16)"}
+    taken = {value.name for value in session.get_inputs()}
+
+    def run(feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        given = {
+            name: array.astype(np.float16) if name in short else array
+            for name, array in feed.items()
+            if name in taken
+        }
+        return dict(zip(outputs, session.run(list(outputs), given), strict=True))
+
+    return (run(feed) for feed in feeds)
+
+
+_Run: TypeAlias = Callable[
+    [ir.Model, Iterable[Mapping[str, NDArray[Any]]]], Iterable[Mapping[str, NDArray[Any]]]
+]
+
+
+def _runner(precision: str, path: Path, outputs: Sequence[str], device: str) -> _Run:
+    """How a graph is run to be compared.
+
+    The CPU computes 16 bits in float32 and does not round in between: an overflow would not show. There the
+    graph is run with every short tensor rounded explicitly.
+    """
+    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
+
+    def run(
+        model: ir.Model, feeds: Iterable[Mapping[str, NDArray[Any]]]
+    ) -> Iterable[Mapping[str, NDArray[Any]]]:
+        if low is not None and device == "cpu":
+            model = model.clone()
+            emulate_precision(model, low)
+        return _answers(model, path, feeds, outputs, device)
+
+    return run
+
+
+def _guilty(
+    exported: Exported,
+    run: _Run,
+    expected: Sequence[Mapping[str, NDArray[Any]]],
+    feeds: Sequence[Mapping[str, NDArray[Any]]],
+    outputs: Sequence[str],
+    tolerance: Tolerance,
+) -> str | None:
+    """Whose fault it is, in words; ``None`` if that cannot be told."""
+    if exported.base is None or not exported.steps:
+        return None
+
+    def passes(model: ir.Model) -> bool:
+        return compare(expected, run(model, feeds), outputs, tolerance=tolerance).ok
+
+    found = guilty_step(exported.base, exported.steps, passes)
+    if found is None:
+        return None
+    return f"the rewrite '{found}'" if found else "the graph before any rewrite"

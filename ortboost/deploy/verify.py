@@ -3,16 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import ParityError
+from ortboost.errors import ParityError, UsageError, nearest
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["Difference", "Parity", "compare", "seeded_batch"]
+__all__ = ["Difference", "Parity", "Tolerance", "compare", "seeded_batch", "tolerance_for"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far an output may be off: ``|actual - expected| <= atol + rtol |expected|``, everywhere.
+
+    Args:
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+        scaled: Take ``atol`` times the largest expected value of the output in the batch: what rounding
+            every operator to a short format does is in proportion to that, not to each element.
+        rtols: Output name to a relative tolerance of its own.
+        atols: Output name to an absolute tolerance of its own; never scaled.
+
+    Example:
+        >>> Tolerance(1e-3, 1e-4, atols={"boxes": 0.5}).of("boxes", 100.0)
+        (0.001, 0.5)
+    """
+
+    rtol: float = 1e-3
+    atol: float = 1e-4
+    scaled: bool = False
+    rtols: Mapping[str, float] = field(default_factory=dict)
+    atols: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, output: str, scale: float) -> tuple[float, float]:
+        """Both tolerances of an output whose largest expected value is ``scale``."""
+        general = self.atol * max(scale, 1e-30) if self.scaled else self.atol
+        return self.rtols.get(output, self.rtol), self.atols.get(output, general)
+
+    def check(self, outputs: Sequence[str]) -> None:
+        """Refuse a tolerance for an output that does not exist.
+
+        Raises:
+            UsageError: It names the nearest output.
+        """
+        for name in (*self.rtols, *self.atols):
+            if name not in outputs:
+                raise UsageError(
+                    f"A tolerance is given for '{name}', and the model has no such output.",
+                    where="--rtol, --atol",
+                    fix=nearest(name, outputs),
+                )
+
+    def __str__(self) -> str:
+        text = f"rtol {self.rtol:g}, atol {self.atol:g}"
+        return f"{text} of the largest value" if self.scaled else text
+
+
+_BY_PRECISION = {
+    "fp32": Tolerance(),
+    "fp16": Tolerance(1e-2, 1e-2, scaled=True),
+    "bf16": Tolerance(4e-2, 4e-2, scaled=True),
+    "int8": Tolerance(1e-1, 1.5e-1, scaled=True),
+}
+
+
+def tolerance_for(
+    precision: str = "fp32",
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    rtols: Mapping[str, float] | None = None,
+    atols: Mapping[str, float] | None = None,
+) -> Tolerance:
+    """The tolerance of a precision, overruled by what is given.
+
+    Args:
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. The shorter ones compare the absolute part
+            with the largest expected value of an output: 1 %, 4 % and 15 %.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance, as it is.
+        rtols: By output.
+        atols: By output.
+    """
+    base = _BY_PRECISION[precision]
+    return Tolerance(
+        base.rtol if rtol is None else rtol,
+        base.atol if atol is None else atol,
+        base.scaled and atol is None,
+        dict(rtols or {}),
+        dict(atols or {}),
+    )
 
 
 @dataclass(frozen=True)
@@ -23,13 +106,15 @@ class Difference:
         output: Its name.
         max_abs: Largest absolute difference.
         max_rel: Largest absolute difference over the largest absolute value expected.
-        within: Whether every element is within `atol + rtol |expected|`.
+        within: Whether every element is within the tolerance.
+        sample: Number of the sample with the largest difference, counted over all batches.
     """
 
     output: str
     max_abs: float
     max_rel: float
     within: bool
+    sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,14 +124,12 @@ class Parity:
     Args:
         differences: One entry an output.
         samples: Number of samples compared.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
+        tolerance: What was allowed.
     """
 
     differences: tuple[Difference, ...]
     samples: int
-    rtol: float
-    atol: float
+    tolerance: Tolerance = field(default_factory=Tolerance)
 
     @property
     def ok(self) -> bool:
@@ -55,37 +138,54 @@ class Parity:
 
     @property
     def worst(self) -> Difference:
-        """The output that is off the most."""
-        return max(self.differences, key=lambda difference: difference.max_rel)
+        """The output that is off the most: those beyond the tolerance first."""
+        return max(self.differences, key=lambda d: (not d.within, d.max_rel))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return {
             "ok": self.ok,
             "samples": self.samples,
-            "rtol": self.rtol,
-            "atol": self.atol,
+            "rtol": self.tolerance.rtol,
+            "atol": self.tolerance.atol,
+            "scaled": self.tolerance.scaled,
             "outputs": {
-                d.output: {"max_abs": d.max_abs, "max_rel": d.max_rel, "within": d.within}
+                d.output: {
+                    "max_abs": d.max_abs,
+                    "max_rel": d.max_rel,
+                    "within": d.within,
+                    "sample": d.sample,
+                }
                 for d in self.differences
             },
         }
 
-    def require(self, where: str) -> None:
+    def require(self, where: str, guilty: str | None = None) -> None:
         """Raise if an output is beyond the tolerance.
+
+        Args:
+            where: The file.
+            guilty: What makes the difference, if that was found out.
 
         Raises:
             ParityError: It names the worst output.
         """
         if self.ok:
             return
-        bad = next(d for d in sorted(self.differences, key=lambda d: -d.max_rel) if not d.within)
+        bad = self.worst
         raise ParityError(
             f"The exported graph answers differently: off by {bad.max_abs:.3g} "
-            f"(relative {bad.max_rel:.3g}), beyond rtol {self.rtol:g}, atol {self.atol:g}.",
-            where=f"{where}: output '{bad.output}', {self.samples} samples",
-            fix="Nothing was written. Export with --no-optimize to find out whether a rewrite is "
-            "guilty, or widen --rtol/--atol if this difference is acceptable.",
+            f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}."
+            + (f" It is {guilty} that does it." if guilty else ""),
+            where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
+            fix="Nothing was written. "
+            + (
+                "Widen --rtol/--atol if this difference is acceptable"
+                if guilty
+                else "Export with --no-optimize to find out whether a rewrite is guilty, or widen "
+                "--rtol/--atol if this difference is acceptable"
+            )
+            + "; 'ortboost compare --bisect' finds the first inner tensor that differs.",
         )
 
 
@@ -96,6 +196,7 @@ def compare(
     *,
     rtol: float = 1e-3,
     atol: float = 1e-4,
+    tolerance: Tolerance | None = None,
 ) -> Parity:
     """Compare two sequences of batches of outputs.
 
@@ -107,35 +208,50 @@ def compare(
         outputs: Names to compare.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
+        tolerance: Both and more, instead of them.
     """
+    tolerance = tolerance or Tolerance(rtol, atol)
     max_abs = dict.fromkeys(outputs, 0.0)
+    sample = dict.fromkeys(outputs, 0)
     scale = dict.fromkeys(outputs, 0.0)
     within = dict.fromkeys(outputs, True)
     samples = 0
     for want, have in zip(expected, actual, strict=True):
         first = np.asarray(want[outputs[0]])
-        samples += len(first) if first.ndim else 1  # a scalar, as a loss, counts its batch as one
         for name in outputs:
             e, a = (np.asarray(side[name], np.float64) for side in (want, have))
             if e.shape != a.shape:
-                within[name], max_abs[name] = False, float("inf")
+                within[name], max_abs[name], sample[name] = False, float("inf"), samples
                 continue
             same = (e == a) | (np.isnan(e) & np.isnan(a))
             with np.errstate(invalid="ignore"):  # inf - inf, where they are the same
                 off = np.where(same, 0.0, np.nan_to_num(np.abs(a - e), nan=np.inf))
-            # An infinite value expected is met by itself only, not by an infinite tolerance.
-            within[name] &= bool(np.all(same | (np.isfinite(e) & (off <= atol + rtol * np.abs(e)))))
-            max_abs[name] = max(max_abs[name], float(off.max(initial=0.0)))
             finite = np.abs(e[np.isfinite(e)])
-            scale[name] = max(scale[name], float(finite.max(initial=0.0)))
+            largest = float(finite.max(initial=0.0))
+            r, t = tolerance.of(name, largest)
+            # An infinite value expected is met by itself only, not by an infinite tolerance.
+            with np.errstate(invalid="ignore"):
+                within[name] &= bool(np.all(same | (np.isfinite(e) & (off <= t + r * np.abs(e)))))
+            worst = float(off.max(initial=0.0))
+            if worst > max_abs[name]:
+                max_abs[name] = worst
+                place = int(np.unravel_index(int(off.argmax()), off.shape)[0]) if off.ndim else 0
+                sample[name] = samples + place
+            scale[name] = max(scale[name], largest)
+        samples += len(first) if first.ndim else 1  # a scalar, as a loss, counts its batch as one
     return Parity(
         tuple(
-            Difference(name, max_abs[name], max_abs[name] / (scale[name] or 1.0), within[name])
+            Difference(
+                name,
+                max_abs[name],
+                max_abs[name] / (scale[name] or 1.0),
+                within[name],
+                sample[name],
+            )
             for name in outputs
         ),
         samples,
-        rtol,
-        atol,
+        tolerance,
     )
 
 

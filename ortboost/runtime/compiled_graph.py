@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -61,7 +62,9 @@ class CompiledGraph:
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)
         outputs = self.catalogue.outputs
-        shown = [value.numpy() for value in binding.get_outputs()[: len(outputs)]]
+        # Copies: the runtime writes the answers of a later step over those of this one.
+        values = binding.get_outputs()[: len(outputs)]
+        shown = [np.array(value.numpy(), copy=True) for value in values]
         return dict(zip((spec.name for spec in outputs), shown, strict=True))
 
     def _binding(self) -> Any:

@@ -48,9 +48,9 @@ class ModelEvaluator:
         device: str = "auto",
         threads: int | None = None,
     ) -> None:
-        self._session = open_session(model, device=device, threads=threads)
-        self.inputs = tuple(_spec(value) for value in self._session.get_inputs())
-        self.outputs = tuple(value.name for value in self._session.get_outputs())
+        self.session = open_session(model, device=device, threads=threads)
+        self.inputs = tuple(_spec(value) for value in self.session.get_inputs())
+        self.outputs = tuple(value.name for value in self.session.get_outputs())
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Outputs by name; feeds that are no input (labels) are ignored.
@@ -69,7 +69,7 @@ class ModelEvaluator:
             spec.name: np.asarray(feeds[spec.name], spec.dtype, order="C") for spec in self.inputs
         }
         try:
-            answers = self._session.run(self.outputs, taken)
+            answers = self.session.run(self.outputs, taken)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise UsageError(
                 "onnxruntime could not run the model on this batch.",

@@ -9,15 +9,21 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import onnx_ir as ir
 
 from ortboost.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
+from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload
 
 __all__ = [
     "DEVICES",
+    "TRAINING_DEVICES",
     "available_devices",
     "open_session",
     "resolve_device",
@@ -25,10 +31,30 @@ __all__ = [
     "set_seed",
 ]
 
-DEVICES: Final = ("auto", "cpu", "cuda")
+TRAINING_DEVICES: Final = ("auto", "cpu", "cuda")
+"""Devices that a step can run on."""
+
+DEVICES: Final = (*TRAINING_DEVICES, "tensorrt")
+"""Devices that an inference graph can run on."""
+
 _SMALL: Final = """<ir_version: 8, opset_import: ["" : 18]>
 small (float[1] x) => (float[1] y) { y = Identity(x) }"""
-_PROVIDERS: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_PROVIDERS: Final = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+_BUILDS: Final = {
+    "cuda": "Install the build for it (pip install 'ortboost[cuda]'), or use --device cpu.",
+    "tensorrt": "Install onnxruntime-gpu (pip install 'ortboost[gpu]') and the TensorRT it was built "
+    "for, or use --device cpu.",
+}
+_LIBRARIES: Final = {
+    "cuda": "Install CUDA 11.8 and cuDNN 8 (pip install 'ortboost[cuda]' brings them), "
+    "or use --device cpu.",
+    "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
+    "or use --device cuda.",
+}
 
 
 def runtime() -> Any:
@@ -73,8 +99,10 @@ def open_session(
     """Open an inference session on exactly one device.
 
     Args:
-        model: A model, or the path of a file (needed for models over 2 GB).
-        device: ``cpu``, ``cuda``, or ``auto``: CUDA where it really works, else the CPU.
+        model: A model, or the path of a file. A model too large for one message goes by way of a
+            temporary file.
+        device: ``cpu``, ``cuda``, ``tensorrt`` (ONNX Runtime's provider; what TensorRT does not take runs
+            on CUDA), or ``auto``: CUDA where it really works, else the CPU.
         threads: Threads within an operator; the runtime's choice if not given.
 
     Returns:
@@ -86,23 +114,23 @@ def open_session(
         DependencyError: The device is not there, or its libraries do not load.
         ModelError: The runtime does not accept the model.
     """
+    if isinstance(model, ir.Model) and _bytes(model) >= EXTERNAL_DATA_THRESHOLD:
+        with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
+            path = Path(folder) / "model.onnx"
+            save_model(model, path)
+            return open_session(path, device=device, threads=threads)
     device = resolve_device(device)
     ort = runtime()
     provider = _PROVIDERS[device]
-    if provider not in ort.get_available_providers():
-        raise DependencyError(
-            f"The device '{device}' was asked for, and this onnxruntime cannot use it.",
-            where=f"providers: {', '.join(ort.get_available_providers())}",
-            fix="Install the build for it (pip install 'ortboost[cuda]'), or use --device cpu.",
-        )
-    if device == "cuda":
+    if device != "cpu":
         preload()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised, and warnings of the planner not for users
     if threads is not None:
         options.intra_op_num_threads = threads
     source = ir.to_proto(model).SerializeToString() if isinstance(model, ir.Model) else str(model)
-    providers = [provider] if device == "cpu" else [provider, _PROVIDERS["cpu"]]
+    further = [_PROVIDERS[name] for name in ("cuda", "cpu") if name != device]
+    providers = [provider] if device == "cpu" else [provider, *further]
     try:
         session = ort.InferenceSession(source, options, providers=providers)
     except Exception as error:  # the bindings raise bare exceptions of many kinds
@@ -123,26 +151,42 @@ def open_session(
         raise DependencyError(
             f"The device '{device}' was asked for, but its libraries did not load.",
             where=f"the session fell back to {', '.join(session.get_providers())}",
-            fix="Install CUDA 11.8 and cuDNN 8 (pip install 'ortboost[cuda]' brings them), "
-            "or use --device cpu.",
+            fix=_LIBRARIES.get(device, "See 'ortboost doctor'."),
         )
     return session
 
 
-def resolve_device(device: str) -> str:
-    """The device that a name stands for: ``cpu`` or ``cuda``.
+def _bytes(model: ir.Model) -> int:
+    return sum(tensor.nbytes for _, tensor in all_tensors(model))
+
+
+def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
+    """The device that a name stands for: ``cpu``, ``cuda`` or ``tensorrt``.
 
     Args:
-        device: ``cpu``, ``cuda``, or ``auto``: CUDA if a small session really runs there.
+        device: ``cpu``, ``cuda``, ``tensorrt``, or ``auto``: CUDA if a small session really runs there.
+        among: The names allowed; :data:`TRAINING_DEVICES` for a step.
 
     Raises:
-        UsageError: Unknown device.
+        UsageError: Unknown device, or one that is for inference only.
+        DependencyError: The installed runtime has not been built for it.
     """
-    if device not in DEVICES:
+    if device not in among:
         raise UsageError(
-            f"Unknown device '{device}'.", where="device", fix=nearest(device, DEVICES)
+            f"The device '{device}' runs inference graphs, not training steps."
+            if device in DEVICES
+            else f"Unknown device '{device}'.",
+            where="device",
+            fix=nearest(device, among),
         )
     if device != "auto":
+        offered = runtime().get_available_providers()
+        if _PROVIDERS[device] not in offered:
+            raise DependencyError(
+                f"The device '{device}' was asked for, and this onnxruntime cannot use it.",
+                where=f"providers: {', '.join(offered)}",
+                fix=_BUILDS.get(device, "See 'ortboost doctor'."),
+            )
         return device
     if _PROVIDERS["cuda"] in runtime().get_available_providers():
         with contextlib.suppress(DependencyError, ModelError):

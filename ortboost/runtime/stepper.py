@@ -7,17 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError, nearest
+from ortboost.errors import ModelError, UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
-from ortboost.runtime.session import open_session, resolve_device, set_seed
+from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
+from ortboost.runtime.session import (
+    TRAINING_DEVICES,
+    open_session,
+    resolve_device,
+    set_seed,
+)
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["Evaluator", "StepResult", "Stepper"]
@@ -82,7 +87,7 @@ class Stepper:
     ) -> None:
         self.program = program
         self.catalogue = program.catalogue
-        self.device = resolve_device(device)
+        self.device = resolve_device(device, among=TRAINING_DEVICES)
         self._threads = threads
         self._catalogues = {name: program.catalogue_of(name) for name in program.graphs}
         proven = self._in_place() if in_place else frozenset[str]()
@@ -90,6 +95,7 @@ class Stepper:
         self._compiled: dict[str, CompiledGraph] = {}
         self._plan = step_plan(program.config)
         self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._scales: dict[str, NDArray[Any]] | None = None
         self._read_counters()
         self._graph(self.next_graph)  # what a runtime refuses is found here, not at the first step
 
@@ -157,6 +163,10 @@ class Stepper:
         if self.catalogue.randomness:
             set_seed(seed)
         ready = self._checked(feeds, hyper)
+        if self._scales is not None:
+            self._scales = {
+                e.name: self._state.read(e.name) for e in self.catalogue.entries("scale")
+            }
         group, before = self._group(), self._counters[names.STEP]
         graph = self._graph(names.graph_name(names.STEP_GRAPH, group))
         try:
@@ -308,26 +318,51 @@ class Stepper:
         """
         inputs = {**self._checked(feeds, hyper), **self.state()}
         bad = [name for name, array in inputs.items() if not _finite(array)]
-        model = self.program.graphs[self.next_graph].clone()
-        floats = [
-            output
-            for node in model.graph
-            if node.op_type != "If"
-            for output in node.outputs
-            if output.dtype == ir.DataType.FLOAT and output.name
-        ]
-        model.graph.outputs[:] = floats
-        session = open_session(model, device=self.device, threads=self._threads)
-        if self.catalogue.randomness:
-            set_seed(seed)
-        wanted = {value.name for value in session.get_inputs()}
-        answers = session.run(None, {k: v for k, v in inputs.items() if k in wanted})
-        bad += [
-            value.name or ""
-            for value, array in zip(floats, answers, strict=True)
-            if not _finite(array)
-        ]
+        model = self.program.graphs[self.next_graph]
+        device, threads = self.device, self._threads
+        drawn = seed if self.catalogue.randomness else None
+        inner = inner_tensors(model, inputs, device=device, threads=threads, seed=drawn)
+        bad += [name for name, array in inner.items() if not _finite(array)]
         return bad[:_MAX_NAMED]
+
+    def watch(self) -> None:
+        """Keep the loss scale of each step from now on, for :meth:`diagnose` after it."""
+        self._scales = {}
+
+    def diagnose(
+        self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
+    ) -> Diagnosis:
+        """Find where the last step overflowed; see :mod:`ortboost.runtime.diagnosis`.
+
+        The step is run once more; the state stays as it is. A step that was skipped has changed the
+        loss scale, and nothing else that the gradients depend on: it is run with the scale that it
+        had if :meth:`watch` was called before, and with the present one otherwise.
+
+        Args:
+            feeds: The batch.
+            hyper: The learning rates.
+            seed: Seed of the random numbers of the step in question.
+
+        Raises:
+            ModelError: The runtime cannot do it, for want of memory for instance.
+        """
+        name = self.next_graph
+        inputs = {**self._checked(feeds, hyper), **self.state(), **(self._scales or {})}
+        try:
+            return diagnose(
+                self.program.graphs[name],
+                self._catalogues[name],
+                inputs,
+                device=self.device,
+                threads=self._threads,
+                seed=seed if self.catalogue.randomness else None,
+            )
+        except Exception as error:  # of memory, or of many kinds from the bindings
+            raise ModelError(
+                "The step cannot be run with its inner tensors as outputs.",
+                where=str(error).strip().split("\n")[0] or type(error).__name__,
+                fix="All of them are held at once: try a smaller batch.",
+            ) from error
 
 
 class Evaluator:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ortboost.deploy.export
 from ortboost.cli import main
+from ortboost.deploy.pipeline import REWRITES
 from tests.support import needs_native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,8 @@ def error_lines(capsys):
 
 
 @pytest.mark.parametrize(
-    "verb", ["check", "convert", "train", "export", "eval", "inspect", "doctor"]
+    "verb",
+    ["check", "convert", "train", "export", "eval", "inspect", "doctor", "bench", "plot", "compare"],
 )
 def test_help_shows_examples(verb, capsys):
     assert main([verb, "--help"]) == 0
@@ -187,16 +188,20 @@ def test_a_wrong_export_leaves_with_five_and_keeps_the_old_file(
 
     out = tmp_path / "model.onnx"
     out.write_bytes(b"the good one")
-    original = ortboost.deploy.export.fold_bn
+    original = REWRITES["fold_constants"]
 
-    def corrupt(model):
+    def corrupt(model, target):
+        report = original(model, target)
         weight = model.graph.initializers["fc2.weight"]
         weight.const_value = ir.tensor(weight.const_value.numpy() * np.float32(1.1))
-        return original(model)
+        report.changed["fc2.weight"] = "spoilt"
+        return report
 
-    monkeypatch.setattr(ortboost.deploy.export, "fold_bn", corrupt)
+    monkeypatch.setitem(REWRITES, "fold_constants", corrupt)
     assert main(["export", str(trained), "-o", str(out), "--verify", DIGITS]) == 5
-    assert "logits" in error_lines(capsys)
+    text = error_lines(capsys)
+    assert "logits" in text
+    assert "the rewrite 'fold_constants'" in text
     assert out.read_bytes() == b"the good one"
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 

@@ -7,10 +7,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.deploy import export as module
 from ortboost.deploy.export import export_model, write_verified
+from ortboost.deploy.pipeline import REWRITES
 from ortboost.deploy.strip import inference_model
-from ortboost.errors import FileError, ModelError, ParityError
+from ortboost.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.graph.io import load_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -123,9 +123,11 @@ def test_opset_on_request(opset, tmp_path):
 
 def test_an_opset_that_cannot_be_reached():
     program = build_program(small_convnet(), ProgramConfig())
-    with pytest.raises(ModelError) as info:
-        export_model(program, program.initial, opset=99)
-    assert_three_lines(info.value)
+    for opset, kind in ((99, UsageError), (8, ModelError)):
+        with pytest.raises(kind) as info:
+            export_model(program, program.initial, opset=opset)
+        assert_three_lines(info.value)
+        assert str(opset) in str(info.value)
 
 
 def test_a_state_without_a_weight():
@@ -170,16 +172,16 @@ def test_several_outputs_are_compared(tmp_path):
 # ---- a wrong rewrite is caught --------------------------------------------------------------------
 
 
-def corrupted(model):
-    report = real_fold_bn(model)
+real_fold_bn = REWRITES["fold_bn"]
+
+
+def corrupted(model, target):
+    report = real_fold_bn(model, target)
     value = next(v for v in model.graph.initializers.values() if len(v.shape) == 2)
     array = value.const_value.numpy().copy()
     array[0, 0] += 0.01
     value.const_value = ir.tensor(array, name=value.name)
     return report
-
-
-real_fold_bn = module.fold_bn
 
 
 @pytest.mark.parametrize("existing", [True, False])
@@ -190,11 +192,12 @@ def test_a_wrong_rewrite_writes_nothing(existing, tmp_path, monkeypatch):
     if existing:
         write_verified(export_model(program, state), path, expected=expected, feeds=feeds)
         before = path.read_bytes()
-    monkeypatch.setattr(module, "fold_bn", corrupted)
+    monkeypatch.setitem(REWRITES, "fold_bn", corrupted)
     exported = export_model(program, state)
     with pytest.raises(ParityError) as info:
         write_verified(exported, path, expected=expected, feeds=feeds)
     assert_three_lines(info.value)
+    assert "the rewrite 'fold_bn'" in info.value.what
     assert info.value.exit_status == 5
     assert os.listdir(tmp_path) == (["out.onnx"] if existing else [])
     if existing:

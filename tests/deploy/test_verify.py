@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.deploy.verify import compare, seeded_batch
-from ortboost.errors import ParityError
+from ortboost.deploy.verify import Tolerance, compare, seeded_batch, tolerance_for
+from ortboost.errors import ParityError, UsageError
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
 
@@ -78,3 +78,37 @@ def test_made_up_inputs_fit_and_repeat():
     assert set(np.unique(one["ids"])) <= {0, 1}
     np.testing.assert_array_equal(one["x"], other["x"])
     assert (one["x"] != seeded_batch(specs, seed=2)["x"]).any()
+
+
+def test_a_tolerance_for_one_output():
+    want = [{"a": np.array([1.0]), "b": np.array([1.0])}]
+    have = [{"a": np.array([1.05]), "b": np.array([1.0])}]
+    assert not compare(want, have, ["a", "b"]).ok
+    loose = Tolerance(atols={"a": 0.1})
+    assert compare(want, have, ["a", "b"], tolerance=loose).ok
+    assert compare(want, have, ["a", "b"], tolerance=Tolerance(rtols={"a": 0.06})).ok
+    assert not compare(want, have, ["a", "b"], tolerance=Tolerance(atols={"b": 0.1})).ok
+    loose.check(["a", "b"])
+    with pytest.raises(UsageError, match="no such output") as info:
+        loose.check(["aa"])
+    assert "'aa'" in info.value.fix
+
+
+def test_the_tolerance_of_short_formats_is_in_proportion():
+    want, have = batches([100.0, 0.0]), batches([100.5, 0.5])
+    assert not compare(want, have, ["y"]).ok
+    assert compare(want, have, ["y"], tolerance=tolerance_for("fp16")).ok
+    assert not compare(want, have, ["y"], tolerance=tolerance_for("fp16", atol=0.1)).ok
+    assert not compare(want, batches([100.0, 3.0]), ["y"], tolerance=tolerance_for("fp16")).ok
+    assert compare(want, batches([100.0, 3.0]), ["y"], tolerance=tolerance_for("bf16")).ok
+    assert tolerance_for("fp32", rtol=0.5) == Tolerance(0.5, 1e-4)
+
+
+def test_the_worst_sample_is_counted_over_batches():
+    want = batches([[1, 1], [1, 1]], [[1, 1], [1, 1], [1, 1]])
+    have = batches([[1, 1], [1, 1.1]], [[1, 1], [1, 3], [1, 1]])
+    parity = compare(want, have, ["y"])
+    assert parity.worst.sample == 3
+    assert parity.samples == 5
+    with pytest.raises(ParityError, match="sample 3 of 5"):
+        parity.require("net.onnx")

@@ -1,0 +1,50 @@
+"""``ortboost list``: the boosts, one line each, or the card of one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ortboost.cli.console import Output
+from ortboost.cli.options import Json, Quiet, Verbose
+
+__all__ = ["VERBS", "list_boosts"]
+
+
+def list_boosts(
+    name: Annotated[str | None, typer.Argument(help="Show the card of this one.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
+) -> None:
+    """List the boosts, or show the card of one."""
+    from ortboost.cards import cards, find_card
+
+    printer = Output(json, quiet, verbose)
+    if name is not None:
+        card = find_card(name)
+        printer.result({**card.to_dict(), "card": card.text})
+        printer.line(card.text)
+        return
+    known = cards()
+    printer.result([card.to_dict() for card in known.values()])
+    printer.table(
+        ["boost", "class", "what it does"],
+        [(card.name, card.title, card.tldr) for card in known.values()],
+    )
+    printer.line(f"\nnext: ortboost list {next(iter(known), 'NAME')}")
+
+
+VERBS = (
+    (
+        "list",
+        list_boosts,
+        """\b
+Examples:
+  ortboost list
+  ortboost list grad-freeze
+  ortboost list --json""",
+    ),
+)
+"""Verb, function, examples."""

@@ -1,0 +1,145 @@
+"""``ortboost check --for TARGET``: the findings as a table, and ``--fix``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from ortboost.cli.console import Output
+
+__all__ = ["TargetOptions", "refuse_training_options", "run_check"]
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The options of ``check`` that are about a target.
+
+    Args:
+        target: ``onnxruntime``, ``tensorrt=11``...
+        fix: Mend and write.
+        out: The file to write.
+        shapes: Shape profiles.
+        verify: Data to compare on.
+        mapping: ``INPUT=KEY`` texts.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+    """
+
+    target: str
+    fix: bool
+    out: Path | None
+    shapes: tuple[str, ...]
+    verify: Path | None
+    mapping: tuple[str, ...]
+    rtol: float
+    atol: float
+
+    def refuse_without_target(self) -> None:
+        """Options of a target say nothing about training.
+
+        Raises:
+            UsageError: One was given.
+        """
+        from ortboost.errors import UsageError
+
+        given = {"--fix": self.fix, "--out": self.out, "--shape": self.shapes}
+        given |= {"--verify": self.verify, "--map": self.mapping}
+        wrong = [name for name, value in given.items() if value]
+        if wrong:
+            raise UsageError(
+                f"{wrong[0]} is about a target.", where="check", fix="Add --for tensorrt=11."
+            )
+
+
+def refuse_training_options(target: str, given: Mapping[str, Any]) -> None:
+    """Options about training say nothing about a target.
+
+    Raises:
+        UsageError: One was given.
+    """
+    from ortboost.errors import UsageError
+
+    wrong = [name for name, value in given.items() if value]
+    if wrong:
+        raise UsageError(
+            f"{wrong[0]} is about training.", where=f"--for {target}", fix=f"Leave {wrong[0]} out."
+        )
+
+
+def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
+    """Check, mend if asked, print; returns the exit status."""
+    from ortboost import targets
+    from ortboost.cli.parse import parse_mapping
+    from ortboost.errors import UsageError
+
+    if options.fix != (options.out is not None):
+        raise UsageError(
+            "--fix and --out belong together.",
+            where="check",
+            fix="Write --fix -o mended.onnx: the original is never overwritten.",
+        )
+    if not options.fix:
+        report = targets.check_for(model, options.target, shapes=options.shapes)
+        printer.result(report.to_dict())
+        _table(printer, report)
+        printer.line(_verdict(report))
+        _next(printer, model, options, report)
+        return 4 if report.errors else 0
+    mended = targets.mend(
+        model,
+        options.out or model,
+        options.target,
+        shapes=options.shapes,
+        verify=options.verify,
+        mapping=parse_mapping(list(options.mapping)),
+        rtol=options.rtol,
+        atol=options.atol,
+    )
+    printer.result(mended.to_dict())
+    worst = mended.parity.worst
+    reference = "the original without its training parts" if mended.stripped else "the original"
+    printer.pairs(
+        [
+            ("file", mended.path),
+            ("fixes", ", ".join(report.rewrite for report in mended.reports) or "none were needed"),
+            ("findings", f"{len(mended.before.findings)} -> {len(mended.after.findings)}"),
+            (
+                "parity",
+                f"max difference {worst.max_abs:.2g} from {reference}, {mended.parity.samples} "
+                f"samples ({'made-up inputs' if options.verify is None else 'data'})",
+            ),
+        ]
+    )
+    printer.line()
+    _table(printer, mended.after)
+    printer.line(_verdict(mended.after))
+    return 4 if mended.after.errors else 0
+
+
+def _table(printer: Output, report: Any) -> None:
+    rows = [
+        (f.severity, f.rule, f.node, f.op, f.reason, f.fix, "yes" if f.fixable else "")
+        for f in report.findings
+    ]
+    if rows:
+        printer.table(["", "rule", "where", "op", "reason", "fix", "--fix"], rows)
+        printer.line()
+
+
+def _verdict(report: Any) -> str:
+    if report.errors:
+        things = "thing stands" if report.errors == 1 else "things stand"
+        return f"{report.errors} {things} in the way of {report.target}."
+    return f"Nothing stands in the way of {report.target}" + (
+        f", by {report.source}." if report.source else "."
+    )
+
+
+def _next(printer: Output, model: Path, options: TargetOptions, report: Any) -> None:
+    if report.fixable:
+        printer.line(
+            f"next: ortboost check {quote(str(model))} --for {options.target} --fix -o mended.onnx"
+        )

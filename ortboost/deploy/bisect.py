@@ -1,0 +1,131 @@
+"""Find what makes the difference: the rewrite that is wrong, or the first inner tensor that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.deploy.inner import AT_A_TIME, inner_floats, run_inner
+from ortboost.deploy.pipeline import Step
+from ortboost.deploy.verify import Difference, Tolerance, compare
+from ortboost.errors import OrtBoostError
+from ortboost.graph.normalize import infer_shapes
+
+__all__ = ["InnerDifference", "first_difference", "guilty_step"]
+
+
+def guilty_step(
+    base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]
+) -> str | None:
+    """The rewrite after which a graph is wrong, found by halving.
+
+    Args:
+        base: The graph before any of the steps; it is not changed.
+        steps: What was done to it, in order.
+        passes: Whether a graph is right.
+
+    Returns:
+        The name of the first step after which it is wrong, given that it stays so; ``None`` if all
+        steps together are right; an empty text if ``base`` is wrong itself.
+    """
+
+    def right(count: int) -> bool:
+        model = base.clone()
+        try:
+            for step in steps[:count]:
+                step.apply(model)
+            return passes(model)
+        except OrtBoostError:  # a graph that cannot be run is wrong, too
+            return False
+
+    if not right(0):
+        return ""
+    if right(len(steps)):
+        return None
+    good, bad = 0, len(steps)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if right(middle):
+            good = middle
+        else:
+            bad = middle
+    return steps[bad - 1].name
+
+
+@dataclass(frozen=True)
+class InnerDifference:
+    """The first inner tensor of two graphs that differs.
+
+    Args:
+        difference: By how much.
+        node: The node of the second graph that makes it.
+        op_type: Its operator.
+        inputs: What it reads.
+        compared: How many tensors were compared.
+    """
+
+    difference: Difference
+    node: str
+    op_type: str
+    inputs: tuple[str, ...]
+    compared: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "tensor": self.difference.output,
+            "max_abs": self.difference.max_abs,
+            "max_rel": self.difference.max_rel,
+            "node": self.node,
+            "op_type": self.op_type,
+            "inputs": list(self.inputs),
+            "compared": self.compared,
+        }
+
+
+def first_difference(
+    one: ir.Model,
+    other: ir.Model,
+    feeds: Mapping[str, NDArray[Any]],
+    tolerance: Tolerance,
+    *,
+    device: str = "cpu",
+) -> InnerDifference | None:
+    """Compare the inner float tensors that two graphs both have, by name, in the order of the second.
+
+    Args:
+        one: The reference.
+        other: The graph under test.
+        feeds: One batch.
+        tolerance: What is allowed.
+        device: Where to run.
+
+    Returns:
+        The first that is beyond the tolerance, or ``None`` if none is.
+    """
+    one, other = one.clone(), other.clone()
+    for model in (one, other):
+        infer_shapes(model)  # types of inner tensors are not always in a file
+    known = {value.name for value in inner_floats(one)}
+    shared = [value for value in inner_floats(other) if value.name in known]
+    for start in range(0, len(shared), AT_A_TIME):
+        part = [value.name or "" for value in shared[start : start + AT_A_TIME]]
+        want, have = (run_inner(model, part, feeds, device=device) for model in (one, other))
+        for offset, name in enumerate(part):
+            found = compare([want], [have], [name], tolerance=tolerance).differences[0]
+            if found.within:
+                continue
+            node = shared[start + offset].producer()
+            assert node is not None
+            return InnerDifference(
+                found,
+                node.name or "",
+                node.op_type,
+                tuple(value.name or "" for value in node.inputs if value is not None),
+                start + offset + 1,
+            )
+    return None

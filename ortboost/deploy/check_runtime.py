@@ -1,0 +1,100 @@
+"""What stands in the way of running a model in ONNX Runtime: the runtime itself is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+
+from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
+from ortboost.deploy.tensorrt.rules import RULES
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding
+from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.errors import ModelError
+from ortboost.graph.io import ModelSource, load_model
+from ortboost.runtime.session import open_session, runtime
+
+__all__ = ["check_onnxruntime"]
+
+_PROTO_LIMIT = (1 << 31) - (1 << 20)
+# Rules about the file and about training hold for every runtime.
+_SHARED = {"TRT001": "ORT003", "TRT052": "ORT004", "TRT054": "ORT005"}
+
+
+def check_onnxruntime(source: ModelSource) -> TargetReport:
+    """Check a model with ONNX's checker and the ONNX Runtime that is installed.
+
+    Args:
+        source: The model.
+
+    Returns:
+        Findings of the rules ``ORT001`` to ``ORT005``.
+
+    Raises:
+        FileError: The file is not a readable model.
+        DependencyError: There is no ONNX Runtime.
+    """
+    version = f"onnxruntime {runtime().__version__}"
+    raw, path = open_lazily(source)
+    context = Context(raw, parse_target("tensorrt"), None, path, raw)
+    shared = [
+        dataclasses.replace(
+            finding,
+            rule=ours,
+            # The runtime runs what is in training mode, only not as an inference graph should.
+            severity="warn" if ours == "ORT003" else finding.severity,
+            fixable=False,
+            fix=_without_flag(finding.fix),
+        )
+        for theirs, ours in _SHARED.items()
+        for finding in RULES[theirs].check(context)
+    ]
+    broken = any(finding.rule == "ORT004" for finding in shared)
+    asked = (
+        [] if broken else [*_spec(load_model(source)), *_session(load_model(source), path, version)]
+    )
+    return TargetReport(version, "", sorted_findings([*asked, *shared]))
+
+
+def _session(model: ir.Model, path: object, version: str) -> Iterator[Finding]:
+    try:
+        open_session(model if path is None else str(path), device="cpu")
+    except ModelError as error:
+        yield Finding(
+            "ORT001",
+            "error",
+            error.where or "model",
+            "model",
+            f"{version}: {error.what}",
+            error.fix,
+        )
+
+
+def _spec(model: ir.Model) -> Iterator[Finding]:
+    if (
+        sum(
+            tensor.const_value.nbytes
+            for tensor in model.graph.initializers.values()
+            if tensor.const_value
+        )
+        > _PROTO_LIMIT
+    ):
+        return  # the checker of ONNX wants one protobuf
+    try:
+        onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    except Exception as error:  # the checker raises errors of several kinds
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        yield Finding(
+            "ORT002",
+            "warn",
+            "model",
+            "model",
+            f"ONNX's checker objects: {lines[0].strip() if lines else type(error).__name__}",
+            "Export the model again; other runtimes may refuse it.",
+        )
+
+
+def _without_flag(fix: str) -> str:
+    return "Export the model for inference." if "--fix" in fix else fix

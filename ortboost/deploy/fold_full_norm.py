@@ -1,0 +1,115 @@
+r"""Fold the weight's part of a full-normalization head.
+
+    y = m <n(x), n(w)> = <n(x), w'>    with    w' = m n(w),   n(v) = v / sqrt(max(sum v^2, eps))
+
+The trained weight and multiplier are constants at inference; what is left is the normalization of the
+input and one Gemm or MatMul.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.build import all_names
+from ortboost.report import Report
+from ortboost.transforms.full_norm import FullNormHead, read_full_norm
+
+__all__ = ["fold_full_norm"]
+
+
+def fold_full_norm(model: ir.Model) -> Report:
+    """Put the normalized weight and the multiplier of full-normalization heads into one weight, in place.
+
+    The new weight has the name, shape and dtype of the old one, or a name of its own where the old
+    one serves another node too.
+
+    Args:
+        model: An inference graph whose weights are initializers.
+
+    Returns:
+        Heads folded, heads kept and why. A second call changes nothing.
+    """
+    report = Report("fold_full_norm")
+    for node in list(model.graph):
+        if node.op_type != "Mul" or node.domain not in ("", "ai.onnx"):
+            continue
+        head = read_full_norm(node)
+        if head is None:
+            continue
+        obstacle = _obstacle(head)
+        if obstacle is not None:
+            report.kept[node.name or ""] = obstacle
+            continue
+        report.changed[node.name or ""] = f"into '{_fold(model.graph, head)}'"
+    return report
+
+
+def _obstacle(head: FullNormHead) -> str | None:
+    for value in (head.weight, head.multiplier):
+        if value.const_value is None:
+            return f"'{value.name}' is computed, not stored"
+    product = head.product.outputs[0]
+    if len(product.uses()) > 1 or product.is_graph_output():
+        return f"the output of '{head.product.name}' is used elsewhere too"
+    return None
+
+
+def _fold(graph: ir.Graph, head: FullNormHead) -> str:
+    """Replace the head; the name of the new weight."""
+    old, multiplier = head.weight, head.multiplier
+    if old.const_value is None or multiplier.const_value is None:
+        raise TypeError("_obstacle() looks for them")
+    weight = old.const_value.numpy().astype(np.float64)
+    squares = (weight * weight).sum(axis=head.axis, keepdims=True)
+    normal = weight / np.sqrt(np.maximum(squares, head.epsilon))
+    folded = normal * multiplier.const_value.numpy().astype(np.float64)
+    dtype = old.const_value.dtype
+    if head.product.inputs[1] is not head.normalized:  # a Transpose lies between
+        folded = folded.T
+    new = ir.Value(
+        name=_free_name(graph, old.name or "weight"),
+        type=ir.TensorType(dtype),
+        shape=ir.Shape(folded.shape),
+        const_value=ir.tensor(np.ascontiguousarray(folded.astype(dtype.numpy())), dtype=dtype),
+    )
+    graph.register_initializer(new)
+    last = head.product.inputs[1]
+    head.product.replace_input_with(1, new)
+    product, output = head.product.outputs[0], head.output.outputs[0]
+    ir.convenience.replace_all_uses_with(output, product, replace_graph_outputs=True)
+    graph.remove(head.output, safe=True)
+    name, output.name = output.name, f"{output.name}/folded"
+    product.name, product.type, product.shape = name, output.type, output.shape
+    _drop(graph, last)
+    _drop(graph, multiplier)
+    if old.name not in graph.initializers:
+        graph.initializers.pop(new.name or "")
+        new.name = old.name
+        graph.register_initializer(new)
+    return new.name or ""
+
+
+def _free_name(graph: ir.Graph, wanted: str) -> str:
+    taken, name, count = all_names(graph), f"{wanted}/folded", 0
+    while name in taken:
+        count += 1
+        name = f"{wanted}/folded_{count}"
+    return name
+
+
+def _drop(graph: ir.Graph, value: ir.Value | None) -> None:
+    """Remove a value that nobody reads, and what only it needed."""
+    if value is None or value.uses() or value.is_graph_output():
+        return
+    node = value.producer()
+    if node is None:
+        if value.is_initializer():
+            graph.initializers.pop(value.name or "", None)
+        return
+    if any(output.uses() or output.is_graph_output() for output in node.outputs):
+        return
+    sources = list(dict.fromkeys(node.inputs))
+    graph.remove(node, safe=True)
+    for source in sources:
+        _drop(graph, source)

@@ -1,0 +1,6 @@
+"""Int8 by QuantizeLinear/DequantizeLinear pairs, with ranges from calibration data."""
+
+from ortboost.deploy.int8.config import CALIBRATIONS, Int8Config
+from ortboost.deploy.int8.quantize import quantize_int8
+
+__all__ = ["CALIBRATIONS", "Int8Config", "quantize_int8"]

@@ -1,0 +1,180 @@
+r"""Ranges of activations, measured by running the model on calibration data.
+
+``minmax`` is the smallest and the largest number seen. The other two work on a histogram of the absolute
+values, made in a second run with the bins laid over the range of the first:
+
+* ``percentile``: the smallest threshold that keeps that share of the values.
+* ``entropy``: the threshold ``t`` with the least divergence between the distribution clipped at ``t``, P, and
+  what is left of it in 128 levels, Q (Migacz, "8-bit Inference with TensorRT", 2017)::
+
+      KL(P || Q) = sum_i P_i log(P_i / Q_i)
+
+onnxruntime.quantization has calibrators too. They are not used here because they keep every activation of
+every batch in memory and print to stdout; the tests hold these ranges against theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.errors import UsageError
+from ortboost.runtime.model_evaluator import ModelEvaluator
+
+__all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold"]
+
+_BINS: Final = 2048
+_LEVELS: Final = 128
+_STRIDE: Final = 8  # thresholds tried: every eighth bin
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of a tensor.
+
+    Args:
+        low: Smallest number to be told apart.
+        high: Largest.
+    """
+
+    low: float
+    high: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether both ends are numbers."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
+    @property
+    def magnitude(self) -> float:
+        """The larger of both absolute values."""
+        return max(abs(self.low), abs(self.high))
+
+
+def calibrate(
+    model: ir.Model,
+    feeds: Sequence[Mapping[str, NDArray[Any]]],
+    names: Iterable[str],
+    method: str = "minmax",
+    *,
+    percentile: float = 99.99,
+) -> dict[str, Range]:
+    """Measure the range of tensors.
+
+    Args:
+        model: The model; it is not changed.
+        feeds: Batches.
+        names: Tensors of the main graph, inputs too.
+        method: ``minmax``, ``percentile`` or ``entropy``.
+        percentile: Share to keep, in percent.
+
+    Returns:
+        Name to range. A tensor that was not finite on the data has a range that is not either.
+
+    Raises:
+        UsageError: No data.
+        ModelError: The runtime does not accept the model.
+    """
+    wanted = list(dict.fromkeys(names))
+    if not feeds:
+        raise UsageError(
+            "Quantizing needs calibration data.", where="calib", fix="Give --calib DATA."
+        )
+    if not wanted:
+        return {}
+    probe = _with_outputs(model, wanted)
+    evaluator = ModelEvaluator(probe, device="cpu")
+
+    def answers() -> Iterable[dict[str, NDArray[Any]]]:
+        for batch in feeds:
+            found = evaluator.evaluate(batch)
+            yield {name: np.asarray(found.get(name, batch.get(name))) for name in wanted}
+
+    low, high = dict.fromkeys(wanted, np.inf), dict.fromkeys(wanted, -np.inf)
+    for found in answers():
+        for name, array in found.items():
+            if array.size:  # nan spreads: the minimum of anything with it is nan
+                low[name] = float(np.minimum(low[name], array.min()))
+                high[name] = float(np.maximum(high[name], array.max()))
+    ranges = {name: Range(low[name], high[name]) for name in wanted}
+    if method == "minmax":
+        return ranges
+    counts = {name: np.zeros(_BINS) for name, r in ranges.items() if r.finite and r.magnitude > 0}
+    for found in answers():
+        for name, histogram in counts.items():
+            span = (0.0, ranges[name].magnitude)
+            histogram += np.histogram(np.abs(found[name]), bins=_BINS, range=span)[0]
+    for name, histogram in counts.items():
+        width = ranges[name].magnitude / _BINS
+        threshold = width * (
+            percentile_threshold(histogram, percentile)
+            if method == "percentile"
+            else entropy_threshold(histogram)
+        )
+        ranges[name] = Range(max(ranges[name].low, -threshold), min(ranges[name].high, threshold))
+    return ranges
+
+
+def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
+    """Number of bins that hold this share of all values.
+
+    Example:
+        >>> percentile_threshold(np.array([90, 9, 1]), 99.0)
+        2
+    """
+    share = np.cumsum(histogram) / histogram.sum()
+    return min(int(np.searchsorted(share, percentile / 100.0 - 1e-12)) + 1, len(histogram))
+
+
+def entropy_threshold(histogram: NDArray[Any]) -> int:
+    """Number of bins whose 128 levels keep the distribution best.
+
+    Args:
+        histogram: Counts of absolute values, from zero on.
+    """
+    counts = np.asarray(histogram, np.float64).copy()
+    # Exact zeros (after a Relu) are represented exactly whatever the threshold is.
+    counts[0] = counts[1] if len(counts) > 1 else counts[0]
+    if not counts.any():
+        return len(counts)
+    best, best_bins = np.inf, len(counts)
+    for bins in range(_LEVELS, len(counts) + 1, _STRIDE):
+        divergence = _divergence(counts, bins)
+        if divergence < best:
+            best, best_bins = divergence, bins
+    return best_bins
+
+
+def _divergence(counts: NDArray[np.float64], bins: int) -> float:
+    """KL(P || Q) of the first bins, with what lies beyond them in the last."""
+    inside = counts[:bins]
+    if not inside.any():
+        return float("inf")
+    clipped = inside.copy()
+    clipped[-1] += counts[bins:].sum()
+    starts = (np.arange(_LEVELS) * bins) // _LEVELS
+    seen = inside > 0
+    totals = np.add.reduceat(inside, starts)
+    filled = np.add.reduceat(seen.astype(np.float64), starts)
+    sizes = np.diff(np.append(starts, bins))
+    means = np.divide(totals, filled, out=np.zeros_like(totals), where=filled > 0)
+    spread = np.where(seen, np.repeat(means, sizes), 0.0)
+    p, q = clipped / clipped.sum(), spread / spread.sum()
+    alive = p > 0
+    if np.any(alive & (q <= 0)):  # clipped values fell into a bin that Q leaves empty
+        q = np.where(alive & (q <= 0), 1e-9, q)
+    return float(np.sum(p[alive] * np.log(p[alive] / q[alive])))
+
+
+def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    probe = model.clone()
+    graph = probe.graph
+    given = {value.name for value in graph.outputs}
+    values = {out.name: out for node in graph for out in node.outputs}
+    graph.outputs.extend(values[name] for name in names if name in values and name not in given)
+    return probe

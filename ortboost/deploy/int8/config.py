@@ -1,0 +1,106 @@
+"""How a model is quantized."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+from ortboost.errors import ConfigError, UsageError, nearest
+
+__all__ = ["CALIBRATIONS", "Int8Config"]
+
+CALIBRATIONS: Final = ("minmax", "percentile", "entropy")
+"""Ways to find the range of an activation."""
+
+_HOSTS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True)
+class Int8Config:
+    """How a model is quantized.
+
+    Args:
+        calibration: ``minmax``: all that was seen; ``percentile``: without the outermost; ``entropy``: the
+            range that keeps the distribution best (least Kullback-Leibler divergence).
+        percentile: Share of the absolute values that ``percentile`` keeps, in percent.
+        symmetric: Activations as int8 with zero point 0, which TensorRT demands; else uint8 with a zero
+            point, which x86 processors like better.
+        per_channel: One scale for each output channel of a weight.
+        outputs: Quantize the results too, and what joins them (Add, pooling): what ONNX Runtime needs to
+            run a convolution in int8. TensorRT fuses from the inputs alone.
+        residual: Quantize the shortcut of a residual Add, so that TensorRT fuses the Add into the
+            convolution.
+        quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels want and TensorRT refuses.
+        ops: Operators to quantize.
+        skip: Patterns of names of nodes or of their weights; these stay in FLOAT.
+
+    Raises:
+        ConfigError: A value makes no sense.
+
+    Example:
+        >>> Int8Config.for_target("tensorrt", calibration="entropy").symmetric
+        True
+    """
+
+    calibration: str = "minmax"
+    percentile: float = 99.99
+    symmetric: bool = True
+    per_channel: bool = True
+    outputs: bool = False
+    residual: bool = False
+    quantize_bias: bool = False
+    ops: tuple[str, ...] = _HOSTS
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.calibration not in CALIBRATIONS:
+            raise ConfigError(
+                f"Unknown calibration '{self.calibration}'.",
+                where="int8.calibration",
+                fix=nearest(self.calibration, CALIBRATIONS),
+            )
+        if not 50 < self.percentile <= 100:
+            raise ConfigError(
+                f"A percentile of {self.percentile:g} cuts off too much, or more than there is.",
+                where="int8.percentile",
+                fix="Take a number above 50 and up to 100: 99.99.",
+            )
+        for op in self.ops:
+            if op not in _HOSTS:
+                raise ConfigError(
+                    f"'{op}' cannot be quantized.", where="int8.ops", fix=nearest(op, _HOSTS)
+                )
+
+    @classmethod
+    def for_target(
+        cls,
+        target: str,
+        *,
+        calibration: str = "minmax",
+        percentile: float = 99.99,
+        skip: tuple[str, ...] = (),
+    ) -> Int8Config:
+        """The form that a target runs fastest.
+
+        Args:
+            target: ``tensorrt`` (any version), ``onnxruntime``, ``onnxruntime-gpu`` or ``generic``.
+            calibration: See the class.
+            percentile: See the class.
+            skip: See the class.
+
+        Raises:
+            UsageError: Unknown target.
+        """
+        name = target.partition("=")[0]
+        known = ("tensorrt", "trt", "onnxruntime", "onnxruntime-gpu", "generic")
+        if name not in known:
+            raise UsageError(
+                f"Unknown target '{target}'.", where="target", fix=nearest(name, known)
+            )
+        base = cls(calibration, percentile, skip=skip)
+        if name in ("tensorrt", "trt"):
+            return dataclasses.replace(base, residual=True)
+        if name == "onnxruntime":
+            return dataclasses.replace(base, symmetric=False, outputs=True, quantize_bias=True)
+        return base

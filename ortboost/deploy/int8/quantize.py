@@ -1,0 +1,280 @@
+r"""Insert QuantizeLinear/DequantizeLinear pairs.
+
+    q  = saturate(round(x / s) + z)      (round half to even)
+    x' = (q - z) s
+
+Activations have one scale. Symmetric: ``z = 0``, ``s = max|x| / 127`` in int8. Otherwise ``s = (high - low) / 255``,
+``z = round(-low / s)`` in uint8, the range taking in zero. Weights are stored as int8 with ``z = 0``, one scale for
+each output channel: ``s_c = max|w_c| / 127``. Biases stay in FLOAT, or are int32 with the scale ``s_x s_c``.
+
+Normalizations, softmax, and everything else that is not an operator of ``config.ops`` stays in FLOAT. Fold
+BatchNormalization before: a normalization between a convolution and its pair keeps them from being fused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.deploy.fold_bn import fold_bn
+from ortboost.deploy.int8.calibrate import Range, calibrate
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.int8.select import (
+    find_hosts,
+    is_residual,
+    stored,
+    takes_pairs,
+    wanted_activations,
+)
+from ortboost.graph.build import Builder
+from ortboost.graph.normalize import convert_opset, infer_shapes
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["quantize_int8"]
+
+_PER_CHANNEL_OPSET: Final = 13
+_SMALLEST: Final = float(np.finfo(np.float32).tiny)
+
+
+def quantize_int8(
+    model: ir.Model,
+    feeds: Sequence[Mapping[str, NDArray[Any]]],
+    config: Int8Config | None = None,
+) -> Report:
+    """Quantize a model, in place.
+
+    Args:
+        model: An inference graph in FLOAT. BatchNormalization is folded first where it can be.
+        feeds: Calibration batches, as the model will see them.
+        config: How; symmetric int8 with minimum and maximum if not given.
+
+    Returns:
+        Node to scale and channels for what was quantized; node to reason for what was not.
+
+    Raises:
+        UsageError: No calibration data, or data that do not fit the model.
+        ModelError: The opset is below 13 and cannot be converted.
+
+    Example:
+        ::
+
+            report = quantize_int8(model, [{"x": images}], Int8Config.for_target("tensorrt"))
+            print(report)
+    """
+    config = config or Int8Config()
+    report = Report("quantize_int8")
+    if any(
+        node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.all_nodes()
+    ):
+        report.notes.append("the model is quantized already; nothing was done")
+        return report
+    folded = fold_bn(model)
+    report.notes += [f"{name}: {what}" for name, what in folded.changed.items()]
+    opset = model.opset_imports.get("", _PER_CHANNEL_OPSET)
+    if opset < _PER_CHANNEL_OPSET:
+        convert_opset(model, range(_PER_CHANNEL_OPSET, _PER_CHANNEL_OPSET + 1))
+    infer_shapes(model)
+    hosts = find_hosts(model, config, report)
+    wanted = wanted_activations(hosts, config)
+    ranges = calibrate(
+        model,
+        feeds,
+        [value.name or "" for value in wanted.values()],
+        config.calibration,
+        percentile=config.percentile,
+    )
+    _Writer(model, config, ranges, report).write(hosts, list(wanted.values()))
+    for name in [n for n, v in model.graph.initializers.items() if not _needed(v)]:
+        del model.graph.initializers[name]  # the weights in FLOAT
+    left = Counter(
+        node.op_type
+        for node in model.graph
+        if node.name not in report.changed and not node.op_type.endswith("Linear")
+    )
+    report.notes.append(
+        "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
+    )
+    infer_shapes(model)
+    return report
+
+
+class _Writer:
+    """Puts pairs into one graph."""
+
+    def __init__(
+        self, model: ir.Model, config: Int8Config, ranges: Mapping[str, Range], report: Report
+    ) -> None:
+        self.graph = model.graph
+        self.config = config
+        self.ranges = ranges
+        self.report = report
+        self.builder = Builder(model.graph, "ortboost/int8")
+        self.pairs: dict[int, tuple[ir.Value, float]] = {}
+        self.weights: dict[tuple[int, int | None], tuple[ir.Value, NDArray[np.float32]]] = {}
+
+    def write(self, hosts: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
+        """Quantize the hosts, and the wanted activations that they and what joins them read."""
+        for value in wanted:
+            self.pair(value)
+        residual = {id(value): value for value in wanted if id(value) in self.pairs}
+        for node in hosts:
+            self.host(node)
+        for key, value in residual.items():
+            self.redirect(value, self.pairs[key][0])
+
+    def pair(self, value: ir.Value) -> None:
+        """Make the pair of an activation, right after it."""
+        name = value.name or ""
+        found = self.ranges[name]
+        if not found.finite:
+            self.report.kept[name] = "it is not finite on the calibration data"
+            return
+        scale, point, dtype = _activation(found, self.config.symmetric)
+        s = self.builder.const(np.float32(scale))
+        z = self.builder.const(point, dtype)
+        q = self.builder.op("QuantizeLinear", value, s, z, dtype=dtype, shape=value.shape)
+        back = self.builder.op(
+            "DequantizeLinear", q, s, z, dtype=ir.DataType.FLOAT, shape=value.shape
+        )
+        self._place(value)
+        self.pairs[id(value)] = (back, scale)
+
+    def host(self, node: ir.Node) -> None:
+        """Quantize the weight and the bias of a node, and note it."""
+        value, weight = node.inputs[0], node.inputs[1]
+        name = node.name or node.op_type
+        if value is None or weight is None or id(value) not in self.pairs:
+            self.report.kept[name] = "its input is not finite on the calibration data"
+            return
+        back, scale = self.pairs[id(value)]
+        axis = _axis(node, weight) if self.config.per_channel else None
+        dequantized, scales = self.weight(weight, axis)
+        self._place(None, node)
+        node.replace_input_with(0, back)
+        node.replace_input_with(1, dequantized)
+        if self.config.quantize_bias:
+            self.bias(node, scale, scales)
+        channels = f"{scales.size} channels" if axis is not None else "one scale"
+        self.report.changed[name] = f"int8, input scale {scale:.4g}, weight {channels}"
+
+    def weight(self, weight: ir.Value, axis: int | None) -> tuple[ir.Value, NDArray[np.float32]]:
+        """The pair's second half for a stored weight: int8 numbers and their scales."""
+        key = (id(weight), axis)
+        if key not in self.weights and weight.const_value is not None:
+            array = weight.const_value.numpy().astype(np.float32)
+            others = tuple(i for i in range(array.ndim) if i != axis)
+            largest = np.abs(array).max(axis=None if axis is None else others)
+            scales = np.asarray(
+                np.where(largest > 127 * _SMALLEST, largest / 127.0, 1.0), np.float32
+            )
+            shaped = (
+                scales
+                if axis is None
+                else scales.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+            )
+            numbers = np.clip(np.rint(array / shaped), -127, 127).astype(np.int8)
+            back = self.store(f"{weight.name}/int8", numbers, scales, weight, axis)
+            self.weights[key] = (back, scales)
+        return self.weights[key]
+
+    def bias(self, node: ir.Node, scale: float, scales: NDArray[np.float32]) -> None:
+        """Store a bias as int32 with the scale of the products it is added to."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
+        if bias is None or not stored(bias) or bias.const_value is None or not plain:
+            return
+        array = bias.const_value.numpy().astype(np.float64)
+        joint = (np.float64(scale) * scales.astype(np.float64)).astype(np.float32)
+        if array.ndim != 1 or joint.size not in (1, array.size):
+            return
+        numbers = np.rint(array / joint)
+        if np.abs(numbers).max(initial=0) >= 2**31 - 1:
+            self.report.notes.append(f"{node.name}: its bias does not fit in int32 and stays FLOAT")
+            return
+        back = self.store(
+            f"{bias.name}/int32", numbers.astype(np.int32), joint, bias, 0 if joint.ndim else None
+        )
+        self._place(None, node)
+        node.replace_input_with(2, back)
+
+    def store(
+        self,
+        name: str,
+        numbers: NDArray[Any],
+        scales: NDArray[np.float32],
+        like: ir.Value,
+        axis: int | None,
+    ) -> ir.Value:
+        """Store whole numbers and dequantize them; the result has the shape of ``like``."""
+        tensor = ir.tensor(numbers, name=self.builder.unique(name))
+        whole = ir.Value(
+            name=tensor.name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(numbers.shape),
+            const_value=tensor,
+        )
+        self.graph.register_initializer(whole)
+        inputs = (
+            whole,
+            self.builder.const(scales),
+            self.builder.const(np.zeros(scales.shape), tensor.dtype),
+        )
+        op, kind = "DequantizeLinear", ir.DataType.FLOAT
+        if axis is None:
+            return self.builder.op(op, *inputs, dtype=kind, shape=like.shape)
+        return self.builder.op(op, *inputs, dtype=kind, shape=like.shape, axis=axis)
+
+    def redirect(self, value: ir.Value, back: ir.Value) -> None:
+        """Let what reads an activation read the pair: all of it, or the residual Adds only."""
+        for use in list(value.uses()):
+            if use.node.op_type == "QuantizeLinear" or use.node.graph is not self.graph:
+                continue
+            joined = self.config.outputs and takes_pairs(use.node)
+            if joined or (self.config.residual and is_residual(use.node, value)):
+                use.node.replace_input_with(use.idx, back)
+
+    def _place(self, value: ir.Value | None, before: ir.Node | None = None) -> None:
+        nodes = self.builder.take()
+        producer = None if value is None else value.producer()
+        if not nodes:
+            return
+        if before is not None:
+            self.graph.insert_before(before, nodes)
+        elif producer is not None:
+            self.graph.insert_after(producer, nodes)
+        else:
+            self.graph.insert_before(self.graph[0], nodes)
+
+
+def _activation(found: Range, symmetric: bool) -> tuple[float, int, ir.DataType]:
+    """Scale, zero point and type of an activation."""
+    if symmetric:
+        magnitude = found.magnitude
+        return (magnitude / 127.0 if magnitude > 127 * _SMALLEST else 1.0), 0, ir.DataType.INT8
+    low, high = min(found.low, 0.0), max(found.high, 0.0)
+    if high - low <= 255 * _SMALLEST:
+        return 1.0, 0, ir.DataType.UINT8
+    scale = (high - low) / 255.0
+    return scale, int(np.clip(np.rint(-low / scale), 0, 255)), ir.DataType.UINT8
+
+
+def _axis(node: ir.Node, weight: ir.Value) -> int | None:
+    """The output channels of a weight; ``None`` where one scale must serve all."""
+    rank = len(known_shape(weight) or ())
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1 if node.attributes.get_int("group", 1) == 1 else None
+    if node.op_type == "Gemm":
+        return 0 if node.attributes.get_int("transB", 0) else 1
+    return rank - 1 if rank == 2 else None
+
+
+def _needed(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output() or value.is_graph_input()

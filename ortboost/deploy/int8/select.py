@@ -1,0 +1,135 @@
+"""Which nodes are quantized, and which activations get a pair."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.report import Report
+
+__all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
+
+_ACTIVATIONS: Final = ("Relu", "Clip")
+_JOINING: Final = ("Add", "GlobalAveragePool", "AveragePool", "MaxPool", "Concat")
+# What follows is never given a quantized tensor: it would lose what it computes with.
+_ISLANDS: Final = (
+    *("Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sqrt", "Div", "Reciprocal", "Erf", "CumSum"),
+    *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"),
+    *("BatchNormalization", "LpNormalization", "MeanVarianceNormalization", "LRN", "GridSample"),
+    *("If", "Loop", "Scan", "LSTM", "GRU", "RNN", "Attention"),
+)
+
+
+def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.Node]:
+    """The nodes to quantize; the reasons of the others go to the report."""
+    found = []
+    for node in model.graph.all_nodes():
+        if node.op_type not in config.ops or node.domain not in ("", "ai.onnx"):
+            continue
+        obstacle = _obstacle(node, model, config)
+        if obstacle is None:
+            found.append(node)
+        else:
+            report.kept[node.name or node.op_type] = obstacle
+    return found
+
+
+def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
+    names = [
+        node.name or "",
+        *(value.name or "" for value in node.inputs[1:2] if value is not None),
+    ]
+    pattern = next((p for p in config.skip if fnmatch.filter(names, p)), None)
+    if pattern is not None:
+        return f"skipped by the pattern '{pattern}'"
+    if node.graph is not model.graph:
+        return "it is inside a subgraph"
+    value, weight = node.inputs[0], node.inputs[1]
+    if value is None or weight is None:
+        return "an input is missing"
+    if not stored(weight):
+        return (
+            f"'{weight.name}' is computed, not stored"
+            if node.op_type != "MatMul"
+            else (
+                "it multiplies two activations"
+                if not stored(value)
+                else "its weight is on the left"
+            )
+        )
+    if stored(value):
+        return "it multiplies two constants"
+    if weight.dtype != ir.DataType.FLOAT:
+        return f"its weight is {weight.dtype}, not FLOAT"
+    if weight.const_value is not None and not np.isfinite(weight.const_value.numpy()).all():
+        return f"'{weight.name}' is not finite"
+    return None
+
+
+def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int, ir.Value]:
+    """The activations that get a pair, in the order of the graph."""
+    wanted: dict[int, ir.Value] = {}
+
+    def want(value: ir.Value | None) -> None:
+        if value is not None and not stored(value) and value.dtype in (None, ir.DataType.FLOAT):
+            wanted.setdefault(id(value), value)
+
+    for node in hosts:
+        want(node.inputs[0])
+    for node in hosts:
+        result = _result(node)
+        if config.outputs and any(takes_pairs(use.node) for use in result.uses()):
+            want(result)
+        for use in result.uses():
+            joins = use.node.op_type in _JOINING
+            if config.outputs and joins:
+                for other in use.node.inputs:
+                    want(other)
+                after = _result(use.node)
+                if any(takes_pairs(user.node) for user in after.uses()):
+                    want(after)
+            elif config.residual and use.node.op_type == "Add" and len(result.uses()) == 1:
+                want(next((v for v in use.node.inputs if v is not result), None))
+    return wanted
+
+
+def _result(node: ir.Node) -> ir.Value:
+    """The output of a node, looked at after the activation that is fused into it."""
+    value = node.outputs[0]
+    uses = value.uses()
+    if len(uses) == 1 and not value.is_graph_output():
+        after = next(iter(uses)).node
+        if after.op_type in _ACTIVATIONS and after.graph is node.graph:
+            return after.outputs[0]
+    return value
+
+
+def takes_pairs(node: ir.Node) -> bool:
+    """Whether a node may read a quantized tensor where everything that can be is quantized."""
+    return (
+        node.domain in ("", "ai.onnx")
+        and node.op_type not in _ISLANDS
+        and not node.op_type.startswith("Reduce")
+    )
+
+
+def is_residual(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node adds an activation to the result of a quantized operator."""
+    if node.op_type != "Add":
+        return False
+    others = [v for v in node.inputs if v is not value and v is not None]
+    return any(
+        (host := other.producer()) is not None
+        and host.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+        for other in others
+    )
+
+
+def stored(value: ir.Value) -> bool:
+    """Whether a value is a stored tensor that nobody can overrule."""
+    return value.const_value is not None and value.is_initializer() and not value.is_graph_input()

@@ -1,0 +1,179 @@
+"""The rewrites that make an inference graph fast, in their order, as a table.
+
+What a runtime fuses better by itself is left alone: activations into convolutions, the scale of attention
+scores, MatMul with bias in more than two dimensions, residual sums into normalizations.
+
+Each rewrite is a function ``(model, target) -> Report`` that works in place. :func:`optimize` records every
+step that changed something, so that a wrong one can be found by running them again one by one
+(:mod:`ortboost.deploy.bisect`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from ortboost.deploy.fold_bn import fold_bn
+from ortboost.deploy.fold_full_norm import fold_full_norm
+from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
+from ortboost.deploy.rewrites.dead_code import dead_code
+from ortboost.deploy.rewrites.drop_noops import drop_noops
+from ortboost.deploy.rewrites.fold_affine import fold_affine
+from ortboost.deploy.rewrites.fold_bn_forward import fold_bn_forward
+from ortboost.deploy.rewrites.fold_constants import fold_constants
+from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
+from ortboost.deploy.rewrites.fuse_gemm import fuse_gemm
+from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
+from ortboost.deploy.rewrites.fuse_layer_norm import fuse_layer_norm
+from ortboost.deploy.rewrites.lift_opset import lift_opset
+from ortboost.deploy.rewrites.merge_casts import merge_casts
+from ortboost.deploy.rewrites.merge_transposes import merge_transposes
+from ortboost.deploy.rewrites.merge_views import merge_views
+from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
+from ortboost.deploy.rewrites.static_shapes import static_shapes
+from ortboost.deploy.targets import GENERIC, Target
+from ortboost.graph.normalize import infer_shapes
+from ortboost.report import Report
+
+__all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
+
+Rewrite: TypeAlias = Callable[[ir.Model, Target], Report]
+
+REWRITES: dict[str, Rewrite] = {
+    "fold_full_norm": lambda model, _: fold_full_norm(model),
+    "fold_constants": lambda model, _: fold_constants(model),
+    "static_shapes": lambda model, _: static_shapes(model),
+    "merge_casts": lambda model, _: merge_casts(model),
+    "drop_noops": lambda model, _: drop_noops(model),
+    "merge_views": lambda model, _: merge_views(model),
+    "merge_transposes": lambda model, _: merge_transposes(model),
+    "common_subexpressions": lambda model, _: common_subexpressions(model),
+    "dead_code": lambda model, _: dead_code(model),
+    "fold_bn": lambda model, _: fold_bn(model),
+    "fold_bn_forward": lambda model, _: fold_bn_forward(model),
+    "fold_affine": lambda model, _: fold_affine(model),
+    "fuse_layer_norm": lambda model, _: fuse_layer_norm(model),
+    "lift_opset": lambda model, target: lift_opset(
+        model, limit=target.usual if target.lifts else 0
+    ),
+    "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders),
+    "fuse_hardswish": lambda model, _: fuse_hardswish(model),
+    "fuse_gemm": lambda model, _: fuse_gemm(model),
+    "split_skip_norm": lambda model, target: (
+        split_skip_norm(model) if target.cpu else Report("split_skip_norm")
+    ),
+}
+"""Name to rewrite."""
+
+STAGES: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (1, ("fold_full_norm",)),
+    (4, ("fold_constants", "static_shapes", "merge_casts", "drop_noops")),
+    (
+        1,
+        (
+            "fold_bn",
+            "fold_bn_forward",
+            "fold_affine",
+            "fuse_layer_norm",
+            "lift_opset",
+            "fuse_gelu",
+            "fuse_hardswish",
+        ),
+    ),
+    (
+        6,
+        (
+            "fold_constants",
+            "static_shapes",
+            "merge_casts",
+            "drop_noops",
+            "merge_views",
+            "merge_transposes",
+            "fuse_gemm",
+            "common_subexpressions",
+            "dead_code",
+        ),
+    ),
+    (1, ("split_skip_norm",)),
+)
+"""Rounds and rewrites: a stage is run again until nothing changes, at most so often.
+
+A head's weight normalization is read before constants are folded, weights are folded before equal ones are
+merged (folding needs a weight of its own), and each clean-up makes room for another.
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One application of a rewrite.
+
+    Args:
+        name: Of the rewrite.
+        apply: What to call to do it again.
+    """
+
+    name: str
+    apply: Callable[[ir.Model], Report]
+
+
+def optimize(
+    model: ir.Model,
+    target: Target = GENERIC,
+    *,
+    lift: bool = True,
+    without: Mapping[str, str] | None = None,
+) -> tuple[list[Report], list[Step]]:
+    """Run the pipeline, in place.
+
+    Args:
+        model: An inference graph, normalized, weights inside.
+        target: What it is for.
+        lift: Whether the opset may be raised; not where the user named one.
+        without: Rewrites to leave out, and why.
+
+    Returns:
+        One report a rewrite, and the steps as they were done.
+    """
+    left_out = dict(without or {})
+    if not lift:
+        left_out.setdefault("lift_opset", "the opset was given")
+    reports: dict[str, Report] = {}
+    steps: list[Step] = []
+
+    def run(name: str) -> bool:
+        if name in left_out:
+            reports.setdefault(name, Report(name)).kept["model"] = left_out[name]
+            return False
+        rewrite = REWRITES[name]
+        step = Step(name, lambda changed: _applied(rewrite, changed, target))
+        report = step.apply(model)
+        _add(reports.setdefault(name, Report(name)), report)
+        steps.append(step)  # those that say they changed nothing, too: that may be the mistake
+        return report.modified
+
+    infer_shapes(model)
+    for rounds, names in STAGES:
+        for _ in range(rounds):
+            changed = [run(name) for name in names]
+            if not any(changed):
+                break
+    return list(reports.values()), steps
+
+
+def _applied(rewrite: Rewrite, model: ir.Model, target: Target) -> Report:
+    report = rewrite(model, target)
+    if report.modified:
+        infer_shapes(model)
+    return report
+
+
+def _add(total: Report, report: Report) -> None:
+    """Rounds add up: what was done in one is no longer what another kept."""
+    total.changed.update(report.changed)
+    total.kept = {**total.kept, **report.kept}
+    for name in report.changed:
+        total.kept.pop(name, None)
+    total.notes += [note for note in report.notes if note not in total.notes]

@@ -1,0 +1,116 @@
+"""The number format of an exported graph: casts are placed in the graph, islands stay in float32.
+
+Where the casts go is decided by :mod:`ortboost.transforms.precision`, and the pairs of int8 by
+:mod:`ortboost.deploy.int8`; here is what comes around it: the measured ranges, the opset that bfloat16 needs, and
+stored numbers that float16 cannot hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.int8.quantize import quantize_int8
+from ortboost.deploy.pipeline import Step
+from ortboost.deploy.targets import BF16_OPSET, Target
+from ortboost.errors import UsageError
+from ortboost.graph.normalize import convert_opset
+from ortboost.graph.query import all_tensors
+from ortboost.report import Report
+from ortboost.transforms.precision import PrecisionConfig, place_precision
+
+__all__ = ["Precise", "clamp_infinite", "precision_step"]
+
+_LARGEST = 65504.0
+"""The largest finite float16."""
+
+_MARGIN = 2.0
+"""What was measured on calibration data may be exceeded later: twice as much has to fit."""
+
+
+@dataclass(frozen=True)
+class Precise:
+    """How to write a graph in a shorter number format.
+
+    Args:
+        precision: ``fp16``, ``bf16`` or ``int8``.
+        keep_io_types: Leave inputs and outputs of the model in float32.
+        ranges: Inner tensor to the largest magnitude that was measured on calibration data.
+        calibration: The calibration data, which int8 needs.
+        int8: How to quantize; what suits the target if not given.
+        config: Which operators compute in 16 bits; the policy ``autocast`` if not given.
+    """
+
+    precision: str
+    keep_io_types: bool = True
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    calibration: Sequence[Mapping[str, NDArray[Any]]] = ()
+    int8: Int8Config | None = None
+    config: PrecisionConfig | None = None
+
+
+def precision_step(precise: Precise, target: Target) -> list[Step]:
+    """The steps that bring a graph to a shorter format.
+
+    Raises:
+        UsageError: int8 without calibration data.
+    """
+    if precise.precision == "int8":
+        if not precise.calibration:
+            raise UsageError(
+                "int8 needs calibration data: the ranges of the activations.",
+                where="--precision int8",
+                fix="Give --calib DATA, some hundred samples as the model will see them.",
+            )
+        how = precise.int8 or Int8Config.for_target(target.name)
+        feeds = precise.calibration
+        return [Step("quantize_int8", lambda model: quantize_int8(model, feeds, how))]
+    config = precise.config or PrecisionConfig(
+        compute="bf16" if precise.precision == "bf16" else "fp16",
+        keep_io_types=precise.keep_io_types,
+    )
+    margin = {name: largest * _MARGIN for name, largest in precise.ranges.items()}
+
+    def place(model: ir.Model) -> Report:
+        return place_precision(model, config, weights="stored", ranges=margin)
+
+    steps = [Step("place_precision", place), Step("clamp_infinite", clamp_infinite)]
+    if precise.precision == "bf16":
+        return [Step("bf16_opset", _lift_for_bf16), steps[0]]
+    return steps
+
+
+def _lift_for_bf16(model: ir.Model) -> Report:
+    """Convolutions and most other operators take bfloat16 from opset 22 on."""
+    if model.opset_imports.get("", 0) >= BF16_OPSET:
+        return Report("bf16_opset")
+    report = convert_opset(model, range(BF16_OPSET, BF16_OPSET + 1))
+    report.rewrite = "bf16_opset"
+    return report
+
+
+def clamp_infinite(model: ir.Model) -> Report:
+    """Replace infinities among stored float16 numbers by the largest finite ones, in place.
+
+    Masks are written with ``-inf`` or the smallest float32, which float16 does not have. A row of scores that
+    is masked everywhere then averages where it gave NaN before. NaN stays what it is.
+    """
+    report = Report("clamp_infinite")
+    for value, tensor in all_tensors(model):
+        if tensor.dtype != ir.DataType.FLOAT16:
+            continue
+        array = np.asarray(tensor.numpy())
+        infinite = np.isinf(array)
+        if not infinite.any():
+            continue
+        name = value.name or ""
+        finite = np.where(infinite, np.copysign(np.float16(_LARGEST), array), array)
+        value.const_value = ir.tensor(finite.astype(np.float16), name=value.name)
+        report.changed[name] = f"{int(infinite.sum())} infinite numbers became +-{_LARGEST:.0f}"
+    return report

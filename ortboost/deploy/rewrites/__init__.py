@@ -1,0 +1,1 @@
+"""Rewrites of inference graphs, one a file; the order they run in is in ``ortboost.deploy.pipeline``."""

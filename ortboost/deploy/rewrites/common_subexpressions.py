@@ -1,0 +1,99 @@
+"""Compute and store equal things once: equal nodes on equal inputs, equal stored tensors.
+
+onnx_ir has passes for both. They take Bernoulli, training Dropout and operators of unknown domains for
+functions of their inputs, and the one for tensors keeps a copy of all bytes; hence this one. Tensors are
+compared only where another has the same type and shape, so a model of many gigabytes is not read for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+
+import onnx_ir as ir
+
+from ortboost.deploy.rewrites.helpers import CHANCE, is_standard, label, replace_value
+from ortboost.report import Report
+
+__all__ = ["common_subexpressions"]
+
+_EITHER_WAY = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
+
+
+def common_subexpressions(model: ir.Model) -> Report:
+    """Merge equal stored tensors and equal nodes of the main graph, in place."""
+    report = Report("common_subexpressions")
+    _tensors(model.graph, report)
+    seen: dict[Hashable, ir.Node] = {}
+    for node in list(model.graph):
+        key = _key(node)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is node:
+            continue
+        pairs = list(zip(node.outputs, first.outputs, strict=True))
+        if any(old.is_graph_output() and not _may_pass(new) for old, new in pairs):
+            report.kept[label(node)] = f"as '{label(first)}', and both are outputs of the model"
+            continue
+        if all(replace_value(old, new) for old, new in pairs):
+            report.changed[label(node)] = f"is '{label(first)}'"
+            model.graph.remove(node, safe=True)
+    return report
+
+
+def _may_pass(value: ir.Value) -> bool:
+    return not value.is_graph_output()
+
+
+def _tensors(graph: ir.Graph, report: Report) -> None:
+    alike: dict[Hashable, list[ir.Value]] = {}
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is None or value.is_graph_input() or value.is_graph_output():
+            continue
+        if tensor.dtype != ir.DataType.STRING:
+            alike.setdefault((tensor.dtype, tuple(tensor.shape)), []).append(value)
+    for group in alike.values():
+        if len(group) < 2:
+            continue
+        stored: dict[bytes, ir.Value] = {}
+        for value in group:
+            assert value.const_value is not None
+            digest = hashlib.sha256(value.const_value.tobytes()).digest()
+            first = stored.setdefault(digest, value)
+            if first is value:
+                continue
+            ir.convenience.replace_all_uses_with(value, first)
+            graph.initializers.pop(value.name or "")
+            report.changed[value.name or ""] = f"equals '{first.name}'"
+
+
+def _key(node: ir.Node) -> Hashable | None:
+    """What a node computes; ``None`` for what must not be merged."""
+    if node.domain not in ("", "ai.onnx") or is_standard(node, *CHANCE):
+        return None
+    if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
+        return None
+    attributes = []
+    for name, attribute in sorted(node.attributes.items()):
+        if attribute.is_ref() or attribute.type in (
+            ir.AttributeType.GRAPH,
+            ir.AttributeType.GRAPHS,
+        ):
+            return None
+        value = attribute.value
+        if attribute.type == ir.AttributeType.TENSOR:
+            value = (value.dtype, tuple(value.shape), value.tobytes())
+        elif isinstance(value, (list, tuple)):
+            value = tuple(value)
+        attributes.append((name, value))
+    inputs = [id(value) if value is not None else None for value in node.inputs]
+    if is_standard(node, *_EITHER_WAY):
+        inputs.sort(key=lambda i: i or 0)
+    key: Hashable = (node.op_type, len(node.outputs), tuple(inputs), tuple(attributes))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key

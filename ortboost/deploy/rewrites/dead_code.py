@@ -1,0 +1,27 @@
+"""Remove nodes and stored tensors that no output needs, and opsets that no node needs."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.deploy.rewrites.helpers import operators
+from ortboost.report import Report
+
+__all__ = ["dead_code"]
+
+
+def dead_code(model: ir.Model) -> Report:
+    """Remove what is not used, in place. The inputs of the model stay, used or not."""
+    report = Report("dead_code")
+    before, stored = operators(model), list(model.graph.initializers)
+    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    after = operators(model)
+    for op in sorted(before):
+        if before[op] > after.get(op, 0):
+            report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"
+    for name in stored:
+        if name not in model.graph.initializers:
+            report.changed[name] = "not used"
+    return report

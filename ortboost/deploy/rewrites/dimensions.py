@@ -1,0 +1,229 @@
+"""Dimensions as keys that can be compared: a number, a name, or "that axis of that value".
+
+Two equal keys are equal lengths whenever the model runs. Names come from the graph's inputs and from
+shape inference, which gives every length that it does not know a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.rewrites.helpers import constant, is_standard
+
+__all__ = ["Key", "as_reshape", "dimensions", "elements", "same_shape", "same_view"]
+
+Key: TypeAlias = Hashable
+_LARGEST = 64  # elements of a tensor that could be a shape
+_DEPTH = 24
+
+
+def _key(value: ir.Value, axis: int) -> Key:
+    assert value.shape is not None
+    dim = value.shape[axis]
+    if isinstance(dim, int):
+        return dim
+    if dim.value is not None:
+        return ("name", dim.value)
+    return ("axis", id(value), axis)
+
+
+def dimensions(value: ir.Value | None) -> tuple[Key, ...] | None:
+    """One key for each dimension of a value; ``None`` if not even their number is known."""
+    if value is None or value.shape is None:
+        return None
+    return tuple(_key(value, axis) for axis in range(len(value.shape)))
+
+
+def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
+    """Whether two values certainly have the same shape."""
+    left, right = dimensions(one), dimensions(other)
+    return left is not None and left == right
+
+
+def same_view(have: Sequence[Key] | None, want: Sequence[Key] | None) -> bool:
+    """Whether a view, which keeps the number of elements, keeps the shape too.
+
+    If all dimensions but one are the same, the last one is: the product is.
+    """
+    if have is None or want is None or len(have) != len(want):
+        return False
+    return sum(one != other for one, other in zip(have, want, strict=True)) <= 1
+
+
+def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None:
+    """A constant shape, for a Reshape with ``allowzero=0``, that makes ``wanted`` of ``source``.
+
+    A number stands for itself, 0 copies the dimension at the same place, -1 (once) is what is left.
+
+    Returns:
+        The shape, or ``None`` if it cannot be said with constants.
+
+    Example:
+        >>> as_reshape([("name", "n"), ("name", "s"), 12, 64], [("name", "n"), ("name", "s"), 768])
+        [0, 0, 12, 64]
+    """
+    shape: list[int] = []
+    for place, key in enumerate(wanted):
+        if isinstance(key, int):
+            if key <= 0:  # an empty tensor: zeros and minus ones would mean something else
+                return None
+            shape.append(key)
+        elif place < len(source) and source[place] == key:
+            shape.append(0)
+        else:
+            shape.append(-1)
+    return shape if shape.count(-1) <= 1 else None
+
+
+def elements(value: ir.Value | None) -> list[Key] | None:
+    """The elements of a small integer tensor that the graph computes from shapes.
+
+    Args:
+        value: A tensor with at most one dimension.
+
+    Returns:
+        One key an element (one for a scalar), or ``None`` where it depends on more than shapes.
+    """
+    return _elements(value, _DEPTH)
+
+
+def _elements(value: ir.Value | None, depth: int) -> list[Key] | None:
+    if value is None or depth == 0:
+        return None
+    stored = constant(value, limit=_LARGEST)
+    if stored is not None:
+        if stored.ndim > 1 or stored.dtype.kind not in "iub":
+            return None
+        return list(stored.reshape(-1).tolist())
+    node = value.producer()
+    if node is None or not is_standard(node, *_RULES):
+        return None
+    found = _RULES[node.op_type](node, depth - 1)
+    return None if found is None or len(found) > _LARGEST else found
+
+
+def _shape(node: ir.Node, depth: int) -> list[Key] | None:
+    keys = dimensions(node.inputs[0])
+    if keys is None:
+        return None
+    start = node.attributes.get_int("start", 0)
+    end = node.attributes.get_int("end", len(keys))
+    return list(keys[start:end])
+
+
+def _concat(node: ir.Node, depth: int) -> list[Key] | None:
+    found: list[Key] = []
+    for value in node.inputs:
+        part = _elements(value, depth)
+        if part is None:
+            return None
+        found += part
+    return found
+
+
+def _gather(node: ir.Node, depth: int) -> list[Key] | None:
+    data, index = _elements(node.inputs[0], depth), constant(node.inputs[1], limit=_LARGEST)
+    if data is None or index is None or index.ndim > 1 or node.attributes.get_int("axis", 0) != 0:
+        return None
+    places = [int(i) for i in index.reshape(-1)]
+    return [data[i] for i in places] if all(-len(data) <= i < len(data) for i in places) else None
+
+
+def _slice(node: ir.Node, depth: int) -> list[Key] | None:
+    data = _elements(node.inputs[0], depth)
+    bounds = [constant(value, limit=1) for value in node.inputs[1:]]
+    if data is None or any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    begin, end, *rest = (int(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
+    step = rest[1] if len(rest) > 1 else 1
+    return data[begin:end:step] if step > 0 else None
+
+
+def _through(node: ir.Node, depth: int) -> list[Key] | None:
+    """The elements stay, whether there is a dimension around them or not."""
+    shape = None if node.outputs[0].shape is None else node.outputs[0].shape
+    if shape is None or len(shape) > 1:
+        return None
+    return _elements(node.inputs[0], depth)
+
+
+def _cast(node: ir.Node, depth: int) -> list[Key] | None:
+    wide = (ir.DataType.INT64, ir.DataType.INT32)
+    source = node.inputs[0]
+    if node.attributes.get_int("to", 0) not in wide or source is None or source.dtype not in wide:
+        return None
+    return _elements(source, depth)
+
+
+def _arithmetic(node: ir.Node, depth: int) -> list[Key] | None:
+    one, other = (_elements(value, depth) for value in node.inputs)
+    if one is None or other is None:
+        return None
+    length = max(len(one), len(other)) if min(len(one), len(other)) == 1 else len(one)
+    if len(one) not in (1, length) or len(other) not in (1, length):
+        return None
+    pairs = zip(one * (length // len(one)), other * (length // len(other)), strict=True)
+    return [_result(node.op_type, a, b) for a, b in pairs]
+
+
+def _result(op: str, a: Key, b: Key) -> Key:
+    if isinstance(a, int) and isinstance(b, int):
+        if op == "Div" and b == 0:
+            return (op, a, b)
+        if op == "Div":  # of integers it cuts towards zero
+            return int(np.trunc(a / b)) if abs(a) < 1 << 50 else (op, a, b)
+        return {"Add": a + b, "Sub": a - b, "Mul": a * b}[op]
+    if op == "Mul" and 1 in (a, b):
+        return b if a == 1 else a
+    if op == "Add" and 0 in (a, b):
+        return b if a == 0 else a
+    if (op == "Sub" and b == 0) or (op == "Div" and b == 1):
+        return a
+    return (op, a, b)
+
+
+def _equal(node: ir.Node, depth: int) -> list[Key] | None:
+    one, other = (_elements(value, depth) for value in node.inputs)
+    if one is None or other is None or len(one) != len(other):
+        return None
+    found: list[Key] = []
+    for a, b in zip(one, other, strict=True):
+        numbers = isinstance(a, int) and isinstance(b, int)
+        length = isinstance(a, tuple) and a[0] in ("name", "axis")  # a length is never negative
+        if numbers or a == b:
+            found.append(a == b)
+        elif length and isinstance(b, int) and b < 0:
+            found.append(False)
+        else:
+            return None
+    return found
+
+
+def _where(node: ir.Node, depth: int) -> list[Key] | None:
+    which, yes, no = (_elements(value, depth) for value in node.inputs)
+    if which is None or yes is None or no is None or not len(which) == len(yes) == len(no):
+        return None
+    return [a if w else b for w, a, b in zip(which, yes, no, strict=True)]
+
+
+_RULES: dict[str, Callable[[ir.Node, int], list[Key] | None]] = {
+    "Shape": _shape,
+    "Concat": _concat,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Identity": _through,
+    "Squeeze": _through,
+    "Unsqueeze": _through,
+    "Reshape": _through,
+    "Cast": _cast,
+    "Add": _arithmetic,
+    "Sub": _arithmetic,
+    "Mul": _arithmetic,
+    "Div": _arithmetic,
+    "Equal": _equal,
+    "Where": _where,
+}

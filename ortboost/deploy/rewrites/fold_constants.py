@@ -1,0 +1,91 @@
+"""Compute once what does not depend on the inputs.
+
+The folding is onnxscript's. Decided here is what must not be folded: operators of chance; operators
+whose reference implementation does not answer as the runtimes do (Resize, GridSample: it places pixels in
+another way); what would store a large tensor twice, because something else reads it too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import optimizer
+
+from ortboost.deploy.rewrites.helpers import CHANCE, constant, is_standard, operators
+from ortboost.graph.normalize import quiet
+from ortboost.report import Report
+
+__all__ = ["fold_constants"]
+
+_LARGE = 1 << 18  # elements; a copy of less is of no account
+_RESULT = 1 << 20
+_SMALL = 64
+_NO_LIMIT = 1 << 62  # size is decided here, not by the pass
+_GROWING = ("Expand", "Pad", "Range", "Tile")
+_KEPT = {
+    "DequantizeLinear": "it is part of a quantized model",
+    "DynamicQuantizeLinear": "it is part of a quantized model",
+    "GridSample": "the reference implementation places pixels in another way than the runtimes",
+    "QuantizeLinear": "it is part of a quantized model",
+    "Resize": "the reference implementation places pixels in another way than the runtimes",
+    **dict.fromkeys(CHANCE, "it draws random numbers"),
+}
+
+
+def fold_constants(model: ir.Model) -> Report:
+    """Fold constants, in place.
+
+    Returns:
+        How many nodes of each operator went; which constant nodes were kept, and why.
+    """
+    report = Report("fold_constants")
+    before = operators(model)
+
+    def should_fold(node: ir.Node) -> bool | None:
+        reason = _obstacle(node)
+        if reason is not None:
+            report.kept[node.name or node.op_type] = reason
+            return False
+        return True
+
+    with quiet("onnxscript", "onnx_ir"):
+        optimizer.fold_constants_ir(
+            model,
+            onnx_shape_inference=False,
+            input_size_limit=_NO_LIMIT,
+            output_size_limit=_NO_LIMIT,
+            should_fold=should_fold,
+        )
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    after = operators(model)
+    for op in sorted(before):
+        if before[op] > after.get(op, 0):
+            report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"
+    return report
+
+
+def _obstacle(node: ir.Node) -> str | None:
+    """Why a node with constant inputs is left alone, or ``None``."""
+    if is_standard(node, *_KEPT):
+        return _KEPT[node.op_type]
+    if is_standard(node, "ConstantOfShape"):
+        shape = constant(node.inputs[0])
+        if shape is None or int(np.prod(shape)) > _SMALL:
+            return "it would store what one number says"
+    if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
+        return "it may draw random numbers"
+    for value in node.inputs:
+        if value is None or value.const_value is None or value.const_value.size <= _LARGE:
+            continue
+        if len({id(usage.node) for usage in value.uses()}) > 1:
+            return f"'{value.name}' serves another node too and would be stored twice"
+    result = node.outputs[0].shape
+    if result is not None and result.is_static():
+        made = int(np.prod(result.numpy(), dtype=np.int64))
+        taken = sum(v.const_value.size for v in node.inputs if v is not None and v.const_value)
+        if made > max(_RESULT, 2 * taken):
+            return f"its result is large ({made} elements)"
+    elif is_standard(node, *_GROWING):
+        return "the size of its result is not known"
+    return None

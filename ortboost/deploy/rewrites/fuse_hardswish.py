@@ -1,0 +1,28 @@
+"""``x clip(x + 3, 0, 6) / 6`` is HardSwish; without the first factor it is HardSigmoid. By onnxscript's rules."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnxscript import rewriter
+from onnxscript.rewriter.rules.common import fuse_hardswish_rules
+
+from ortboost.deploy.rewrites.helpers import operators
+from ortboost.report import Report
+
+__all__ = ["fuse_hardswish"]
+
+_OPSET = 14
+
+
+def fuse_hardswish(model: ir.Model) -> Report:
+    """Fuse, in place. Below opset 14 there is no such operator and nothing is done."""
+    report = Report("fuse_hardswish")
+    before = operators(model)
+    if model.opset_imports.get("", 0) < _OPSET or not ({"Clip", "HardSigmoid"} & before.keys()):
+        return report
+    rewriter.rewrite(model, fuse_hardswish_rules())
+    after = operators(model)
+    for op in ("HardSwish", "HardSigmoid"):
+        if after.get(op, 0) > before.get(op, 0):
+            report.changed[op] = f"{before.get(op, 0)} -> {after[op]}"
+    return report

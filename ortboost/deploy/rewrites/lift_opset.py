@@ -1,0 +1,42 @@
+"""Raise the opset where an operator that it brings saves nodes: Gelu, from opset 20 on."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.deploy.rewrites.fuse_gelu import gelus
+from ortboost.errors import ModelError
+from ortboost.graph.normalize import convert_opset
+from ortboost.report import Report
+
+__all__ = ["lift_opset"]
+
+_GELU = 20
+
+
+def lift_opset(model: ir.Model, *, limit: int) -> Report:
+    """Convert to opset 20, in place, if the model writes a Gelu out and ``limit`` allows it.
+
+    Args:
+        model: The model.
+        limit: Newest opset to go to.
+
+    Returns:
+        The report; a model that cannot be converted is kept at its opset.
+    """
+    report = Report("lift_opset")
+    opset = model.opset_imports.get("", _GELU)
+    if opset >= _GELU or limit < _GELU:
+        return report
+    found = gelus(model)
+    if not found:
+        return report
+    trial = model.clone()
+    try:
+        convert_opset(trial, range(_GELU, _GELU + 1))
+    except ModelError as error:
+        report.kept["model"] = error.what
+        return report
+    convert_opset(model, range(_GELU, _GELU + 1))
+    report.changed["model"] = f"opset {opset} -> {_GELU}, for {len(found)} Gelu"
+    return report

@@ -1,0 +1,67 @@
+"""Reshape, Squeeze, Unsqueeze and Flatten in a row are one Reshape, or nothing.
+
+None of them moves a number. Of a chain ``x -> view -> view`` the last alone decides, so it reads ``x``
+directly wherever its shape can be said with constants in terms of ``x``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
+from ortboost.deploy.rewrites.helpers import constant, is_standard, label, only_user, replace_value
+from ortboost.graph.build import Builder
+from ortboost.report import Report
+
+__all__ = ["merge_views"]
+
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
+
+
+def merge_views(model: ir.Model) -> Report:
+    """Merge chains of views, in place, in the main graph."""
+    report = Report("merge_views")
+    builder = Builder(model.graph, "ortboost/view")
+    for node in list(model.graph):
+        if node.graph is None or not is_standard(node, *VIEWS) or node.inputs[0] is None:
+            continue
+        middle = node.inputs[0]
+        first = middle.producer()
+        if first is None or first.graph is not node.graph or not is_standard(first, *VIEWS):
+            continue
+        source, out = first.inputs[0], node.outputs[0]
+        if source is None or only_user(middle) is not node:
+            continue
+        name = label(node)
+        have, want = dimensions(source), dimensions(out)
+        if same_view(have, want) and replace_value(out, source):
+            model.graph.remove(node, safe=True)
+            model.graph.remove(first, safe=True)
+            report.changed[name] = f"undoes '{label(first)}': both are gone"
+            continue
+        shape = None if have is None or want is None else as_reshape(want, have)
+        if shape is None:
+            shape = _of_the_last(node)
+        if shape is None:
+            report.kept[name] = "the shape cannot be said with constants"
+            continue
+        made = builder.op("Reshape", source, builder.ints(*shape), dtype=out.dtype, shape=out.shape)
+        for new in builder.take():
+            model.graph.insert_before(node, new)
+        if not replace_value(out, made):  # never: `made` is new and of the same graph
+            continue
+        model.graph.remove(node, safe=True)
+        model.graph.remove(first, safe=True)
+        report.changed[name] = f"merged with '{label(first)}'"
+    return report
+
+
+def _of_the_last(node: ir.Node) -> list[int] | None:
+    """The own shape of a Reshape, where it says the same for any input of as many elements."""
+    if node.op_type != "Reshape" or len(node.inputs) < 2:
+        return None
+    shape = constant(node.inputs[1])
+    if shape is None or bool(np.any(shape == 0)):
+        return None
+    return [int(length) for length in shape]

@@ -1,0 +1,143 @@
+"""Say with constants what the graph computes from shapes.
+
+Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), 12, 64))``, seven nodes and
+more, where ``Reshape(x, [0, 0, 12, 64])`` says the same: 0 copies the dimension at the same place. Where a
+shape cannot be said with constants it is still read off in one go: ``Concat(Shape<0:2>(x), [12])``.
+
+That a dimension is the same is known from shape inference, with symbolic dimensions kept. What is not
+needed any more is left for the removal of dead nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.rewrites.dimensions import Key, as_reshape, dimensions, elements
+from ortboost.deploy.rewrites.helpers import constant, is_standard, label
+from ortboost.graph.build import Builder
+from ortboost.report import Report
+
+__all__ = ["static_shapes"]
+
+_TAKERS = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
+
+
+def static_shapes(model: ir.Model) -> Report:
+    """Replace computed shapes by constants or by fewer nodes, in place, in the main graph."""
+    report = Report("static_shapes")
+    builder = Builder(model.graph, "ortboost/shape")
+    for node in list(model.graph):
+        if not is_standard(node, *_TAKERS):
+            continue
+        place = _TAKERS[node.op_type]
+        value = node.inputs[place] if len(node.inputs) > place else None
+        if value is None or constant(value) is not None or value.is_initializer():
+            continue
+        keys = elements(value)
+        if keys is None:
+            report.kept[label(node)] = "its shape depends on more than shapes"
+            continue
+        if all(isinstance(key, int) for key in keys):
+            node.replace_input_with(place, builder.ints(*(int(key) for key in keys)))  # type: ignore[call-overload]
+            report.changed[label(node)] = f"shape {keys}"
+            continue
+        if node.op_type == "Reshape" and (shape := _reshape(node, keys)) is not None:
+            node.attributes.pop("allowzero", None)
+            node.replace_input_with(place, builder.ints(*shape))
+            report.changed[label(node)] = f"shape {shape}"
+            continue
+        pieces = _pieces(model.graph, node, keys)
+        if pieces is None or len(pieces) + (len(pieces) > 1) >= _cone(value):
+            continue
+        made = [_piece(builder, piece) for piece in pieces]
+        shorter = made[0]
+        if len(made) > 1:
+            shorter = builder.op(
+                "Concat", *made, dtype=ir.DataType.INT64, shape=[len(keys)], axis=0
+            )
+        for new in builder.take():
+            model.graph.insert_before(node, new)
+        node.replace_input_with(place, shorter)
+        report.changed[label(node)] = "shape read off in one go"
+    return report
+
+
+def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
+    """The target of a Reshape in constants: zeros and minus ones in it have a meaning already."""
+    source = dimensions(node.inputs[0])
+    if source is None:
+        return None
+    literal = node.attributes.get_int("allowzero", 0) == 1
+    wanted: list[Key] = []
+    rest = 0
+    for place, key in enumerate(keys):
+        if key == 0 and not literal and place < len(source):
+            wanted.append(source[place])
+        elif key == -1:
+            rest += 1
+            wanted.append(("rest",))
+        elif isinstance(key, int) and key <= 0:
+            return None
+        else:
+            wanted.append(key)
+    return as_reshape(wanted, source) if rest <= 1 else None
+
+
+Piece = tuple[ir.Value, int, int] | list[int]
+
+
+def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | None:
+    """Runs of numbers, and runs of neighbouring dimensions of one value."""
+    named: dict[Key, tuple[ir.Value, int]] = {}
+    for value in (*graph.inputs, *node.inputs):
+        for axis, key in enumerate(dimensions(value) or ()):
+            if value is not None and not isinstance(key, int):
+                named.setdefault(key, (value, axis))
+    pieces: list[Piece] = []
+    for key in keys:
+        last = pieces[-1] if pieces else None
+        if isinstance(key, int):
+            if isinstance(last, list):
+                last.append(key)
+            else:
+                pieces.append([key])
+            continue
+        if key not in named:
+            return None
+        value, axis = named[key]
+        if isinstance(last, tuple) and last[0] is value and last[2] == axis:
+            pieces[-1] = (value, last[1], axis + 1)
+        else:
+            pieces.append((value, axis, axis + 1))
+    return pieces
+
+
+def _piece(builder: Builder, piece: Piece) -> ir.Value:
+    if isinstance(piece, list):
+        return builder.const(np.array(piece, np.int64), ir.DataType.INT64)
+    value, start, end = piece
+    return builder.op(
+        "Shape", value, dtype=ir.DataType.INT64, shape=[end - start], start=start, end=end
+    )
+
+
+def _cone(value: ir.Value) -> int:
+    """How many nodes would go if nobody read this value: those that serve nothing else."""
+    gone: set[int] = set()
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        if node is None or id(node) in gone:
+            continue
+        uses = [usage.node for out in node.outputs for usage in out.uses()]
+        first = not gone
+        if not first and any(id(user) not in gone for user in uses):
+            continue
+        if not is_standard(node, "Shape", "Gather", "Concat", "Slice", "Squeeze", "Unsqueeze",
+                           "Cast", "Equal", "Where", "Add", "Sub", "Mul", "Div", "Reshape",
+                           "Identity"):  # fmt: skip
+            continue
+        gone.add(id(node))
+        pending.extend(v for v in node.inputs if v is not None)
+    return len(gone)

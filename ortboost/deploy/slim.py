@@ -1,0 +1,63 @@
+"""onnxslim as one more step of the pipeline, for who wants it: behind the same comparison as all others."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from ortboost.deploy.pipeline import Step
+from ortboost.deploy.rewrites.helpers import operators
+from ortboost.errors import DependencyError, ModelError
+from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import all_tensors
+from ortboost.report import Report
+
+__all__ = ["slim_step"]
+
+
+def slim_step() -> Step:
+    """The step.
+
+    Raises:
+        DependencyError: onnxslim is not installed.
+    """
+    try:
+        import onnxslim  # noqa: F401
+    except ImportError as error:
+        raise DependencyError(
+            "onnxslim is not installed.",
+            where="--slim",
+            fix="pip install onnxslim, or export without --slim: the rewrites of ortboost reach "
+            "as few nodes on the models that were tried.",
+        ) from error
+    return Step("onnxslim", _slim)
+
+
+def _slim(model: ir.Model) -> Report:
+    """Run onnxslim on the model, in place.
+
+    Raises:
+        ModelError: The model is too large: onnxslim takes it as one message.
+    """
+    import onnxslim
+
+    report = Report("onnxslim")
+    if sum(tensor.nbytes for _, tensor in all_tensors(model)) >= EXTERNAL_DATA_THRESHOLD:
+        raise ModelError(
+            "The model is too large for onnxslim, which takes it as one message.",
+            where="--slim",
+            fix="Export without --slim.",
+        )
+    before = operators(model)
+    made = onnxslim.slim(ir.to_proto(model))
+    if not isinstance(made, onnx.ModelProto):
+        raise ModelError("onnxslim gave no model back.", where="--slim", fix="Leave --slim out.")
+    slimmed = ir.from_proto(made)
+    model.graph = slimmed.graph
+    infer_shapes(model)
+    after = operators(model)
+    for op in sorted(before.keys() | after.keys()):
+        if before.get(op, 0) != after.get(op, 0):
+            report.changed[op] = f"{before.get(op, 0)} -> {after.get(op, 0)}"
+    return report

@@ -1,0 +1,128 @@
+"""Run all rules over a model: one row a finding, worst first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.deploy.tensorrt.profiles import Profile
+from ortboost.deploy.tensorrt.rules.registry import SEVERITIES, Context, Finding
+from ortboost.deploy.tensorrt.table import Target
+from ortboost.graph.io import ModelSource, load_model
+from ortboost.graph.normalize import infer_shapes
+
+__all__ = ["TargetReport", "check_tensorrt", "open_lazily", "sorted_findings"]
+
+
+@dataclass(frozen=True)
+class TargetReport:
+    """What a check for a target found.
+
+    Args:
+        target: The target, for people.
+        source: Where its table comes from; empty if the target itself was asked.
+        findings: Worst first.
+    """
+
+    target: str
+    source: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> int:
+        """Number of findings that forbid the target."""
+        return sum(finding.severity == "error" for finding in self.findings)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing forbids the target."""
+        return not self.errors
+
+    @property
+    def fixable(self) -> int:
+        """Number of findings that ``--fix`` mends."""
+        return sum(finding.fixable for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        counts = {s: sum(f.severity == s for f in self.findings) for s in SEVERITIES}
+        return {
+            "target": self.target,
+            "source": self.source,
+            "ok": self.ok,
+            "counts": counts,
+            "findings": [vars(finding) for finding in self.findings],
+        }
+
+
+def check_tensorrt(
+    source: ModelSource, target: Target, *, profiles: Iterable[Profile] | None = None
+) -> TargetReport:
+    """Find what TensorRT's parser will not accept, without TensorRT.
+
+    Args:
+        source: The model. Of a file only the graph is read; weights are read where a rule looks at them.
+        target: The version to check for.
+        profiles: Shape profiles; dynamic inputs without one are errors then.
+
+    Returns:
+        The findings.
+
+    Raises:
+        FileError: The file is not a readable model.
+
+    Example:
+        ::
+
+            from ortboost.deploy.tensorrt.table import parse_target
+
+            for finding in check_tensorrt("model.onnx", parse_target("tensorrt=11")).findings:
+                print(finding.rule, finding.node, finding.reason)
+    """
+    # Importing the rules fills their registry.
+    from ortboost.deploy.tensorrt.rules import RULES
+
+    raw, path = open_lazily(source)
+    model = raw.clone()
+    if model.functions:
+        common.InlinePass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    infer_shapes(model)
+    named = None if profiles is None else {profile.name: profile for profile in profiles}
+    context = Context(model, target, named, path, raw)
+    found = [finding for entry in RULES.values() for finding in entry.check(context)]
+    return TargetReport(
+        str(target),
+        f"onnx-tensorrt's table of operators for {target.release}",
+        sorted_findings(found),
+    )
+
+
+def sorted_findings(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Each finding once, worst first, then by rule; the order of the graph within a rule."""
+    once = dict.fromkeys(found)
+    return tuple(sorted(once, key=lambda f: (SEVERITIES.index(f.severity), f.rule)))
+
+
+def open_lazily(source: ModelSource) -> tuple[ir.Model, Path | None]:
+    """Open a model with its external weights left where they are, missing ones included.
+
+    Raises:
+        FileError: The file is not a readable model.
+    """
+    if not isinstance(source, (str, os.PathLike)) or not Path(source).is_file():
+        return load_model(source), None
+    path = Path(source)
+    try:
+        model = ir.load(path)
+    except Exception:  # whatever it is, the loader says it better
+        return load_model(path), path
+    if not model.opset_imports and not len(model.graph):
+        return load_model(path), path
+    return model, path

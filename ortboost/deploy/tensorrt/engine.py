@@ -1,0 +1,183 @@
+"""``--build-engine``: build, compare with the ONNX file, write the engine and what it belongs to.
+
+An engine belongs to one version of TensorRT and one kind of GPU; both stand in the JSON file beside it, with
+the fingerprint of the ONNX file, which must be kept: the engine cannot be turned back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ortboost.deploy.tensorrt.api import EngineSession, Toolkit, build_plan, load_toolkit
+from ortboost.deploy.tensorrt.checker import open_lazily
+from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
+from ortboost.deploy.tensorrt.recipe import recipe
+from ortboost.deploy.verify import Parity, Tolerance, compare, seeded_batch
+from ortboost.errors import DependencyError, FileError, ParityError
+from ortboost.graph.query import known_shape
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.model_evaluator import ModelEvaluator
+
+__all__ = ["EngineFile", "build_engine"]
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """A written engine.
+
+    Args:
+        path: The engine.
+        sidecar: The JSON file beside it.
+        bytes: Its size.
+        metadata: What stands in the sidecar.
+        parity: The comparison with the ONNX file.
+    """
+
+    path: Path
+    sidecar: Path
+    bytes: int
+    metadata: Mapping[str, Any]
+    parity: Parity
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "path": str(self.path),
+            "sidecar": str(self.sidecar),
+            "bytes": self.bytes,
+            **self.metadata,
+        }
+
+
+def build_engine(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    profiles: Sequence[Profile] = (),
+    *,
+    feeds: Sequence[Mapping[str, NDArray[Any]]] | None = None,
+    workspace: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+    major: int = 11,
+    tolerance: Tolerance | None = None,
+    toolkit: Toolkit | None = None,
+) -> EngineFile:
+    """Build an engine from an ONNX file, and hold it to the file.
+
+    Args:
+        model: The ONNX file, exported for TensorRT.
+        out: The engine to write; ``out.json`` is written beside it.
+        profiles: Shapes of the dynamic inputs.
+        feeds: Batches to compare on; made-up inputs of the optimum shape if not given.
+        workspace: Bytes of scratch memory.
+        timing_cache: File with timings: read if it is there, written after.
+        major: Major version that the printed recipe is for, where TensorRT is missing.
+        tolerance: What may differ; 1 % of the largest value if not given: an engine adds up in another
+            order and may use TF32.
+        toolkit: TensorRT and CUDA; loaded if not given.
+
+    Raises:
+        UsageError: A profile is missing or wrong.
+        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line that
+            builds the engine elsewhere.
+        ModelError: TensorRT does not accept the model.
+        ParityError: The engine answers differently; nothing was written.
+        FileError: The folder cannot be written.
+    """
+    source, path = Path(model), Path(out)
+    graph = open_lazily(source)[0].graph
+    fed = [value for value in graph.inputs if not value.is_initializer()]
+    settled = settle_profiles({value.name or "": known_shape(value) for value in fed}, profiles)
+    line = recipe(
+        source,
+        path,
+        settled.values(),
+        major=major,
+        workspace=workspace,
+        timing_cache=timing_cache,
+    )
+    if not path.parent.is_dir():
+        raise FileError(
+            "The folder to write the engine to does not exist.",
+            where=str(path.parent),
+            fix="Create it, or give another path.",
+        )
+    try:
+        kit = toolkit or load_toolkit()
+    except DependencyError as error:
+        raise DependencyError(
+            f"No engine can be built here: {error.what[0].lower()}{error.what[1:]}",
+            where=f"{error.where}; the ONNX file is {source}",
+            fix=f"{error.fix}; or build it where TensorRT {major} is:\n         {line}",
+        ) from error
+    cache = None if timing_cache is None else Path(timing_cache)
+    timings = cache.read_bytes() if cache is not None and cache.is_file() else b""
+    built = build_plan(kit, str(source), settled, workspace=workspace, timings=timings)
+    allowed = tolerance or Tolerance(1e-2, 1e-2, scaled=True)
+    parity = _compare(kit, built.plan, source, settled, feeds, allowed)
+    if not parity.ok:
+        bad = max((d for d in parity.differences if not d.within), key=lambda d: d.max_rel)
+        raise ParityError(
+            f"The engine answers differently: off by {bad.max_abs:.3g} "
+            f"(relative {bad.max_rel:.3g}), beyond {allowed}.",
+            where=f"{path}: output '{bad.output}', {parity.samples} samples",
+            fix="Nothing was written. Keep more operators in FLOAT, or widen the tolerance.",
+        )
+    metadata = {
+        "tensorrt": kit.version,
+        "gpu": kit.gpu,
+        "compute_capability": kit.capability,
+        "onnx": source.name,
+        "onnx_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+        "strongly_typed": True,
+        "profiles": [str(profile) for profile in settled.values()],
+        "parity": parity.to_dict(),
+        "recipe": recipe(source.name, path.name, settled.values(), major=kit.major),
+    }
+    sidecar = path.with_name(f"{path.name}.json")
+    _replace(path, built.plan)
+    _replace(sidecar, (json.dumps(metadata, indent=2) + "\n").encode())
+    if cache is not None:
+        _replace(cache, built.timings)
+    return EngineFile(path, sidecar, len(built.plan), metadata, parity)
+
+
+def _compare(
+    kit: Toolkit,
+    plan: bytes,
+    source: Path,
+    profiles: Mapping[str, Profile],
+    feeds: Sequence[Mapping[str, NDArray[Any]]] | None,
+    tolerance: Tolerance,
+) -> Parity:
+    reference = ModelEvaluator(source, device="cpu")
+    engine = EngineSession(kit, plan)
+    if feeds is None:
+        specs = [
+            TensorSpec(s.name, s.dtype, profiles[s.name].optimum if s.name in profiles else s.shape)
+            for s in reference.inputs
+        ]
+        feeds = [seeded_batch(specs)]
+    expected = [reference.evaluate(batch) for batch in feeds]
+    actual = [engine.evaluate(batch) for batch in feeds]
+    return compare(expected, actual, engine.outputs, tolerance=tolerance)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that a crash leaves the old one or the new one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(
+            "The file cannot be written.", where=f"{path}: {error}", fix="Check space and rights."
+        ) from error

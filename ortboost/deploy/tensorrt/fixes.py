@@ -1,0 +1,234 @@
+"""Mend what can be mended without changing the answers; the answers are compared before writing.
+
+Each fix is a rewrite with a report. What a fix does on purpose to the numbers (a Dropout that no longer
+drops, a BatchNormalization that uses its stored statistics) is done first, and everything after is held to
+that graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.deploy.fold_bn import fold_bn
+from ortboost.deploy.rewrites.dead_code import dead_code
+from ortboost.deploy.rewrites.fold_constants import fold_constants
+from ortboost.deploy.tensorrt.rules.numbers import FP16_MAX
+from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
+from ortboost.deploy.tensorrt.table import Target
+from ortboost.graph.normalize import convert_opset, infer_shapes
+from ortboost.graph.query import all_tensors
+from ortboost.report import Report
+
+__all__ = [
+    "doubles_to_floats",
+    "finite_constants",
+    "lower_ir_version",
+    "mend",
+    "strip_training_mode",
+    "unique_names",
+]
+
+_LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+_TYPED_ATTRIBUTES: Final = ("to", "dtype")
+
+
+def mend(model: ir.Model, target: Target) -> list[Report]:
+    """Apply all fixes but the stripping of training, in place.
+
+    Args:
+        model: The model, stripped by :func:`strip_training_mode`.
+        target: The version of TensorRT.
+
+    Returns:
+        A report for each fix that changed something.
+
+    Raises:
+        ModelError: The opset cannot be converted.
+    """
+    low, high = target.opsets
+    steps: tuple[Callable[[ir.Model], Report], ...] = (
+        _inline,
+        _free_inputs,
+        lambda m: convert_opset(m, range(low, high + 1)),
+        _lift,
+        doubles_to_floats,
+        finite_constants,
+        fold_bn,
+        fold_constants,
+        dead_code,
+        unique_names,
+        lambda m: lower_ir_version(m, target.ir_version),
+    )
+    reports = []
+    for step in steps:
+        infer_shapes(model)
+        report = step(model)
+        if report.changed:
+            reports.append(report)
+    infer_shapes(model)
+    return reports
+
+
+def strip_training_mode(model: ir.Model) -> Report:
+    """Take operators out of training mode and losses out of the graph, in place.
+
+    Returns:
+        What was changed. A loss that is the only output is kept: nothing would be left.
+    """
+    report = Report("strip_training_mode")
+    graph = model.graph
+    for node in list(graph.all_nodes()):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        name = node.name or node.op_type
+        if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
+            mode = node.inputs[2].const_value
+            if mode is None or bool(np.any(mode.numpy())):
+                node.replace_input_with(2, None)
+                report.changed[name] = "Dropout no longer drops"
+        elif node.op_type == "BatchNormalization":
+            if not normalizes_batch(node, model.opset_imports.get("", 18)):
+                continue
+            if any(out.uses() for out in node.outputs[1:]):
+                report.kept[name] = "its running statistics are used in the graph"
+                continue
+            statistics = [out for out in node.outputs[1:] if out.is_graph_output()]
+            graph.outputs[:] = [value for value in graph.outputs if value not in statistics]
+            node.resize_outputs(1)
+            node.attributes.pop("training_mode", None)
+            report.changed[name] = "BatchNormalization uses its stored statistics"
+        elif node.op_type in _LOSSES:
+            losses = [out for out in node.outputs if out.is_graph_output()]
+            rest = [value for value in graph.outputs if value not in losses]
+            if not losses or not rest:
+                report.kept[name] = "it is the only output" if losses else "the graph uses it"
+                continue
+            graph.outputs[:] = rest
+            report.changed[name] = "removed"
+    if report.changed:
+        used = {id(value) for value in graph.inputs if value.uses()}
+        common.RemoveUnusedNodesPass()(model)
+        for value in [v for v in graph.inputs if id(v) in used and not v.uses()]:
+            if not value.is_graph_output():
+                graph.inputs.remove(value)
+                report.changed[value.name or "?"] = "an input that only the loss used"
+    return report
+
+
+def doubles_to_floats(model: ir.Model) -> Report:
+    """Make every DOUBLE tensor FLOAT, inputs and outputs too, in place.
+
+    TensorRT does so by itself, clamping to the largest FLOAT; here the same is done and compared.
+    """
+    report = Report("doubles_to_floats")
+    double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
+    limit = np.finfo(np.float32).max
+    for value, tensor in list(all_tensors(model)):
+        if tensor.dtype != double:
+            continue
+        array = tensor.numpy()
+        clamped = np.where(np.isfinite(array), np.clip(array, -limit, limit), array)
+        value.const_value = ir.tensor(clamped.astype(np.float32), name=value.name)
+        value.type = ir.TensorType(single)
+        report.changed[value.name or "?"] = "DOUBLE -> FLOAT"
+    for node in model.graph.all_nodes():
+        for key in _TYPED_ATTRIBUTES:
+            if key in node.attributes and node.attributes[key].value == double:
+                node.attributes[key] = ir.AttrInt64(key, int(single))
+                report.changed[node.name or node.op_type] = f"{key} DOUBLE -> FLOAT"
+        filler = node.attributes.get("value")
+        if filler is not None and filler.type == ir.AttributeType.TENSOR:
+            tensor = filler.as_tensor()
+            if tensor.dtype == double:
+                node.attributes["value"] = ir.AttrTensor(
+                    "value", ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
+                )
+                report.changed[node.name or node.op_type] = "value DOUBLE -> FLOAT"
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
+            if value.dtype == double:
+                value.type = ir.TensorType(single)
+                report.changed.setdefault(value.name or "?", "DOUBLE -> FLOAT")
+    return report
+
+
+def finite_constants(model: ir.Model) -> Report:
+    """Put ±65504, the largest number of float16, for infinities in stored tensors, in place.
+
+    In a mask ``-65504`` does what ``-inf`` does, without ``inf - inf``. A row that is masked as a whole
+    answers differently: the comparison afterwards shows it.
+    """
+    report = Report("finite_constants")
+    for value, tensor in list(all_tensors(model)):
+        if not tensor.dtype.is_floating_point() or tensor.dtype.bitwidth < 16:
+            continue
+        array = tensor.numpy()
+        infinite = np.isinf(array.astype(np.float64))
+        if not infinite.any():
+            continue
+        largest = array.dtype.type(FP16_MAX)
+        mended = np.where(infinite, np.where(array > 0, largest, -largest), array)
+        value.const_value = ir.tensor(mended.astype(array.dtype), name=value.name)
+        report.changed[value.name or "?"] = f"{int(infinite.sum())} infinities -> ±65504"
+    return report
+
+
+def _inline(model: ir.Model) -> Report:
+    report = Report("inline_functions")
+    report.changed = {"::".join(p for p in key if p): "inlined" for key in model.functions}
+    if report.changed:
+        common.InlinePass()(model)
+    return report
+
+
+def _free_inputs(model: ir.Model) -> Report:
+    report = Report("weights_are_not_inputs")
+    report.changed = {
+        value.name or "?": "removed from the inputs"
+        for value in model.graph.inputs
+        if value.is_initializer()
+    }
+    if report.changed:
+        common.RemoveInitializersFromInputsPass()(model)
+    return report
+
+
+def _lift(model: ir.Model) -> Report:
+    report = Report("lift_constants")
+    count = sum(node.op_type == "Constant" for node in model.graph.all_nodes())
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    left = sum(node.op_type == "Constant" for node in model.graph.all_nodes())
+    if left < count:
+        report.changed["Constant"] = f"{count} -> {left}"
+    return report
+
+
+def unique_names(model: ir.Model) -> Report:
+    """Name every node, and no two alike, in place; tensors too."""
+    report = Report("unique_names")
+    before = [node.name for node in model.graph.all_nodes()]
+    common.NameFixPass()(model)
+    after = [node.name for node in model.graph.all_nodes()]
+    for old, new in zip(before, after, strict=True):
+        if old != new:
+            report.changed[new or "?"] = "had no name" if not old else f"was a second '{old}'"
+    return report
+
+
+def lower_ir_version(model: ir.Model, newest: int) -> Report:
+    """Lower an IR version above ``newest``, as far as the opset allows, in place."""
+    report = Report("ir_version")
+    needed = onnx.helper.find_min_ir_version_for(
+        [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
+    )
+    wanted = max(newest, needed)
+    if model.ir_version > wanted:
+        report.changed["model"] = f"{model.ir_version} -> {wanted}"
+        model.ir_version = wanted
+    return report

@@ -1,0 +1,165 @@
+"""``check --fix``: mend a model, compare it with the original, and only then write it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
+from ortboost.deploy.tensorrt.fixes import (
+    lower_ir_version,
+    mend,
+    strip_training_mode,
+    unique_names,
+)
+from ortboost.deploy.tensorrt.profiles import Profile
+from ortboost.deploy.tensorrt.table import Target
+from ortboost.deploy.verify import Parity, compare, seeded_batch
+from ortboost.errors import ModelError, ParityError, UsageError
+from ortboost.graph.io import ModelSource, load_model, save_model
+from ortboost.report import Report
+from ortboost.runtime.model_evaluator import ModelEvaluator
+
+__all__ = ["Mended", "mend_for_tensorrt"]
+
+# What every supported ONNX Runtime reads; the number changes no answer, so it is lowered to compare.
+_RUNNABLE_IR = 10
+
+
+@dataclass(frozen=True)
+class Mended:
+    """What :func:`mend_for_tensorrt` did.
+
+    Args:
+        path: The file written.
+        before: What the check found.
+        after: What it finds in the new file.
+        reports: What the fixes changed.
+        parity: The comparison with the original.
+        stripped: Whether the original was compared without its training parts: they are random, or
+            answer by the batch.
+    """
+
+    path: Path
+    before: TargetReport
+    after: TargetReport
+    reports: tuple[Report, ...]
+    parity: Parity
+    stripped: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "path": str(self.path),
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "fixes": [report.to_dict() for report in self.reports],
+            "parity": self.parity.to_dict(),
+            "compared_with": "the original without training parts"
+            if self.stripped
+            else "the original",
+        }
+
+
+def mend_for_tensorrt(
+    source: ModelSource,
+    out: str | os.PathLike[str],
+    target: Target,
+    *,
+    profiles: Iterable[Profile] | None = None,
+    feeds: Sequence[Mapping[str, NDArray[Any]]] | None = None,
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+) -> Mended:
+    """Apply the fixes, compare by ONNX Runtime, and write.
+
+    Args:
+        source: The model.
+        out: The file to write.
+        target: The version of TensorRT.
+        profiles: Shape profiles for the check; their optimum is the shape of made-up inputs.
+        feeds: Batches to compare on; made-up inputs if not given.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+
+    Raises:
+        ParityError: The mended model answers differently; nothing was written.
+        ModelError: The runtime cannot run the original or the mended model, so nothing can be compared.
+        UsageError: ``out`` is the model itself.
+        FileError: The model cannot be read or the folder not written.
+    """
+    path = Path(out)
+    if isinstance(source, (str, os.PathLike)) and path.resolve() == Path(source).resolve():
+        raise UsageError(
+            "The mended model would overwrite the original.",
+            where=str(path),
+            fix="Give another file with --out.",
+        )
+    given = list(profiles) if profiles is not None else None
+    before = check_tensorrt(source, target, profiles=given)
+    original = load_model(source)
+    first = [unique_names(original), strip_training_mode(original)]
+    mended = original.clone()
+    reports = mend(mended, target)
+    if not path.parent.is_dir():
+        save_model(mended, path)  # says that the folder is missing
+    with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=path.parent) as workshop:
+        files = [Path(workshop) / name for name in ("original.onnx", path.name)]
+        for model, file in zip((original.clone(), mended.clone()), files, strict=True):
+            lower_ir_version(model, _RUNNABLE_IR)
+            save_model(model, file)
+        parity = _compare(files[0], files[1], feeds, given, rtol, atol)
+        if not parity.ok:
+            bad = max((d for d in parity.differences if not d.within), key=lambda d: d.max_rel)
+            raise ParityError(
+                f"The mended model answers differently: off by {bad.max_abs:.3g} "
+                f"(relative {bad.max_rel:.3g}), beyond rtol {rtol:g}, atol {atol:g}.",
+                where=f"{path}: output '{bad.output}'; fixes: {', '.join(r.rewrite for r in reports)}",
+                fix="Nothing was written. Mend the findings in the model itself, or widen --rtol/--atol.",
+            )
+    worst = parity.worst
+    mended.metadata_props["ortboost.tensorrt"] = str(target)
+    mended.metadata_props["ortboost.parity"] = (
+        f"max_abs {worst.max_abs:.3g}, max_rel {worst.max_rel:.3g}, {parity.samples} samples"
+    )
+    save_model(mended, path)
+    after = check_tensorrt(path, target, profiles=given)
+    changed = [report for report in (*first, *reports) if report.changed]
+    return Mended(path, before, after, tuple(changed), parity, first[1].modified)
+
+
+def _compare(
+    one: Path,
+    other: Path,
+    feeds: Sequence[Mapping[str, NDArray[Any]]] | None,
+    profiles: list[Profile] | None,
+    rtol: float,
+    atol: float,
+) -> Parity:
+    sides = [ModelEvaluator(file, device="cpu") for file in (one, other)]
+    batches = feeds if feeds is not None else [_made_up(sides[0], profiles)]
+    outputs = [name for name in sides[1].outputs if name in sides[0].outputs]
+    if not outputs:
+        raise ModelError(
+            "The mended model has no output of the original, so nothing can be compared.",
+            where=", ".join(sides[0].outputs),
+            fix="Export the model for inference.",
+        )
+    answers = [[side.evaluate(batch) for batch in batches] for side in sides]
+    return compare(answers[0], answers[1], outputs, rtol=rtol, atol=atol)
+
+
+def _made_up(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
+    made = seeded_batch(side.inputs)
+    for profile in profiles or ():
+        for spec in side.inputs:
+            if spec.name == profile.name and made[spec.name].shape != profile.optimum:
+                fixed = type(spec)(spec.name, spec.dtype, profile.optimum)
+                made.update(seeded_batch([fixed]))
+    return made

@@ -1,0 +1,196 @@
+"""Shape profiles: ``x:1,8,32x3x224x224`` is the input ``x`` with a batch of 1, 8 or 32 (min, opt, max).
+
+Each dimension is one number, or three with commas between them. A profile that TensorRT would refuse is
+refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension of 0, a
+number that contradicts the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ortboost.errors import UsageError, nearest
+
+__all__ = ["Dims", "Profile", "parse_shape", "settle_profiles", "suggestion"]
+
+Dims: TypeAlias = "tuple[int | str | None, ...]"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The shapes of one input.
+
+    Args:
+        name: The input.
+        minimum: Smallest shape.
+        optimum: The shape to tune for.
+        maximum: Largest shape.
+    """
+
+    name: str
+    minimum: tuple[int, ...]
+    optimum: tuple[int, ...]
+    maximum: tuple[int, ...]
+
+    def __str__(self) -> str:
+        parts = [
+            str(low) if low == high else f"{low},{best},{high}"
+            for low, best, high in zip(self.minimum, self.optimum, self.maximum, strict=True)
+        ]
+        return f"{self.name}:{'x'.join(parts)}"
+
+
+def parse_shape(text: str) -> Profile:
+    """Read one ``--shape``.
+
+    Raises:
+        UsageError: It is not of the form, has a zero, or is not in the order min, opt, max.
+
+    Example:
+        >>> parse_shape("x:1,8,32x3x4").maximum
+        (32, 3, 4)
+    """
+    name, colon, dims = text.rpartition(":")
+    where = f"--shape {text}"
+    example = "Write NAME:DIMxDIM..., a DIM being N or MIN,OPT,MAX: x:1,8,32x3x224x224."
+    if not colon or not name or not re.fullmatch(r"[0-9,xX]+", dims):
+        raise UsageError("A shape is not of the right form.", where=where, fix=example)
+    columns: list[tuple[int, int, int]] = []
+    for part in dims.lower().split("x"):
+        numbers = [int(n) for n in part.split(",") if n]
+        if len(numbers) != part.count(",") + 1 or len(numbers) not in (1, 3):
+            raise UsageError(
+                f"The dimension '{part}' has neither one number nor three.",
+                where=where,
+                fix=example,
+            )
+        low, best, high = numbers if len(numbers) == 3 else numbers * 3
+        if low == 0:
+            raise UsageError(
+                "A dimension of 0 cannot be built for.", where=where, fix="Begin with 1."
+            )
+        if not low <= best <= high:
+            raise UsageError(
+                f"The dimension '{part}' is not in the order min <= opt <= max.",
+                where=where,
+                fix="Sort the three numbers.",
+            )
+        columns.append((low, best, high))
+    low, best, high = (tuple(column[i] for column in columns) for i in range(3))  # type: ignore[assignment]
+    return Profile(name, low, best, high)  # type: ignore[arg-type]
+
+
+def settle_profiles(
+    inputs: Mapping[str, Dims | None], given: Iterable[Profile]
+) -> dict[str, Profile]:
+    """Match profiles with the inputs of a model.
+
+    Args:
+        inputs: Input name to shape; numbers are fixed, names and ``None`` dynamic; ``None`` if the rank
+            is unknown.
+        given: The profiles.
+
+    Returns:
+        One profile for each dynamic input, in the order of the inputs.
+
+    Raises:
+        UsageError: A name that is no input, twice the same input, a rank or number that contradicts the
+            model, or a dynamic input without a profile.
+    """
+    named: dict[str, Profile] = {}
+    for profile in given:
+        where = f"--shape {profile}"
+        if profile.name not in inputs:
+            raise UsageError(
+                f"The model has no input '{profile.name}'.",
+                where=where,
+                fix=nearest(profile.name, inputs),
+            )
+        if profile.name in named:
+            raise UsageError(
+                f"The input '{profile.name}' has two shapes.", where=where, fix="Give one."
+            )
+        _fits(profile, inputs[profile.name], where)
+        named[profile.name] = profile
+    settled: dict[str, Profile] = {}
+    for name, dims in inputs.items():
+        if name in named:
+            settled[name] = named[name]
+        elif dims is None or any(not isinstance(dim, int) for dim in dims):
+            raise UsageError(
+                f"The input '{name}' has dimensions that are not fixed, and no profile.",
+                where=f"input '{name}' {_text(dims)}",
+                fix=f"Give --shape {suggestion(name, dims)}",
+            )
+    _symbols_agree(inputs, settled)
+    return {
+        name: profile
+        for name, profile in settled.items()
+        if any(not isinstance(dim, int) for dim in inputs[name] or (None,))
+    }
+
+
+def suggestion(name: str, dims: Sequence[int | str | None] | None) -> str:
+    """A ``--shape`` that fits an input; the first dynamic dimension is taken for the batch.
+
+    Example:
+        >>> suggestion("x", ("batch", 3, None))
+        'x:1,8,32x3xMIN,OPT,MAX'
+    """
+    if dims is None:
+        return f"{name}:DIMxDIM..."
+    parts, batch = [], "1,8,32"
+    for dim in dims:
+        parts.append(str(dim) if isinstance(dim, int) else batch)
+        batch = batch if isinstance(dim, int) else "MIN,OPT,MAX"
+    return f"{name}:{'x'.join(parts)}"
+
+
+def _fits(profile: Profile, dims: Dims | None, where: str) -> None:
+    if dims is None:
+        return
+    if len(dims) != len(profile.optimum):
+        raise UsageError(
+            f"The input '{profile.name}' has {len(dims)} dimensions, the shape "
+            f"{len(profile.optimum)}.",
+            where=where,
+            fix=f"Give --shape {suggestion(profile.name, dims)}",
+        )
+    for position, dim in enumerate(dims):
+        low, high = profile.minimum[position], profile.maximum[position]
+        if isinstance(dim, int) and (low != dim or high != dim):
+            raise UsageError(
+                f"Dimension {position} of the input '{profile.name}' is {dim} in the model.",
+                where=where,
+                fix=f"Give --shape {suggestion(profile.name, dims)}",
+            )
+
+
+def _symbols_agree(inputs: Mapping[str, Dims | None], profiles: Mapping[str, Profile]) -> None:
+    """One symbolic dimension of two inputs is one number: its ranges must be the same."""
+    seen: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    for name, profile in profiles.items():
+        for position, dim in enumerate(inputs[name] or ()):
+            if not isinstance(dim, str):
+                continue
+            triple = (
+                profile.minimum[position],
+                profile.optimum[position],
+                profile.maximum[position],
+            )
+            other, expected = seen.setdefault(dim, (name, triple))
+            if triple != expected:
+                raise UsageError(
+                    f"The dimension '{dim}' is {expected} for '{other}' and {triple} for '{name}'.",
+                    where=f"--shape {profile}",
+                    fix="Give the same numbers: it is one dimension of the model.",
+                )
+
+
+def _text(dims: Dims | None) -> str:
+    if dims is None:
+        return "of unknown rank"
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"

@@ -1,0 +1,56 @@
+"""The ``trtexec`` line that builds the same engine, right for the major version of TensorRT."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from shlex import quote
+
+from ortboost.deploy.tensorrt.profiles import Profile
+
+__all__ = ["recipe"]
+
+
+def recipe(
+    model: str | os.PathLike[str],
+    engine: str | os.PathLike[str],
+    profiles: Iterable[Profile] = (),
+    *,
+    major: int = 11,
+    workspace: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+) -> str:
+    """The command line for a machine that has TensorRT.
+
+    Precision is in the graph (casts and Q/DQ pairs), so no precision flag is given: TensorRT 10 has to be
+    told that the network is strongly typed, TensorRT 11 knows nothing else.
+
+    Args:
+        model: The ONNX file.
+        engine: The engine to write.
+        profiles: Shapes of the dynamic inputs.
+        major: Major version of TensorRT.
+        workspace: Bytes of scratch memory.
+        timing_cache: File with timings to start from, and to write.
+
+    Example:
+        >>> recipe("m.onnx", "m.engine", major=10)
+        'trtexec --onnx=m.onnx --saveEngine=m.engine --stronglyTyped'
+    """
+    words = ["trtexec", f"--onnx={model}", f"--saveEngine={engine}"]
+    given = list(profiles)
+    for option, shapes in (
+        ("minShapes", [(p.name, p.minimum) for p in given]),
+        ("optShapes", [(p.name, p.optimum) for p in given]),
+        ("maxShapes", [(p.name, p.maximum) for p in given]),
+    ):
+        if shapes:
+            text = ",".join(f"{name}:{'x'.join(map(str, dims))}" for name, dims in shapes)
+            words.append(f"--{option}={text}")
+    if workspace is not None:
+        words.append(f"--memPoolSize=workspace:{max(workspace >> 20, 1)}M")
+    if timing_cache is not None:
+        words.append(f"--timingCacheFile={timing_cache}")
+    if major <= 10:
+        words.append("--stronglyTyped")
+    return " ".join(quote(word) for word in words)

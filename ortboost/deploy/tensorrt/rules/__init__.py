@@ -1,0 +1,33 @@
+"""The rules, one small function each. Importing this package fills the registry.
+
+A new rule is a function from a :class:`~ortboost.deploy.tensorrt.rules.registry.Context` to findings,
+entered with ``@rule("TRT0xx", "what it looks for")`` in the file of its family.
+"""
+
+from ortboost.deploy.tensorrt.rules import (
+    attributes,
+    constants,
+    files,
+    numbers,
+    operators,
+    quantization,
+    shapes,
+    types,
+)
+from ortboost.deploy.tensorrt.rules.registry import RULES, Context, Finding, Rule, rule
+
+__all__ = [
+    "RULES",
+    "Context",
+    "Finding",
+    "Rule",
+    "attributes",
+    "constants",
+    "files",
+    "numbers",
+    "operators",
+    "quantization",
+    "rule",
+    "shapes",
+    "types",
+]

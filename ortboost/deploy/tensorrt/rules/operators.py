@@ -1,0 +1,206 @@
+"""Operators: leftovers of training, foreign domains, what the parser does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+
+__all__ = ["normalizes_batch"]
+
+_LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+_TRAINING_DOMAINS: Final = ("ai.onnx.preview.training", "ai.onnx.training")
+_QOPERATORS: Final = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
+# What to write instead, where there is something better than "another operator".
+_INSTEAD: Final = {
+    "DynamicQuantizeLinear": "Quantize with fixed scales: ortboost export --precision int8.",
+    "Col2Im": "Use ConvTranspose, or DepthToSpace and Pad.",
+    "Det": "Compute it outside of the engine.",
+    "Unique": "Compute it outside of the engine.",
+    "Compress": "Use NonZero and Gather, or GatherND with fixed indices.",
+    "CenterCropPad": "Use Slice and Pad with constant amounts.",
+    "BitShift": "Use Mul or Div by a power of two.",
+    "Bernoulli": "Use RandomUniformLike and Less.",
+}
+
+
+@rule("TRT001", "leftovers of training")
+def training_leftovers(context: Context) -> Iterator[Finding]:
+    """Losses, gradients, optimizers, and operators in training mode."""
+    if "ortboost.catalogue" in context.model.metadata_props:
+        yield Finding(
+            "TRT001",
+            "error",
+            context.model.graph.name or "graph",
+            "model",
+            "This is a training step of ortboost, not an inference graph.",
+            "Export the trained program: ortboost export RUN -o model.onnx.",
+        )
+        return
+    for node in context.nodes:
+        problem = ""
+        if node.op_type in _LOSSES and is_default(node):
+            problem = "A loss belongs to training."
+        elif node.domain in _TRAINING_DOMAINS:
+            problem = f"An operator of {node.domain} belongs to training."
+        elif not is_default(node) and node.op_type.endswith("Grad"):
+            problem = "A gradient belongs to training."
+        elif node.op_type == "Dropout" and is_default(node) and _drops(context, node):
+            problem = "Dropout is in training mode: it drops at random."
+        elif (
+            node.op_type == "BatchNormalization"
+            and is_default(node)
+            and normalizes_batch(node, context.model.opset_imports.get("", 18))
+        ):
+            problem = "BatchNormalization is in training mode: it uses the statistics of the batch."
+        if problem:
+            yield Finding(
+                "TRT001",
+                "error",
+                label(node),
+                node.op_type,
+                problem,
+                "Strip it: ortboost check --fix does, or export the model for inference.",
+                fixable=node.op_type in (*_LOSSES, "Dropout", "BatchNormalization"),
+            )
+
+
+def normalizes_batch(node: ir.Node, opset: int) -> bool:
+    """Whether a BatchNormalization uses the statistics of the batch.
+
+    Since opset 14 an attribute says so; before, the statistics as further outputs did, used or not.
+    """
+    if node.attributes.get_int("training_mode", 0) != 0:
+        return True
+    return any(
+        out.uses() or out.is_graph_output() or (opset < 14 and bool(out.name))
+        for out in node.outputs[1:]
+    )
+
+
+def _drops(context: Context, node: ir.Node) -> bool:
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    if mode is None:
+        return False
+    stored = context.array(mode)
+    return stored is None or bool(np.any(stored))
+
+
+@rule("TRT002", "operators of another domain")
+def foreign_domains(context: Context) -> Iterator[Finding]:
+    """Contrib operators and operators that only a plugin can provide."""
+    for node in context.nodes:
+        if is_default(node) or node.domain in _TRAINING_DOMAINS or node.op_type.endswith("Grad"):
+            continue
+        name = f"{node.domain}::{node.op_type}"
+        if node.op_type.startswith("TRT_"):
+            yield Finding(
+                "TRT002",
+                "info",
+                label(node),
+                name,
+                "An operator of TensorRT itself: only a recent parser knows it.",
+                "Build with the release that the operator came with, or a later one.",
+            )
+            continue
+        versions = context.target.plugin(node.op_type)
+        if versions:
+            yield Finding(
+                "TRT002",
+                "warn",
+                label(node),
+                name,
+                f"A plugin must provide it (versions {', '.join(versions)} in "
+                f"TensorRT {context.target.release}).",
+                "Load the plugin library before parsing; its plugin_version attribute must be one "
+                "of these.",
+            )
+        elif versions is None:
+            yield Finding(
+                "TRT002",
+                "error",
+                label(node),
+                name,
+                f"The domain '{node.domain}' is not of ONNX, and no plugin of TensorRT has the name.",
+                "Start from the export that no runtime has optimized; or write the operator in "
+                "standard ones, or as a plugin of your own."
+                if node.domain.startswith("com.microsoft")
+                else "Write it in standard operators, or give TensorRT a plugin of this name.",
+            )
+
+
+@rule("TRT003", "operators that TensorRT does not support")
+def unsupported(context: Context) -> Iterator[Finding]:
+    """What the parser's table says no to."""
+    for node in context.nodes:
+        if not is_default(node) or node.op_type in _LOSSES:
+            continue
+        known = context.target.operator(node.op_type)
+        if known is None or known.supported:
+            continue
+        fix = _INSTEAD.get(node.op_type, "Write it in supported operators, or as a plugin.")
+        if node.op_type in _QOPERATORS:
+            fix = "Quantize with QuantizeLinear/DequantizeLinear pairs: export --precision int8."
+        elif node.op_type.startswith(("Sequence", "Optional", "SplitTo", "ConcatFrom")):
+            fix = "Use tensors: Split and Concat instead of sequences and optionals."
+        folds = all(context.constness(out) == "folds" for out in node.outputs)
+        yield Finding(
+            "TRT003",
+            "error",
+            label(node),
+            node.op_type,
+            f"TensorRT {context.target.release} does not support it"
+            + (", but it can be computed beforehand." if folds else "."),
+            "Fold constants: ortboost check --fix does." if folds else fix,
+            fixable=folds,
+        )
+
+
+@rule("TRT004", "operators that the table does not know")
+def unknown(context: Context) -> Iterator[Finding]:
+    """Newer than the table, or misspelt."""
+    for node in context.nodes:
+        if is_default(node) and context.target.operator(node.op_type) is None:
+            yield Finding(
+                "TRT004",
+                "error",
+                label(node),
+                node.op_type,
+                f"The operators of TensorRT {context.target.release} do not include it.",
+                "Convert to an older opset, where it is written in older operators; or use a newer "
+                "TensorRT.",
+            )
+
+
+@rule("TRT005", "plugins that were removed")
+def removed_plugins(context: Context) -> Iterator[Finding]:
+    """Plugins of earlier releases."""
+    for node in context.nodes:
+        if is_default(node) and context.target.operator(node.op_type) is not None:
+            continue
+        versions = context.target.plugin(node.op_type)
+        version = node.attributes.get_string("plugin_version", "") or ""
+        if versions == ():
+            yield Finding(
+                "TRT005",
+                "error",
+                label(node),
+                node.op_type,
+                f"TensorRT {context.target.release} does not have the plugin "
+                "that other releases have.",
+                "Write it in standard operators (Clip, NonMaxSuppression, Split, LeakyRelu...), or "
+                "build with the release that has it.",
+            )
+        elif versions and version and version not in versions:
+            yield Finding(
+                "TRT005",
+                "error",
+                label(node),
+                node.op_type,
+                f"Version {version} of the plugin is not in TensorRT {context.target.release}.",
+                f"Use version {' or '.join(versions)}; its inputs and attributes may differ.",
+            )

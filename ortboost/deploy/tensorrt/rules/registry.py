@@ -1,0 +1,196 @@
+"""Findings, the context that rules see, and the registry they enter themselves in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.deploy.tensorrt.profiles import Profile
+from ortboost.deploy.tensorrt.table import Target
+from ortboost.graph.query import known_shape
+
+__all__ = ["RULES", "SEVERITIES", "Context", "Finding", "Rule", "is_default", "label", "rule"]
+
+SEVERITIES: Final = ("error", "warn", "info")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the checker.
+
+    Args:
+        rule: Id of the rule.
+        severity: ``error``: it will not build or run; ``warn``: it may, or gives other numbers;
+            ``info``: worth knowing.
+        node: The node, tensor, input or file it is about.
+        op: Operator, or ``tensor``, ``input``, ``model``.
+        reason: What is wrong, in one sentence.
+        fix: What to do about it.
+        fixable: Whether ``--fix`` does it.
+    """
+
+    rule: str
+    severity: str
+    node: str
+    op: str
+    reason: str
+    fix: str
+    fixable: bool = False
+
+
+@dataclass
+class Context:
+    """What a rule may look at.
+
+    Args:
+        model: The model: functions inlined, ``Constant`` nodes lifted to initializers, shapes inferred.
+            Not to be changed.
+        target: The version of TensorRT.
+        profiles: Shape profiles by input, if any were given.
+        path: The file the model came from, if it came from one.
+        raw: The model as loaded, before anything was done to it.
+    """
+
+    model: ir.Model
+    target: Target
+    profiles: dict[str, Profile] | None = None
+    path: Path | None = None
+    raw: ir.Model | None = None
+    _constant: dict[int, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def nodes(self) -> Iterator[ir.Node]:
+        """All nodes, those of subgraphs too."""
+        return iter(self.model.graph.all_nodes())
+
+    @functools.cached_property
+    def initializers(self) -> list[tuple[ir.Value, ir.TensorProtocol]]:
+        """All stored tensors."""
+        return [
+            (value, value.const_value)
+            for graph in self.model.graphs()
+            for value in graph.initializers.values()
+            if value.const_value is not None
+        ]
+
+    @functools.cached_property
+    def inputs(self) -> list[ir.Value]:
+        """Inputs of the main graph that the user feeds."""
+        return [value for value in self.model.graph.inputs if not value.is_initializer()]
+
+    def constness(self, value: ir.Value | None) -> str:
+        """``stored``, ``folds`` (computed from stored values and fixed shapes only) or ``computed``."""
+        if value is None:
+            return "stored"
+        pending = [(value, False)]
+        while pending:
+            current, visited = pending.pop()
+            if id(current) in self._constant:
+                continue
+            verdict = self._at_once(current)
+            node = current.producer()
+            if verdict is None and node is not None:
+                parents = [parent for parent in node.inputs if parent is not None]
+                unknown = [p for p in parents if id(p) not in self._constant]
+                if unknown and not visited:
+                    pending.append((current, True))
+                    pending += [(parent, False) for parent in unknown]
+                    continue
+                dynamic = any(self._constant.get(id(p), "computed") == "computed" for p in parents)
+                verdict = "computed" if dynamic else "folds"
+            self._constant[id(current)] = verdict or "computed"
+        return self._constant[id(value)]
+
+    @staticmethod
+    def _at_once(value: ir.Value) -> str | None:
+        """The verdict where the inputs of the producer need not be looked at."""
+        if value.is_initializer():
+            return "stored"
+        node = value.producer()
+        if node is None or node.op_type.startswith(("Random", "Bernoulli", "Multinomial")):
+            return "computed"
+        if any(
+            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for a in node.attributes.values()
+        ):
+            return "computed"
+        if node.op_type in ("Shape", "Size") and is_default(node) and node.inputs[0] is not None:
+            shape = known_shape(node.inputs[0])
+            if shape is not None and all(isinstance(dim, int) for dim in shape):
+                return "folds"
+        return None
+
+    @staticmethod
+    def array(value: ir.Value | None) -> NDArray[Any] | None:
+        """The numbers of a stored tensor, or ``None``: not stored, strings, or its file is missing."""
+        if value is None or value.const_value is None:
+            return None
+        try:
+            return value.const_value.numpy()
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def floats(self, value: ir.Value) -> NDArray[Any] | None:
+        """The numbers of a stored tensor of 16 or more float bits, or ``None``; bfloat16 as float32."""
+        if value.dtype is None or not value.dtype.is_floating_point() or value.dtype.bitwidth < 16:
+            return None
+        found = self.array(value)
+        if found is None or value.dtype != ir.DataType.BFLOAT16:
+            return found
+        return found.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule and its id.
+
+    Args:
+        id: ``TRT001``...
+        title: What it looks for, in a few words.
+        check: The function.
+    """
+
+    id: str
+    title: str
+    check: Callable[[Context], Iterator[Finding]]
+
+
+RULES: dict[str, Rule] = {}
+"""All rules by id, in the order in which they run."""
+
+
+def rule(
+    identifier: str, title: str
+) -> Callable[[Callable[[Context], Iterator[Finding]]], Callable[[Context], Iterator[Finding]]]:
+    """Enter a function in :data:`RULES`.
+
+    Raises:
+        ValueError: The id is taken.
+    """
+
+    def enter(
+        check: Callable[[Context], Iterator[Finding]],
+    ) -> Callable[[Context], Iterator[Finding]]:
+        if identifier in RULES:
+            raise ValueError(f"two rules have the id {identifier}")
+        RULES[identifier] = Rule(identifier, title, check)
+        return check
+
+    return enter
+
+
+def is_default(node: ir.Node) -> bool:
+    """Whether a node is of the standard domain."""
+    return node.domain in ("", "ai.onnx")
+
+
+def label(node: ir.Node) -> str:
+    """A name to find a node by."""
+    return node.name or next((out.name for out in node.outputs if out.name), None) or node.op_type

@@ -1,0 +1,196 @@
+"""Element types: what TensorRT has not, casts, or takes at the edge only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+
+__all__ = ["TENSORRT_TYPES"]
+
+TENSORRT_TYPES: Final = {
+    ir.DataType.FLOAT: "FP32",
+    ir.DataType.FLOAT16: "FP16",
+    ir.DataType.BFLOAT16: "BF16",
+    ir.DataType.INT32: "INT32",
+    ir.DataType.INT64: "INT64",
+    ir.DataType.INT8: "INT8",
+    ir.DataType.UINT8: "UINT8",
+    ir.DataType.BOOL: "BOOL",
+    ir.DataType.INT4: "INT4",
+    ir.DataType.FLOAT8E4M3FN: "FP8",
+    ir.DataType.FLOAT4E2M1: "FP4",
+}
+"""ONNX element types and TensorRT's names of them; DOUBLE is cast, the rest is refused."""
+
+_CASTED: Final = ir.DataType.DOUBLE
+_EXACT: Final = (
+    "Conv",
+    "ConvTranspose",
+    "DequantizeLinear",
+    "Einsum",
+    "Gemm",
+    "MatMul",
+    "QuantizeLinear",
+)
+_CONTROL: Final = ("If", "Loop", "Scan")
+
+
+@rule("TRT030", "DOUBLE tensors")
+def doubles(context: Context) -> Iterator[Finding]:
+    """TensorRT casts them to FLOAT and clamps."""
+    seen: set[str] = set()
+    for value, what in _values(context):
+        if value.dtype == _CASTED and value.name not in seen:
+            seen.add(value.name or "")
+            yield Finding(
+                "TRT030",
+                "warn",
+                value.name or "?",
+                what,
+                "It is DOUBLE, which TensorRT casts to FLOAT and clamps.",
+                "Make it FLOAT: ortboost check --fix does.",
+                fixable=True,
+            )
+
+
+@rule("TRT031", "UINT8 inside the graph")
+def bytes_inside(context: Context) -> Iterator[Finding]:
+    """UINT8 is for inputs and outputs, with a Cast beside them."""
+    for node in context.nodes:
+        if not is_default(node) or node.op_type in ("Cast", "CastLike", *_CONTROL):
+            continue
+        used = [
+            v
+            for v in (*node.inputs, *node.outputs)
+            if v is not None and v.dtype == ir.DataType.UINT8
+        ]
+        if used:
+            quantized = node.op_type in ("QuantizeLinear", "DequantizeLinear")
+            yield Finding(
+                "TRT031",
+                "error",
+                label(node),
+                node.op_type,
+                f"'{used[0].name}' is UINT8, which is for inputs and outputs only.",
+                "Quantize to INT8, symmetrically: ortboost export --precision int8 --target tensorrt."
+                if quantized
+                else "Cast to FLOAT or INT32 right after the input.",
+            )
+
+
+@rule("TRT032", "types that TensorRT does not have")
+def foreign_types(context: Context) -> Iterator[Finding]:
+    """Strings, sequences, optionals, complex numbers, small unsigned integers."""
+    seen: set[str] = set()
+    for value, what in _values(context):
+        name = value.name or "?"
+        kind = ""
+        if isinstance(value.type, ir.SequenceType):
+            kind = "a sequence"
+        elif isinstance(value.type, ir.OptionalType):
+            kind = "an optional"
+        elif (
+            value.dtype is not None and value.dtype != _CASTED and value.dtype not in TENSORRT_TYPES
+        ):
+            kind = str(value.dtype)
+        if kind and name not in seen:
+            seen.add(name)
+            yield Finding(
+                "TRT032",
+                "error",
+                name,
+                what,
+                f"It is {kind}, which TensorRT does not have.",
+                "Use tensors of FLOAT, FLOAT16, BFLOAT16, INT32, INT64 or BOOL; keep the rest outside.",
+            )
+
+
+@rule("TRT033", "INT64 at the edge")
+def wide_bindings(context: Context) -> Iterator[Finding]:
+    """From TensorRT 9 on such an input is bound as 64 bits."""
+    for value in (*context.inputs, *context.model.graph.outputs):
+        if value.dtype == ir.DataType.INT64:
+            yield Finding(
+                "TRT033",
+                "info",
+                value.name or "?",
+                "input" if value in context.inputs else "output",
+                "It is INT64: the engine wants a buffer of 64-bit integers (before TensorRT 9: 32).",
+                "Check the code that feeds the engine.",
+            )
+
+
+@rule("TRT034", "element types that an operator does not take")
+def operator_types(context: Context) -> Iterator[Finding]:
+    """The first input's type is not in the operator's list."""
+    for node in context.nodes:
+        known = context.target.operator(node.op_type) if is_default(node) else None
+        if known is None or not known.types or node.op_type in (*_CONTROL, "Cast", "CastLike"):
+            continue
+        value = next((v for v in node.inputs if v is not None), None)
+        if value is None or value.dtype is None or context.constness(value) == "folds":
+            continue
+        name = TENSORRT_TYPES.get(value.dtype)
+        if name is None or name == "UINT8" or name in known.types:  # those have rules of their own
+            continue
+        whole = name in ("INT32", "INT64", "BOOL") and node.op_type not in _EXACT
+        yield Finding(
+            "TRT034",
+            "warn" if whole else "error",  # for whole numbers the table is known to lag behind
+            label(node),
+            node.op_type,
+            f"'{value.name}' is {name}, and the operator takes {', '.join(known.types)}.",
+            "Leave biases in FLOAT: ortboost export --precision int8 --target tensorrt does."
+            if node.op_type == "DequantizeLinear"
+            else "Insert a Cast before and after.",
+        )
+
+
+@rule("TRT035", "two types at one operator")
+def mixed_types(context: Context) -> Iterator[Finding]:
+    """A strongly typed network does not cast by itself."""
+    version = context.model.opset_imports.get("", 18)
+    for node in context.nodes:
+        if not is_default(node):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, version)
+        except onnx.defs.SchemaError:
+            continue
+        types: dict[str, dict[ir.DataType, str]] = {}
+        for position, value in enumerate(node.inputs):
+            if value is None or value.dtype is None or not schema.inputs:
+                continue
+            formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+            variable = formal.type_str
+            if "(" in variable or (
+                formal.option == formal.option.Variadic and not formal.is_homogeneous
+            ):
+                continue
+            types.setdefault(variable, {}).setdefault(value.dtype, value.name or "?")
+        for found in types.values():
+            if len(found) > 1:
+                names = ", ".join(f"'{name}' {dtype}" for dtype, name in found.items())
+                yield Finding(
+                    "TRT035",
+                    "error",
+                    label(node),
+                    node.op_type,
+                    f"Its inputs must have one type, and have several: {names}.",
+                    "Insert an explicit Cast.",
+                )
+
+
+def _values(context: Context) -> Iterator[tuple[ir.Value, str]]:
+    for value in context.model.graph.inputs:
+        yield value, "input"
+    for value, _ in context.initializers:
+        yield value, "tensor"
+    for node in context.nodes:
+        for output in node.outputs:
+            yield output, node.op_type

@@ -1,0 +1,147 @@
+"""What TensorRT's ONNX parser accepts, by release: operators, element types, restrictions, plugins.
+
+The data are in ``trt_ops.json``, made by ``tools/make_trt_table.py``; the file names the sources and
+their commits. A version between two recorded releases is judged by the older one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortboost.errors import UsageError
+
+__all__ = ["Operator", "Target", "parse_target", "releases"]
+
+_FILE = Path(__file__).with_name("trt_ops.json")
+# NVIDIA's "ONNX Opset Guide" for TensorRT 11 goes one further than the table of its parser.
+_GUIDE_OPSET = {11: 25}
+# The parser reads files of the ONNX release that it was built with (10.x: 1.16, 11.x: 1.20).
+_IR_VERSION = {10: 10, 11: 12}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What is known of one operator.
+
+    Args:
+        supported: Whether the parser knows it.
+        types: Element types by TensorRT's names (``FP32``, ``INT64``...); empty if not supported.
+        limits: Restrictions as codes, for example ``constant:axes``.
+    """
+
+    supported: bool
+    types: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+    def named(self, kind: str) -> list[str]:
+        """What follows ``kind:`` in the restrictions.
+
+        Example:
+            >>> Operator(True, limits=("constant:axes", "one-output")).named("constant")
+            ['axes']
+        """
+        return [limit.partition(":")[2] for limit in self.limits if limit.startswith(f"{kind}:")]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A version of TensorRT.
+
+    Args:
+        major: Its major version.
+        release: The recorded release that it is judged by.
+    """
+
+    major: int
+    release: str
+
+    def __str__(self) -> str:
+        return f"TensorRT {self.major}"
+
+    @property
+    def opsets(self) -> tuple[int, int]:
+        """The opsets in the parser's own table, both included."""
+        low, high = _data()["releases"][self.release]["opset"]
+        return low, high
+
+    @property
+    def guide_opset(self) -> int:
+        """The newest opset that the vendor's guide claims."""
+        return max(self.opsets[1], _GUIDE_OPSET.get(self.major, 0))
+
+    @property
+    def ir_version(self) -> int:
+        """The newest IR version that the parser was built for."""
+        return _IR_VERSION[self.major]
+
+    @property
+    def strongly_typed_only(self) -> bool:
+        """Whether precision can be set in the graph alone."""
+        return self.major >= 11
+
+    def operator(self, op: str) -> Operator | None:
+        """What is known of a standard operator; ``None`` if the table does not have it."""
+        found = None
+        for entry in _data()["operators"].get(op, ()):
+            if _key(entry["since"]) <= _key(self.release):
+                found = entry
+        if found is None:
+            return None
+        return Operator(
+            found["supported"], tuple(found.get("types", ())), tuple(found.get("limits", ()))
+        )
+
+    def plugin(self, name: str) -> tuple[str, ...] | None:
+        """Versions of a plugin in this release; ``None`` if it is no plugin of any, () if removed."""
+        versions = _data()["plugins"].get(name)
+        if versions is None:
+            return None
+        return tuple(versions.get(self.release, ()))
+
+
+def releases() -> dict[str, dict[str, Any]]:
+    """The recorded releases with their sources."""
+    return dict(_data()["releases"])
+
+
+def parse_target(text: str) -> Target:
+    """Read ``tensorrt``, ``tensorrt=11``, ``trt=10.3``; without a version it is the newest recorded.
+
+    Raises:
+        UsageError: Not TensorRT, or a version that nothing is recorded about.
+
+    Example:
+        >>> parse_target("tensorrt=10.3")
+        Target(major=10, release='10.1')
+    """
+    known = sorted(_data()["releases"], key=_key)
+    matched = re.fullmatch(r"(?:tensorrt|trt)(?:=(\d+(?:\.\d+)*))?", text.strip().lower())
+    fix = "Write tensorrt, tensorrt=11 or tensorrt=10; the table knows " + ", ".join(known) + "."
+    if matched is None:
+        raise UsageError(f"'{text}' is no version of TensorRT.", where="target", fix=fix)
+    wanted = matched[1] or known[-1]
+    major = int(wanted.split(".")[0])
+    same = [release for release in known if int(release.split(".")[0]) == major]
+    if not same:
+        raise UsageError(
+            f"Nothing is recorded about TensorRT {wanted}.", where=f"target '{text}'", fix=fix
+        )
+    if "." not in wanted:
+        return Target(major, same[-1])
+    older = [release for release in same if _key(release) <= _key(wanted)]
+    return Target(major, older[-1] if older else same[0])
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return data

@@ -1,0 +1,228 @@
+"""What an export starts from: a trained program, or a plain ONNX model. Both give answers to compare with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.deploy.evaluation import reference_path
+from ortboost.deploy.export import Exported, export_model, export_network
+from ortboost.deploy.inner import measure_ranges
+from ortboost.deploy.made_up import input_ranges, made_up_feeds
+from ortboost.errors import OrtBoostError, ParityError, UsageError
+from ortboost.graph.io import load_model
+from ortboost.program.catalogue import TensorSpec
+from ortboost.run_folder import load_run
+from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.runtime.session import resolve_device
+from ortboost.runtime.stepper import Stepper
+from ortboost.training import Source, get_metric
+from ortboost.training.data import open_source, pad_batch, static_batch
+
+__all__ = ["Accuracies", "Data", "Subject", "collect", "plain_subject", "trained_subject"]
+
+Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
+"""A data file or folder, arrays by name, a source, or any iterable of batches."""
+
+Feeds: TypeAlias = Mapping[str, NDArray[Any]]
+_LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported.
+
+    Args:
+        evaluator: Answers as the export has to.
+        inputs: What data are bound to.
+        export: Makes the inference graph.
+        device: Where it runs.
+        labels: The input, or key of the data, with class numbers, if there may be one.
+        prediction: The output with the class scores.
+        classes: Whether an accuracy makes sense.
+        step: Step of the checkpoint, if any.
+        seed: Seed of made-up inputs.
+    """
+
+    evaluator: Any
+    inputs: Sequence[TensorSpec]
+    export: Callable[..., Exported]
+    device: str
+    labels: str | None
+    prediction: str | None
+    classes: bool
+    step: int | None = None
+    seed: int = 0
+
+    def made_up(self, batch: int) -> Feeds:
+        """One batch of made-up inputs, see :mod:`ortboost.deploy.made_up`."""
+        graph = self.export(optimize=False).model
+        return made_up_feeds(
+            self.evaluator.inputs, ranges=input_ranges(graph), seed=self.seed, batch=batch
+        )
+
+    def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
+        """The largest magnitude of every inner tensor, see :func:`measure_ranges`."""
+        return measure_ranges(self.export(optimize=False).model, feeds, device=self.device)
+
+
+def trained_subject(run: str | os.PathLike[str], checkpoint: str, device: str) -> Subject:
+    """A trained program.
+
+    Raises:
+        FileError: It is no program folder, or the checkpoint cannot be used.
+    """
+    program, state, found = load_run(run, checkpoint)
+    stepper = Stepper(program, device=device)
+    stepper.load_state(state)
+    evaluator = stepper.evaluator()
+    step = None if found is None else int(found.step)
+    provenance = {"step": "initial" if step is None else str(step)}
+    loss = program.config.loss
+
+    def export(**settings: Any) -> Exported:
+        return export_model(program, state, provenance=provenance, **settings)
+
+    return Subject(
+        evaluator,
+        evaluator.inputs,
+        export,
+        stepper.device,
+        program.labels,
+        program.prediction,
+        loss.name == "softmax-cross-entropy" and loss.sparse,
+        step,
+        program.config.seed,
+    )
+
+
+def plain_subject(
+    path: str | os.PathLike[str], folder: Path, device: str, *, as_it_is: bool = False
+) -> Subject:
+    """A plain ONNX model.
+
+    Args:
+        path: The file.
+        folder: Where to put a file that has to be made for the comparison.
+        device: Where to run.
+        as_it_is: Run the very file even if parts of it are in training mode.
+
+    Raises:
+        FileError: It is no model.
+    """
+    loaded = load_model(path)  # once: what is made of it shares its tensors
+    plain = export_network(loaded, optimize=False)
+    reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
+    device = resolve_device(device)
+    evaluator = ModelEvaluator(reference, device=device)
+
+    def export(**settings: Any) -> Exported:
+        return plain if settings == {"optimize": False} else export_network(loaded, **settings)
+
+    labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
+    return Subject(
+        evaluator, [*evaluator.inputs, labels], export, device, _LABELS, None, classes=False
+    )
+
+
+def collect(
+    subject: Subject, data: Any, split: str, batch_size: int, mapping: Mapping[str, str] | None
+) -> tuple[list[Feeds], list[int]]:
+    """The batches to compare on, and how many samples of each are real.
+
+    Args:
+        subject: What they are for; a model that is fixed to a batch size gets batches of it, padded.
+        data: Whatever holds data, or ``None`` for one batch of made-up inputs.
+        split: Which part of a file with several.
+        batch_size: Samples a batch, where that is open.
+        mapping: Input name to the key of its array.
+    """
+    fixed = static_batch(subject.evaluator.inputs)
+    if data is None:
+        return [subject.made_up(fixed or 4)], [0]
+    try:
+        source = open_source(data, subject.inputs, split, fixed or batch_size, mapping)
+    except OrtBoostError:  # a plain model can do without labels; if it was not that, it is said now
+        if subject.inputs == subject.evaluator.inputs:
+            raise
+        source = open_source(data, subject.evaluator.inputs, split, fixed or batch_size, mapping)
+    found: list[Feeds] = list(source.epoch(0))
+    lengths = [len(next(iter(batch.values()))) for batch in found]
+    if fixed is not None:
+        found = [pad_batch(batch, fixed)[0] for batch in found]
+    return found, lengths
+
+
+class Accuracies:
+    """Accuracy before and after, collected while the outputs go by.
+
+    Args:
+        output: The output with the class scores; the first if not given.
+        labels: Key of the class numbers in the batches.
+        feeds: The batches.
+        expected: The outputs before.
+        lengths: How many samples of each batch are real, the rest is padding.
+    """
+
+    def __init__(
+        self,
+        output: str | None,
+        labels: str | None,
+        feeds: Sequence[Feeds],
+        expected: Sequence[Feeds],
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        self._output, self._labels = output, labels
+        self._feeds, self._expected, self._lengths = feeds, expected, lengths
+        self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
+        self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
+
+    def add(self, number: int, answers: Feeds) -> None:
+        """The outputs of one batch after."""
+        if not self._wanted:
+            return
+        accuracy = get_metric("accuracy").function
+        output = self._output or next(iter(answers))
+        assert accuracy is not None
+        assert self._labels is not None
+        labels = np.asarray(self._feeds[number][self._labels])
+        length = len(labels) if self._lengths is None else self._lengths[number]
+        try:
+            for side, found in (("before", self._expected[number]), ("after", answers)):
+                values = accuracy(np.asarray(found[output], np.float32), labels)
+                self._right[side].append(values[:length])
+        except (
+            UsageError,
+            ValueError,
+            IndexError,
+            KeyError,
+        ):  # labels of another kind: no accuracy
+            self._wanted = False
+
+    def require(self, most: float, where: str) -> None:
+        """Refuse an accuracy that fell by more than ``most``.
+
+        Raises:
+            ParityError: It did.
+        """
+        for name, (before, after) in self.found().items():
+            if before - after > most + 1e-9:  # 0.98 - 0.97 is a little more than 0.01
+                raise ParityError(
+                    f"The {name} fell from {before:.4f} to {after:.4f}, by more than {most:g}.",
+                    where=where,
+                    fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
+                    "for the layers that suffer, or allow more with --max-drop.",
+                )
+
+    def found(self) -> dict[str, tuple[float, float]]:
+        """``accuracy`` before and after; nothing where the data have no class numbers."""
+        if not self._wanted or not self._right["before"]:
+            return {}
+        before, after = (float(np.concatenate(self._right[s]).mean()) for s in ("before", "after"))
+        return {"accuracy": (before, after)}

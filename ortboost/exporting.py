@@ -1,0 +1,218 @@
+"""``ortboost export`` as a function: the inference graph of a trained program, or of a plain model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.deploy.export import Exported, write_verified
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.precise import Precise
+from ortboost.deploy.targets import get_target
+from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.errors import UsageError
+from ortboost.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
+from ortboost.graph.query import all_tensors
+from ortboost.program.program import EVAL, MANIFEST, STATE, STEP
+
+__all__ = ["ExportResult", "export"]
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What :func:`export` did.
+
+    Args:
+        path: The file.
+        bytes: Its size, with that of external data.
+        parity: The comparison with the trained program, or with the model as it was.
+        made_up: Whether the comparison ran on made-up inputs because no data were given.
+        exported: The graph and the reports.
+        step: Step of the checkpoint; ``None`` for the initial weights.
+        classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
+        metrics: Metric name to its value before and after, where the data have labels.
+        notes: What else should be known.
+    """
+
+    path: Path
+    bytes: int
+    parity: Parity
+    made_up: bool
+    exported: Exported = field(repr=False)
+    step: int | None
+    classes: bool = True
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "path": str(self.path),
+            "bytes": self.bytes,
+            "step": self.step,
+            "target": self.exported.target.name,
+            "precision": self.exported.precision,
+            "opset": self.exported.model.opset_imports.get(""),
+            "parity": self.parity.to_dict(),
+            "verified_on": "made-up inputs" if self.made_up else "data",
+            "metrics": {
+                name: {"before": before, "after": after}
+                for name, (before, after) in self.metrics.items()
+            },
+            "nodes": len(self.exported.model.graph),
+            "notes": list(self.notes),
+            "reports": [report.to_dict() for report in self.exported.reports],
+        }
+
+
+def export(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    verify: Data | None = None,
+    checkpoint: str = "best",
+    mapping: Mapping[str, str] | None = None,
+    split: str = "test",
+    batch_size: int = 64,
+    optimize: bool = True,
+    opset: int | None = None,
+    target: str = "onnxruntime",
+    precision: str = "fp32",
+    keep_io_types: bool = True,
+    calibration: Data | None = None,
+    int8: Int8Config | None = None,
+    max_drop: float = 0.01,
+    slim: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+    rtols: Mapping[str, float] | None = None,
+    atols: Mapping[str, float] | None = None,
+    device: str = "auto",
+) -> ExportResult:
+    """Write the inference graph of a trained program, or of a plain ONNX model, optimized and checked.
+
+    Args:
+        run: The program folder; it is compared with the program itself. Or an ONNX file; it is
+            compared with that file.
+        out: The file to write.
+        verify: Data to compare on; made-up inputs if not given, for int8 the calibration data.
+        checkpoint: See :func:`load_run`.
+        mapping: Input name to the key of its array.
+        split: Which part of a data file with several.
+        batch_size: Samples a run of the comparison.
+        optimize: Run the pipeline of rewrites, see :mod:`ortboost.deploy.pipeline`.
+        opset: Opset of the file; if not given that of the model, or a newer one that the target reads
+            and that brings an operator which saves nodes.
+        target: See :data:`ortboost.deploy.targets.TARGETS`.
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
+        keep_io_types: In a shorter precision, leave inputs and outputs in float32.
+        calibration: Data to measure the range of inner tensors on; what float16 cannot hold stays in
+            float32. int8 needs them.
+        int8: How to quantize; what suits the target if not given.
+        max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels.
+        slim: Run onnxslim too, if it is installed.
+        rtol: Relative tolerance; that of the precision if not given.
+        atol: Absolute tolerance; that of the precision if not given.
+        rtols: Output name to a relative tolerance of its own.
+        atols: Output name to an absolute tolerance of its own.
+        device: Where to compare.
+
+    Raises:
+        ParityError: The file answers differently; nothing was written, and the rewrite that does it is
+            named.
+        UsageError: The file is one of the program itself or the model, or target, precision and
+            opset do not go together.
+    """
+    wanted = get_target(target)
+    wanted.require(precision, opset)
+    tolerance = tolerance_for(precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols)
+    if calibration is not None and precision == "fp32":
+        raise UsageError(
+            "Calibration data are for a shorter precision.",
+            where="calibration",
+            fix="Give --precision fp16 too, or leave --calib out.",
+        )
+    on_calibration = precision == "int8" and verify is None and calibration is not None
+    if on_calibration:  # made-up inputs have other ranges: the comparison would say nothing
+        verify, split = calibration, "train"
+    trained = Path(run).is_dir()
+    own = {Path(run) / name for name in (STEP, EVAL, STATE, MANIFEST)} if trained else {Path(run)}
+    if Path(out).resolve() in {path.resolve() for path in own}:
+        raise UsageError(
+            "The export would overwrite "
+            + ("the program itself." if trained else "the model it is compared with."),
+            where=str(out),
+            fix="Give the inference graph another name.",
+        )
+    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
+        subject = (
+            trained_subject(run, checkpoint, device)
+            if trained
+            else plain_subject(run, Path(folder), device)
+        )
+        feeds, lengths = collect(subject, verify, split, batch_size, mapping)
+        expected = [subject.evaluator.evaluate(batch) for batch in feeds]
+        precise = None
+        if precision != "fp32":
+            batches: list[Mapping[str, NDArray[Any]]] = []
+            ranges: dict[str, float] = {}
+            if calibration is not None:
+                batches, _ = collect(subject, calibration, "train", batch_size, mapping)
+                ranges = subject.ranges(batches) if precision != "int8" else {}
+            precise = Precise(precision, keep_io_types, ranges, batches, int8)
+        # The session of the model as it was is done with: of a large model that is gigabytes.
+        subject = dataclasses.replace(subject, evaluator=None)
+        exported = subject.export(
+            optimize=optimize, opset=opset, target=wanted, precise=precise, slim=slim
+        )
+        scores = Accuracies(
+            subject.prediction, None if verify is None else subject.labels, feeds, expected, lengths
+        )
+        parity = write_verified(
+            exported,
+            out,
+            expected=expected,
+            feeds=feeds,
+            device=subject.device,
+            tolerance=tolerance,
+            watch=scores.add,
+            accept=lambda: scores.require(max_drop if precision == "int8" else 1.0, str(out)),
+        )
+    path = Path(out)
+    notes = list(wanted.notes)
+    if precision in ("fp16", "bf16") and subject.device == "cpu":
+        notes.append(
+            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds in its "
+            "own ways, compare there too."
+        )
+    if on_calibration:
+        notes.append("Compared on the calibration data: give --verify for data it has not seen.")
+    if precision == "int8" and not scores.found():
+        notes.append("No accuracy was measured: give --verify data with labels.")
+    return ExportResult(
+        path,
+        _size(path, exported.model),
+        parity,
+        verify is None,
+        exported,
+        subject.step,
+        subject.classes,
+        scores.found(),
+        tuple(notes),
+    )
+
+
+def _size(path: Path, model: ir.Model) -> int:
+    """Bytes of the file and of its external data, where it has such."""
+    weights = sum(tensor.nbytes for _, tensor in all_tensors(model))
+    files = [path, *([Path(f"{path}.data")] if weights >= EXTERNAL_DATA_THRESHOLD else [])]
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,158 @@
+"""``ortboost convert --boost --boost-config --set --explain --dry-run``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ortboost as ob
+from ortboost.cli import main
+from ortboost.program.boost_config import resolve_boost
+from ortboost.program.freeze_schedule import FreezeConfig
+from ortboost.program.program import Program
+
+ROOT = Path(__file__).resolve().parents[2]
+MLP = str(ROOT / "models/mlp.onnx")
+RESNET = str(ROOT / "models/resnet_bottleneck.onnx")
+SMALL = ["--set", "grad_freeze.param_groups=2"]
+
+
+def convert(model, run, *words):
+    return main(["convert", model, "-o", str(run), *words])
+
+
+def test_a_level(tmp_path, capsys):
+    assert convert(RESNET, tmp_path / "run", "--boost", "O1") == 0
+    text = capsys.readouterr().out
+    assert "boosts" in text
+    assert "less-bn, full-norm-head" in text
+    config = Program.load(tmp_path / "run").config
+    assert config.less_bn
+    assert config.full_norm_head
+    assert config.centralize is not None
+    assert config.grad_freeze == FreezeConfig()
+
+
+def test_a_file_and_settings_that_overrule_it(tmp_path, capsys):
+    path = tmp_path / "boost.json"
+    source = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_accumulation": True},
+        "grad_freeze": {"freeze_p": 0.2, "param_groups": 4},
+        "grad_accumulation": {"grad_accumulation_step": 3},
+    }
+    path.write_text(json.dumps(source))
+    words = ["--boost", "O1", "--boost-config", str(path), "--set", "grad_freeze.freeze-p=0.6"]
+    assert convert(RESNET, tmp_path / "run", *words, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["config"]["grad_freeze"]["freeze_p"] == 0.6
+    config = Program.load(tmp_path / "run").config
+    assert not config.less_bn
+    assert config.grad_freeze == FreezeConfig(4, freeze_p=0.6)
+    assert config.accumulate == 3
+
+
+def test_a_setting_alone_turns_a_boost_on(tmp_path):
+    words = ["--set", "boost.grad_freeze=true", *SMALL, "-q"]
+    assert convert(MLP, tmp_path / "run", *words) == 0
+    config = Program.load(tmp_path / "run").config
+    assert config.grad_freeze == FreezeConfig(2)
+    assert not config.less_bn
+
+
+def test_an_option_is_stronger_than_a_boost(tmp_path, capsys):
+    words = ["--set", "boost.grad_accumulation=true", "--accumulate", "5"]
+    words += ["--set", "grad_accumulation.grad_accumulation_step=2"]
+    assert convert(MLP, tmp_path / "run", *words) == 0
+    assert Program.load(tmp_path / "run").config.accumulate == 5
+    assert "of its own" in capsys.readouterr().out
+
+
+def test_explain_says_what_each_boost_became(tmp_path, capsys):
+    assert convert(RESNET, tmp_path / "run", "--boost", "O2", "--explain") == 0
+    text = capsys.readouterr().out
+    assert "auto_boost: 4 changed, 1 kept" in text
+    assert "one process" in text
+    assert "\nless_bn: " in text
+    assert "\ngrad_freeze: " in text
+
+
+def test_what_changes_nothing_is_said_without_explain(tmp_path, capsys):
+    assert convert(MLP, tmp_path / "run", "--boost", "O0", *SMALL) == 0
+    assert "note: grad_freeze: settings of a boost that is off" in capsys.readouterr().out
+
+
+def test_dry_run_writes_nothing(tmp_path, capsys):
+    assert convert(RESNET, tmp_path / "run", "--boost", "O1", "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert "not written" in text
+    assert not (tmp_path / "run").exists()
+    assert convert(MLP, tmp_path / "run", "-q") == 0
+    before = (tmp_path / "run" / "program.json").read_bytes()
+    again = ["--overwrite", "--dry-run", "--lr", "0.5", "--json"]
+    assert convert(MLP, tmp_path / "run", *again) == 0
+    assert json.loads(capsys.readouterr().out)["dry_run"] is True
+    assert (tmp_path / "run" / "program.json").read_bytes() == before
+    assert convert(MLP, tmp_path / "run", "--dry-run") != 0  # the folder is taken
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--boost", "O7"], "choices: O0, O1, O2"),
+        (["--boost", "o1"], "did you mean 'O1'"),
+        (["--set", "freeze_p=0.5"], "grad_freeze.freeze_p"),
+        (["--set", "grad_freeze.freeze_q=0.5"], "did you mean 'freeze_p'"),
+        (["--set", "gradfreeze.freeze_p=0.5"], "did you mean 'grad_freeze'"),
+        (["--set", "grad_freeze.freeze_p"], "SECTION.KEY=VALUE"),
+        (["--set", "grad_freeze.freeze_p=2"], "0 to 1"),
+        (["--set", "common.gradient_split_groups=[1"], "positions"),
+        (["--boost", "O1", "--set", "boost.mode=sometimes"], "choices: auto, manual"),
+        (["--boost", "O1", "--set", "boost.dim_reduce=true"], "not in this version"),
+        (["--boost", "O1"], "param_groups"),  # two layers, ten groups
+        (["--boost-config", "missing.json"], "missing.json"),
+        (["--boost-config", MLP], "not valid JSON"),
+    ],
+)
+def test_errors_in_three_lines(tmp_path, capsys, words, said):
+    assert convert(MLP, tmp_path / "run", *words) != 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert "\n  where: " in captured.err
+    assert "\n  fix:   " in captured.err
+    assert said in captured.err
+    assert "Traceback" not in captured.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_boosted_run_from_convert_to_export(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    data = tmp_path / "data.npz"
+    x = rng.standard_normal((32, 3, 32, 32)).astype(np.float32)
+    np.savez(data, x=x, labels=rng.integers(0, 10, 32))
+    run, out = tmp_path / "run", tmp_path / "out.onnx"
+    words = ["--boost", "O1", "--set", "grad_freeze.param_groups=3", "--lr", "0.02", "-q"]
+    words += ["--set", "boost.grad_accumulation=true"]
+    words += ["--set", "grad_accumulation.grad_accumulation_step=2"]
+    assert convert(RESNET, run, *words) == 0
+    train = ["train", str(run), "--data", str(data), "--batch-size", "4", "--epochs", "2", "-q"]
+    assert main(train) == 0
+    assert main(["export", str(run), "-o", str(out), "--checkpoint", "last", "-q"]) == 0
+    assert "BatchNormalization" not in {
+        node.op_type for node in ob.load(out).model.graph
+    }  # folded, the rest was removed
+
+
+def test_the_same_from_python(tmp_path):
+    source = {"grad_freeze": {"param_groups": 3}}
+    one = ob.convert(RESNET, tmp_path / "a", boost="O1", boost_config=source)
+    other = ob.convert(RESNET, tmp_path / "b", boost=resolve_boost("O1", source), dry_run=True)
+    assert one.config == other.config
+    assert one.fingerprint == other.fingerprint
+    assert one.reports[0].rewrite == "auto_boost"
+    assert not (tmp_path / "b").exists()
+    plain = ob.convert(MLP, tmp_path / "c", boost_config=source)
+    assert plain.config.grad_freeze is None

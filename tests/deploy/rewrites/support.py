@@ -1,0 +1,53 @@
+"""The five-fold test of a rewrite of an inference graph, but for the structure, which each test asserts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ortboost.graph.normalize import infer_shapes
+from ortboost.report import Report
+from tests.support import run, text_model
+
+HEAD = '<ir_version: 10, opset_import: ["" : {opset}]>'
+
+
+def model_of(body: str, inputs: str, outputs: str, *, opset: int = 18, **stored) -> ir.Model:
+    """A model with inferred shapes; constants as initializers, as the pipeline sees it."""
+    text = f"{HEAD.format(opset=opset)} net ({inputs}) => ({outputs}) {{ {body} }}"
+    model = text_model(text, **stored)
+    infer_shapes(model)
+    return model
+
+
+def ops(model: ir.Model) -> dict[str, int]:
+    return dict(Counter(node.op_type for node in model.graph.all_nodes()))
+
+
+def check(
+    rewrite: Callable[[ir.Model], Report],
+    model: ir.Model,
+    *batches: dict[str, np.ndarray],
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+) -> Report:
+    """Rewrite; the numbers stay, the checker is content, a second run changes nothing."""
+    names = [value.name for value in model.graph.outputs]
+    before = [run(model, batch) for batch in batches]
+    report = rewrite(model)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert [value.name for value in model.graph.outputs] == names
+    for batch, want in zip(batches, before, strict=True):
+        have = run(model, batch)
+        for name in want:
+            assert have[name].dtype == want[name].dtype
+            np.testing.assert_allclose(have[name], want[name], rtol=rtol, atol=atol)
+    proto = ir.to_proto(model).SerializeToString(deterministic=True)
+    infer_shapes(model)
+    assert not rewrite(model).changed
+    assert before or proto
+    return report

@@ -1,0 +1,419 @@
+"""Rewrites that change no number: shapes, casts, views, transposes, duplicates, dead code."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
+from ortboost.deploy.rewrites.dead_code import dead_code
+from ortboost.deploy.rewrites.drop_noops import drop_noops
+from ortboost.deploy.rewrites.fold_constants import fold_constants
+from ortboost.deploy.rewrites.merge_casts import merge_casts
+from ortboost.deploy.rewrites.merge_transposes import merge_transposes
+from ortboost.deploy.rewrites.merge_views import merge_views
+from ortboost.deploy.rewrites.static_shapes import static_shapes
+from tests.deploy.rewrites.support import check, model_of, ops
+from tests.support import run, weights
+
+X = {"x": weights(2, 3, 4)}
+OTHER = {"x": weights(5, 3, 4, seed=1)}
+
+
+def net(body, inputs="float[n,3,4] x", outputs="float[n,a,b] y", **stored):
+    return model_of(body, inputs, outputs, **stored)
+
+
+# ---- constants ------------------------------------------------------------------------------------
+
+
+def test_constants_are_folded():
+    model = net(
+        "wt = Transpose<perm = [1, 0]>(w) s = Add(wt, one) y = MatMul(x, s)",
+        "float[n,3,4] x, float[5,4] w, float[1] one",
+        w=weights(5, 4),
+        one=np.ones(1, np.float32),
+    )
+    report = check(fold_constants, model, X, OTHER)
+    assert ops(model) == {"MatMul": 1}
+    assert report.changed == {"Add": "1 -> 0", "Transpose": "1 -> 0"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("[r] r = RandomNormalLike(w) y = Add(x, r)", ""),
+        ("[r] r = Bernoulli(w) y = Add(x, r)", "random"),
+        ("[r] r = Dropout(w, half, yes) y = Add(x, r)", "random"),
+        ("[r] r = ConstantOfShape(big) y = Add(x, r)", "what one number says"),
+    ],
+)
+def test_what_is_not_folded(body, reason):
+    model = (
+        net(
+            body,
+            "float[n,3,4] x, float[3,4] w, float half, bool yes, int64[2] big",
+            w=np.full((3, 4), 0.5, np.float32),
+            half=np.float32(0.5),
+            yes=np.array(True),
+            big=np.array([300, 4]),
+        )
+        if "big" not in body
+        else model_of(
+            body, "float[n,3,4] x, int64[3] big", "float[a,b,c] y", big=np.array([30, 3, 4])
+        )
+    )
+    before = ops(model)
+    report = fold_constants(model)
+    assert ops(model) == before
+    assert reason in report.kept.get("r", "")
+
+
+def test_a_large_tensor_is_not_stored_twice():
+    big = weights(600, 512)
+    body = "[t] t = Transpose<perm = [1, 0]>(w) h = MatMul(x, w) y = MatMul(h, t)"
+    model = model_of(body, "float[n,600] x, float[600,512] w", "float[n,600] y", w=big)
+    report = fold_constants(model)
+    assert "stored twice" in report.kept["t"]
+    assert ops(model) == {"Transpose": 1, "MatMul": 2}
+
+
+# ---- shapes ---------------------------------------------------------------------------------------
+
+HEADS = """
+s = Shape(x) i0 = Constant<value = int64 {0}>() i1 = Constant<value = int64 {1}>()
+n0 = Gather<axis = 0>(s, i0) s1 = Gather<axis = 0>(s, i1)
+ax = Constant<value = int64[1] {0}>()
+u0 = Unsqueeze(n0, ax) u1 = Unsqueeze(s1, ax)
+h = Constant<value = int64[2] {2, 4}>()
+t = Concat<axis = 0>(u0, u1, h)
+[r] y = Reshape(x, t)
+"""
+
+
+def lifted(model):
+    """Constants as initializers."""
+    from onnx_ir.passes import common
+
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    return model
+
+
+def test_a_computed_shape_becomes_a_constant():
+    model = lifted(model_of(HEADS, "float[n,s,8] x", "float[a,b,2,4] y"))
+    report = check(static_shapes, model, {"x": weights(2, 3, 8)}, {"x": weights(1, 7, 8)})
+    assert report.changed == {"r": "shape [0, 0, 2, 4]"}
+    dead_code(model)
+    assert ops(model) == {"Reshape": 1}
+
+
+def test_a_shape_of_another_value_is_not_copied():
+    body = HEADS.replace("s = Shape(x)", "s = Shape(z)")
+    model = lifted(model_of(body, "float[n,s,8] x, float[m,k,8] z", "float[a,b,2,4] y"))
+    check(static_shapes, model, {"x": weights(2, 3, 8), "z": weights(3, 2, 8)})
+    dead_code(model)
+    assert ops(model)["Shape"] == 1  # two lengths that are not known: they are read off, in one go
+    assert ops(model) == {"Shape": 1, "Concat": 1, "Reshape": 1}
+
+
+def test_zero_in_a_shape_keeps_its_meaning():
+    body = """s = Shape(z) t = Concat<axis = 0>(zero, s) [r] y = Reshape(x, t)"""
+    model = model_of(
+        body, "float[n,8] x, float[2,4] z, int64[1] zero", "float[a,b,c] y", zero=np.array([0])
+    )
+    report = check(static_shapes, model, {"x": weights(3, 8), "z": weights(2, 4)})
+    assert report.changed == {"r": "shape [0, 2, 4]"} or "shape" in report.changed["r"]
+
+
+def test_a_literal_zero_is_left_alone():
+    body = "s = Shape<start = 0, end = 1>(z) t = Concat<axis = 0>(s, zero) [r] y = Reshape<allowzero = 1>(x, t)"
+    model = model_of(
+        body, "float[0,8] x, float[k,4] z, int64[1] zero", "float[a,b] y", zero=np.array([0])
+    )
+    static_shapes(model)
+    assert run(model, {"x": weights(0, 8), "z": weights(3, 4)})["y"].shape == (3, 0)
+
+
+def test_the_expansion_of_a_token():
+    """What torch.expand(batch, -1, -1) is exported as."""
+    body = """
+    s = Shape<start = 0, end = 1>(x) m = Constant<value = int64[1] {-1}>()
+    t = Concat<axis = 0>(s, m, m) ones = Constant<value = int64[3] {1, 1, 1}>()
+    neg = Constant<value = int64[3] {-1, -1, -1}>() e = Equal(t, neg)
+    w = Where(e, ones, t) [e1] k = Expand(token, w) y = Concat<axis = 1>(k, x)
+    """
+    model = lifted(
+        model_of(
+            body, "float[n,3,4] x, float[1,1,4] token", "float[n,4,4] y", token=weights(1, 1, 4)
+        )
+    )
+    report = check(static_shapes, model, X, OTHER)
+    assert report.changed == {"e1": "shape read off in one go"}
+    dead_code(model)
+    assert ops(model) == {"Shape": 1, "Concat": 2, "Expand": 1}
+
+
+def test_a_shape_that_depends_on_data_is_kept():
+    model = model_of("[r] y = Reshape(x, t)", "float[n,8] x, int64[2] t", "float[a,b] y")
+    assert static_shapes(model).kept == {"r": "its shape depends on more than shapes"}
+
+
+# ---- nodes that do nothing ------------------------------------------------------------------------
+
+NOOPS = {
+    "identity": "h = Identity(x)",
+    "dropout": "h = Dropout(x)",
+    "dropout_off": "h = Dropout(x, half, no)",
+    "cast": "h = Cast<to = 1>(x)",
+    "cast_like": "h = CastLike(x, zero)",
+    "transpose": "h = Transpose<perm = [0, 1, 2]>(x)",
+    "expand": "h = Expand(x, ones)",
+    "reshape": "h = Reshape(x, same)",
+    "slice": "h = Slice(x, start, far, axis)",
+    "pad": "h = Pad(x, nothing)",
+    "tile": "h = Tile(x, ones)",
+    "concat": "h = Concat<axis = 1>(x)",
+    "sum": "h = Sum(x)",
+    "add": "h = Add(zero, x)",
+    "sub": "h = Sub(x, zero)",
+    "mul": "h = Mul(unit, x)",
+    "div": "h = Div(x, unit)",
+    "pow": "h = Pow(x, unit)",
+}
+STORED = {
+    "half": np.float32(0.5),
+    "no": np.array(False),
+    "zero": np.zeros(1, np.float32),
+    "unit": np.ones((), np.float32),
+    "ones": np.ones(3, np.int64),
+    "same": np.array([0, 3, 4]),
+    "start": np.array([0]),
+    "far": np.array([2**31 - 1]),
+    "axis": np.array([1]),
+    "nothing": np.zeros(6, np.int64),
+}
+TYPES = (
+    "float[n,3,4] x, float half, bool no, float[1] zero, float unit, int64[3] ones, int64[3] same,"
+    " int64[1] start, int64[1] far, int64[1] axis, int64[6] nothing"
+)
+
+
+@pytest.mark.parametrize("case", NOOPS)
+def test_noops(case):
+    model = net(f"{NOOPS[case]} y = Relu(h)", TYPES, **STORED)
+    report = check(drop_noops, model, X, OTHER)
+    assert ops(model) == {"Relu": 1}
+    assert len(report.changed) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "h = Dropout(x, half, yes)",
+        "h = Cast<to = 10>(x)",
+        "h = Transpose<perm = [0, 2, 1]>(x)",
+        "h = Expand(x, twice)",
+        "h = Reshape(x, other)",
+        "h = Slice(x, start, two, axis)",
+        "h = Slice(x, start, far, axis, back)",
+        "h = Pad(x, some)",
+        "h = Tile(x, twice)",
+        "h = Concat<axis = 1>(x, x)",
+        "h = Add(x, unit)",
+        "h = Sub(zero, x)",
+        "h = Div(unit, x)",
+        "h = Pow(unit, x)",
+        "h = Add(x, wide)",
+    ],
+)
+def test_what_does_something_stays(body):
+    more = {
+        "yes": np.array(True),
+        "twice": np.array([2, 1, 1, 1]) if "Expand" in body else np.array([1, 2, 1]),
+        "other": np.array([0, 4, 3]),
+        "two": np.array([2]),
+        "back": np.array([2]),
+        "some": np.array([0, 0, 0, 0, 0, 1]),
+        "wide": np.zeros((1, 1, 1, 1), np.float32),
+    }
+    types = TYPES + (
+        f", bool yes, int64[{len(more['twice'])}] twice, int64[3] other, int64[1] two, int64[1] back,"
+        " int64[6] some, float[1,1,1,1] wide"
+    )
+    kind = "float16" if "to = 10" in body else "float"
+    rank = "a,b,c,d" if ("Expand" in body or "wide" in body) else "a,b,c"
+    model = model_of(f"{body} y = Relu(h)", types, f"{kind}[{rank}] y", **STORED, **more)
+    assert not drop_noops(model).changed
+    assert len(ops(model)) == 2
+
+
+def test_a_node_that_names_an_output_stays():
+    model = net("y = Identity(x)")
+    assert check(drop_noops, model, X).changed == {}
+    model = net("[d] y = Dropout(x)")
+    assert check(drop_noops, model, X).kept == {"d": "it gives an output of the model its name"}
+    model = net("h = Relu(x) [d] y = Dropout(h)")
+    assert check(drop_noops, model, X).changed == {"d": "Dropout that does nothing"}
+    assert ops(model) == {"Relu": 1}
+
+
+# ---- casts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("middle", "last", "left"),
+    [(11, 1, 0), (11, 10, 1), (10, 1, 2), (16, 1, 2), (7, 1, 2), (9, 1, 2)],
+)
+def test_casts(middle, last, left):
+    kind = {1: "float", 10: "float16"}[last]
+    body = f"a = Cast<to = {middle}>(x) [c] b = Cast<to = {last}>(a) y = Neg(b)"
+    model = net(body, outputs=f"{kind}[n,3,4] y")
+    report = check(merge_casts, model, X, rtol=1e-3)
+    assert ops(model).get("Cast", 0) == left
+    assert bool(report.kept) == (left == 2)
+
+
+# ---- views ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("a = Reshape(x, flat) y = Reshape(a, split)", {"Reshape": 1}),
+        ("a = Unsqueeze(x, ax) b = Squeeze(a, ax) y = Relu(b)", {"Relu": 1}),
+        ("a = Reshape(x, flat) b = Reshape(a, back) y = Relu(b)", {"Relu": 1}),
+        ("a = Unsqueeze(x, ax) b = Flatten(a) y = Reshape(b, split)", {"Reshape": 1}),
+    ],
+)
+def test_views(body, left):
+    stored = {
+        "flat": np.array([0, 12]),
+        "split": np.array([-1, 6, 2]),
+        "back": np.array([-1, 3, 4]),
+        "ax": np.array([1]),
+    }
+    types = "float[n,3,4] x, int64[2] flat, int64[3] split, int64[3] back, int64[1] ax"
+    model = net(body, types, **stored)
+    check(merge_views, model, X, OTHER)
+    assert ops(model) == left
+
+
+def test_a_view_that_is_read_elsewhere_stays():
+    body = "a = Reshape(x, flat) y = Reshape(a, back) z = Relu(a)"
+    model = model_of(
+        body,
+        "float[n,3,4] x, int64[2] flat, int64[3] back",
+        "float[n,3,4] y, float[n,12] z",
+        flat=np.array([0, 12]),
+        back=np.array([-1, 3, 4]),
+    )
+    assert check(merge_views, model, X).changed == {}
+
+
+# ---- transposes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "left"),
+    [([0, 2, 1], [0, 2, 1], 0), ([1, 2, 0], [2, 0, 1], 0), ([1, 2, 0], [1, 2, 0], 1)],
+)
+def test_transposes(first, second, left):
+    body = f"a = Transpose<perm = {first}>(x) b = Transpose<perm = {second}>(a) y = Relu(b)"
+    model = net(body)
+    check(merge_transposes, model, X, OTHER)
+    assert ops(model).get("Transpose", 0) == left
+
+
+def test_transposes_with_another_reader():
+    body = "a = Transpose<perm = [1, 2, 0]>(x) [t] y = Transpose<perm = [1, 2, 0]>(a) z = Relu(a)"
+    model = net(body, outputs="float[a,b,c] y, float[d,e,f] z")
+    assert "needed elsewhere" in check(merge_transposes, model, X).kept["t"]
+    body = "a = Transpose<perm = [0, 2, 1]>(x) b = Transpose<perm = [0, 2, 1]>(a) y = Abs(b) z = Relu(a)"
+    model = net(body, outputs="float[a,b,c] y, float[d,e,f] z")
+    check(merge_transposes, model, X)
+    assert ops(model) == {"Transpose": 1, "Abs": 1, "Relu": 1}
+
+
+def test_the_detour_of_attention():
+    body = """a = Reshape(x, flat) b = Transpose<perm = [0, 2, 1]>(a) c = Reshape(b, split)
+    y = Relu(c)"""
+    stored = {"flat": np.array([-1, 5, 4]), "split": np.array([-1, 2, 4, 5])}
+    types = "float[n,2,5,4] x, int64[3] flat, int64[4] split"
+    model = model_of(body, types, "float[n,2,4,5] y", **stored)
+    model.graph[2].outputs[0].shape = ir.Shape(["n", 2, 4, 5])
+    report = check(merge_transposes, model, {"x": weights(3, 2, 5, 4)})
+    assert ops(model) == {"Transpose": 1, "Relu": 1}
+    assert len(report.changed) == 1
+    stored["split"] = np.array([-1, 4, 2, 5])  # not the same heads
+    model = model_of(body, types, "float[n,4,2,5] y", **stored)
+    assert check(merge_transposes, model, {"x": weights(3, 2, 5, 4)}).changed == {}
+
+
+# ---- duplicates and dead code ---------------------------------------------------------------------
+
+
+def test_equal_nodes_and_tensors_are_merged():
+    body = (
+        "a = MatMul(x, v) b = MatMul(x, w) c = Add(a, k) d = Add(k, b) y = Concat<axis = 1>(c, d)"
+    )
+    w = weights(4, 4)
+    model = net(
+        body,
+        "float[n,3,4] x, float[4,4] v, float[4,4] w, float[4] k",
+        v=w,
+        w=w.copy(),
+        k=weights(4),
+    )
+    report = check(common_subexpressions, model, X)
+    assert ops(model) == {"MatMul": 1, "Add": 1, "Concat": 1}
+    assert report.changed["w"] == "equals 'v'"
+    assert set(model.graph.initializers) == {"v", "k"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = RandomNormalLike(x) b = RandomNormalLike(x) y = Add(a, b)",
+        "a = Bernoulli(x) b = Bernoulli(x) y = Add(a, b)",
+        "a = Dropout(x, half, yes) b = Dropout(x, half, yes) y = Add(a, b)",
+        "a = Sub(x, half) b = Sub(half, x) y = Add(a, b)",
+        "a = Softmax<axis = 1>(x) b = Softmax<axis = 2>(x) y = Add(a, b)",
+    ],
+)
+def test_what_is_not_the_same(body):
+    model = net(
+        body, "float[n,3,4] x, float half, bool yes", half=np.float32(0.5), yes=np.array(True)
+    )
+    assert common_subexpressions(model).changed == {}
+    assert len(list(model.graph)) == 3
+
+
+def test_two_outputs_that_are_equal_keep_their_names():
+    model = net("y = Relu(x) [second] z = Relu(x)", outputs="float[n,3,4] y, float[n,3,4] z")
+    assert "outputs of the model" in check(common_subexpressions, model, X).kept["second"]
+    model = net("h = Relu(x) z = Relu(x) y = Abs(h)", outputs="float[n,3,4] y, float[n,3,4] z")
+    check(common_subexpressions, model, X)
+    assert ops(model) == {"Relu": 1, "Abs": 1}
+
+
+def test_tensors_of_equal_bytes_but_another_kind_stay_apart():
+    model = model_of(
+        "a = Add(x, f) b = Reshape(a, s) y = Reshape(b, t)",
+        "float[2,2] x, float[1] f, int64[1] s, int64[2] t",
+        "float[2,2] y",
+        f=np.zeros(1, np.float32),
+        s=np.array([-1]),
+        t=np.array([2, 2]),
+    )
+    assert common_subexpressions(model).changed == {}
+
+
+def test_dead_code():
+    model = net(
+        "h = Relu(x) dead = Exp(x) y = Abs(h)", "float[n,3,4] x, float[2] unused", unused=weights(2)
+    )
+    report = check(dead_code, model, X)
+    assert ops(model) == {"Relu": 1, "Abs": 1}
+    assert report.changed == {"Exp": "1 -> 0", "unused": "not used"}
+    assert [value.name for value in model.graph.inputs] == ["x"]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from ortboost.deploy.targets import PRECISIONS, TARGETS, get_target, ir_version_for
+from ortboost.errors import UsageError
+from tests.support import assert_three_lines
+
+
+def test_names():
+    assert get_target("tensorrt").name == "tensorrt=11"
+    assert get_target("tensorrt=10").opsets[-1] == 20
+    with pytest.raises(UsageError, match="Unknown target") as info:
+        get_target("onnxruntim")
+    assert "'onnxruntime'" in info.value.fix
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+def test_a_target_is_consistent(target):
+    assert target.usual in target.opsets
+    assert "fp32" not in dict(target.refused)
+    assert dict(target.refused).keys() <= set(PRECISIONS)
+    usual = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", target.usual)])
+    assert usual <= target.ir_version
+    target.require()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "opset", "reason"),
+    [
+        ("tensorrt=10", "fp32", 21, "opset 21"),
+        ("tensorrt=10", "bf16", None, "needs opset 22"),
+        ("tensorrt=10", "fp32", 8, "opset 8"),
+        ("onnxruntime", "bf16", None, "no bfloat16 kernels"),
+        ("tensorrt=11", "bf16", 20, "no bfloat16 convolutions"),
+        ("generic", "fp8", None, "Unknown precision"),
+    ],
+)
+def test_what_does_not_go_together(name, precision, opset, reason):
+    with pytest.raises(UsageError) as info:
+        get_target(name).require(precision, opset)
+    assert_three_lines(info.value)
+    assert reason in info.value.what
+
+
+@pytest.mark.parametrize(
+    ("opset", "present", "expected"), [(18, 10, 10), (18, 14, 10), (20, 8, 9), (24, 8, 12)]
+)
+def test_ir_version(opset, present, expected):
+    assert ir_version_for(opset, present, get_target("onnxruntime")) == expected
