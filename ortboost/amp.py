@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ortboost.boost.group_loss_scale import GroupLossScaleManager
+from ortboost.boost.train_step import BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell
 from ortboost.errors import DivergedError, nearest
 from ortboost.faces.arguments import (
     ArgumentRuntimeError,
@@ -24,6 +26,7 @@ from ortboost.nn.loss_scale import (
 )
 from ortboost.nn.optimizer import Optimizer
 from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.nn.updates import OptimizerWrapper
 from ortboost.nn.wrap import WithLossCell, check_network
 
 __all__ = [
@@ -164,7 +167,7 @@ class DynamicLossScaleManager(LossScaleManager):
 
 def build_train_network(
     network: Any,
-    optimizer: Optimizer,
+    optimizer: Optimizer | OptimizerWrapper,
     loss_fn: LossBase | None = None,
     level: str = "O0",
     boost_level: str = "O0",
@@ -177,7 +180,8 @@ def build_train_network(
         optimizer: The optimizer.
         loss_fn: The loss.
         level: Mixed precision; only ``O0`` in this version.
-        boost_level: Only ``O0`` in this version.
+        boost_level: With ``O1`` or ``O2`` the steps are those of :mod:`ortboost.boost`; what is boosted
+            comes with network and optimizer, see :class:`ortboost.boost.AutoBoost`.
         **kwargs: ``loss_scale_manager``; ``keep_batchnorm_fp32`` and ``cast_model_type`` are
             taken and change nothing at level ``O0``.
 
@@ -195,20 +199,24 @@ def build_train_network(
                 fix=nearest(key, ("loss_scale_manager", "keep_batchnorm_fp32")),
             )
     manager = kwargs.get("loss_scale_manager")
-    if manager is not None and not isinstance(manager, LossScaleManager):
+    if manager is not None and not isinstance(manager, LossScaleManager | GroupLossScaleManager):
         raise ArgumentTypeError(
             f"'loss_scale_manager' is {type(manager).__name__}.",
             where="loss_scale_manager",
-            fix="Give a FixedLossScaleManager or a DynamicLossScaleManager.",
+            fix="Give a FixedLossScaleManager, a DynamicLossScaleManager or a "
+            "boost.GroupLossScaleManager.",
         )
     cell: Cell = network
     if loss_fn is not None:
         cell = WithLossCell(check_network("build_train_network", "network", network), loss_fn)
+    boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)
     update_cell = None if manager is None else manager.get_update_cell()
     if update_cell is not None:
-        return TrainOneStepWithLossScaleCell(cell, optimizer, update_cell)
+        scaled = BoostTrainOneStepWithLossScaleCell if boosted else TrainOneStepWithLossScaleCell
+        return scaled(cell, optimizer, update_cell)
     sens = None if manager is None else manager.get_loss_scale()
-    return TrainOneStepCell(cell, optimizer, sens)
+    plain = BoostTrainOneStepCell if boosted else TrainOneStepCell
+    return plain(cell, optimizer, sens)
 
 
 def check_level(name: str, value: Any) -> None:
@@ -216,13 +224,13 @@ def check_level(name: str, value: Any) -> None:
 
     Raises:
         ArgumentValueError: There is no such level.
-        NotInThisVersionError: This version has only ``O0``.
+        NotInThisVersionError: This version has no mixed precision other than ``O0``.
     """
     if value not in _LEVELS[name]:
         raise ArgumentValueError(
             f"'{name}' is {value!r}.", where=name, fix=f"Give one of {', '.join(_LEVELS[name])}."
         )
-    if value != "O0":
+    if value != "O0" and name != "boost_level":
         raise NotInThisVersionError(
             f"{name}='{value}' is not in this version.", where=name, fix="Use 'O0'."
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ortboost.amp import LossScaleManager, build_train_network, check_level
+from ortboost.boost.auto_boost import AutoBoost
 from ortboost.errors import nearest
 from ortboost.faces.arguments import (
     ArgumentTypeError,
@@ -16,18 +17,25 @@ from ortboost.faces.arguments import (
 from ortboost.faces.batches import Batches
 from ortboost.faces.callback import Callback, CallbackParam, RunContext, as_callbacks, call_all
 from ortboost.faces.cell import Cell
-from ortboost.faces.model_arguments import backbone_of, check_indexes, check_sink, validation_epochs
+from ortboost.faces.model_arguments import (
+    backbone_of,
+    boosted,
+    check_indexes,
+    check_sink,
+    validation_epochs,
+)
 from ortboost.network import Network
 from ortboost.nn.loss import LossBase
 from ortboost.nn.metrics import Loss, Metric, get_metrics
 from ortboost.nn.optimizer import Optimizer
 from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.nn.updates import OptimizerWrapper
 from ortboost.nn.wrap import WithEvalCell, WithLossCell, check_loss
 from ortboost.tensor import Tensor
 
 __all__ = ["Model"]
 
-_KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32")
+_KEYWORDS = ("boost_config_dict", "loss_scale_manager", "keep_batchnorm_fp32")
 
 
 class Model:
@@ -44,12 +52,15 @@ class Model:
             :class:`ortboost.nn.WithEvalCell`.
         eval_indexes: Which of its outputs are loss, prediction and label.
         amp_level: Only ``O0`` in this version.
-        boost_level: Only ``O0`` in this version.
-        **kwargs: ``loss_scale_manager``; ``keep_batchnorm_fp32`` is taken and changes nothing.
+        boost_level: ``O0``, ``O1`` or ``O2``: what :class:`ortboost.boost.AutoBoost` makes of network and
+            optimizer is trained. With LessBN that is a new network, :attr:`predict_network`; the one
+            that was given keeps its weights.
+        **kwargs: ``boost_config_dict`` for :class:`ortboost.boost.AutoBoost`; ``loss_scale_manager``;
+            ``keep_batchnorm_fp32`` is taken and changes nothing.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, ArgumentKeyError: As documented by MindSpore.
-        NotInThisVersionError: A level other than ``O0``.
+        NotInThisVersionError: An ``amp_level`` other than ``O0``, or a boost that is not there yet.
 
     Example:
         >>> model = Model(net, loss, opt, metrics={"accuracy"})        # doctest: +SKIP
@@ -64,7 +75,7 @@ class Model:
         self,
         network: Cell,
         loss_fn: LossBase | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | OptimizerWrapper | None = None,
         metrics: Any = None,
         eval_network: Cell | None = None,
         eval_indexes: Sequence[int] | None = None,
@@ -76,7 +87,7 @@ class Model:
         if loss_fn is not None:
             check_loss("Model", loss_fn)
         if optimizer is not None:
-            check_type("Model", "optimizer", optimizer, Optimizer)
+            check_type("Model", "optimizer", optimizer, Optimizer, OptimizerWrapper)
         if eval_network is not None:
             check_type("Model", "eval_network", eval_network, Cell)
         for key in kwargs:
@@ -90,6 +101,9 @@ class Model:
         # MindSpore's name for the argument of build_train_network is 'level'.
         check_level("level", amp_level)
         check_level("boost_level", boost_level)
+        boost = AutoBoost(boost_level, kwargs.get("boost_config_dict", ""))
+        if any(boost.boost_config.values()):
+            network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
         self._metrics = get_metrics(metrics)
         self._eval_indexes = check_indexes(eval_indexes)
@@ -97,7 +111,7 @@ class Model:
         self._train_network: Any = network
         if optimizer is not None:
             self._train_network = build_train_network(
-                network, optimizer, loss_fn, loss_scale_manager=manager
+                network, optimizer, loss_fn, boost_level=boost_level, loss_scale_manager=manager
             )
         elif loss_fn is not None and isinstance(network, Network):
             self._train_network = WithLossCell(network, loss_fn)

@@ -1,10 +1,35 @@
-"""MindSpore Boost's names; empty in this version.
+"""MindSpore Boost's names.
 
-``BoostTrainOneStepCell`` and ``BoostTrainOneStepWithLossScaleCell`` come with the boosts they run.
-Until then :class:`ortboost.nn.TrainOneStepCell` and
-:class:`ortboost.nn.TrainOneStepWithLossScaleCell` do what those two do with all boosts off.
+Each boost is a rewrite or a form of the step graph (:mod:`ortboost.transforms`,
+:mod:`ortboost.program`); the classes here are thin. What carries over and what differs:
+docs/mindspore.md and the cards in docs/cards.
 """
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from ortboost.boost.auto_boost import AutoBoost
+from ortboost.boost.freeze_opt import FreezeOpt
+from ortboost.boost.grad_accumulation import GradientAccumulation
+from ortboost.boost.grad_freeze import GradientFreeze, freeze_cell
+from ortboost.boost.group_loss_scale import GroupLossScaleManager
+from ortboost.boost.less_bn import LessBN
+from ortboost.boost.optimizer_process import OptimizerProcess
+from ortboost.boost.parameter_process import ParameterProcess
+from ortboost.boost.train_step import (
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+)
+
+__all__ = [
+    "AutoBoost",
+    "BoostTrainOneStepCell",
+    "BoostTrainOneStepWithLossScaleCell",
+    "FreezeOpt",
+    "GradientAccumulation",
+    "GradientFreeze",
+    "GroupLossScaleManager",
+    "LessBN",
+    "OptimizerProcess",
+    "ParameterProcess",
+    "freeze_cell",
+]

@@ -6,12 +6,14 @@ where and how to mend it. The errors here are both, so ported ``except ValueErro
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ortboost.errors import UsageError
+from ortboost.errors import ConfigError, UsageError
 
 __all__ = [
     "ArgumentKeyError",
@@ -19,6 +21,7 @@ __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
     "NotInThisVersionError",
+    "as_argument_error",
     "check_choice",
     "check_range",
     "check_type",
@@ -44,6 +47,21 @@ class ArgumentRuntimeError(UsageError, RuntimeError):
 
 class NotInThisVersionError(UsageError, NotImplementedError):
     """MindSpore has it, this version of ortboost has not."""
+
+
+@contextlib.contextmanager
+def as_argument_error(owner: str) -> Iterator[None]:
+    """What a configuration refuses is, on a face, an argument that makes no sense.
+
+    Raises:
+        ArgumentValueError: In place of a :class:`ortboost.errors.ConfigError`.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ArgumentValueError(
+            error.what, where=f"{owner}, {error.where}", fix=error.fix
+        ) from error
 
 
 def is_number(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ortboost.boost.auto_boost import AutoBoost
 from ortboost.faces.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -15,9 +16,9 @@ from ortboost.faces.arguments import (
 from ortboost.faces.cell import Cell
 from ortboost.network import Network
 from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
-from ortboost.nn.wrap import WithLossCell
+from ortboost.nn.wrap import WithEvalCell, WithLossCell
 
-__all__ = ["backbone_of", "check_indexes", "check_sink", "validation_epochs"]
+__all__ = ["backbone_of", "boosted", "check_indexes", "check_sink", "validation_epochs"]
 
 
 def backbone_of(network: Cell) -> Network:
@@ -33,6 +34,33 @@ def backbone_of(network: Cell) -> Network:
         where="Model, network",
         fix="Give a network loaded with ortboost.load(path).",
     )
+
+
+def boosted(
+    boost: AutoBoost, network: Cell, optimizer: Any, eval_network: Cell | None
+) -> tuple[Cell, Any, Cell | None]:
+    """Network, optimizer and evaluation network with the boosts.
+
+    Raises:
+        ArgumentValueError: There is nothing to train, or the evaluation network holds the network
+            before the boost in a way that cannot be seen through.
+    """
+    if optimizer is None:
+        raise ArgumentValueError(
+            "There is no optimizer, so there is nothing to boost.",
+            where="Model, boost_level",
+            fix="Give an optimizer, or leave boost_level out: a boosted network is evaluated as it is.",
+        )
+    network, optimizer = boost.network_auto_process_train(network, optimizer)
+    if eval_network is not None and boost.boost_config["less_bn"]:
+        if not isinstance(eval_network, Network | WithLossCell | WithEvalCell):
+            raise ArgumentValueError(
+                "With LessBN the network that is trained is a new one, and 'eval_network' has another.",
+                where="Model, eval_network",
+                fix="Leave it out, or give nn.WithEvalCell(net, loss).",
+            )
+        eval_network = boost.network_auto_process_eval(eval_network)
+    return network, optimizer, eval_network
 
 
 def check_indexes(value: Any) -> tuple[int, int, int] | None:

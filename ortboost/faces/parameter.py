@@ -49,6 +49,8 @@ class Parameter:
     ) -> None:
         self.name, self.state, self.shape, self.dtype = name, state, shape, dtype
         self.requires_grad, self.role = requires_grad, role
+        self.comm_fusion = 1
+        """Which parameters several processes exchange together; with one it changes nothing."""
 
     @classmethod
     def of_state(

@@ -7,6 +7,7 @@ newest weights, slots and scale go along (see :mod:`ortboost.faces.live_state`).
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,24 @@ from numpy.typing import NDArray
 
 from ortboost.faces.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.faces.live_state import LiveState
-from ortboost.loss_scale import ScaleConfig
+from ortboost.loss_scale import GroupedScaleConfig, ScaleConfig
 from ortboost.network import Network, as_input
 from ortboost.nn.loss import LossBase
-from ortboost.nn.optimizer import Optimizer, exact_patterns
+from ortboost.nn.optimizer import exact_patterns
+from ortboost.nn.updates import Updates
 from ortboost.program import catalogue as names
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
+from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper, StepResult
 from ortboost.training.run_state import step_seed
 from ortboost.transforms.attach_loss import LossConfig
+from ortboost.transforms.centralize import CentralizeConfig
 
 __all__ = ["CompiledSteps"]
+
+_OF_OPTIMIZER = (names.STEP, names.MICRO_STEPS)  # also the counts of freeze groups
 
 
 class CompiledSteps:
@@ -36,13 +42,12 @@ class CompiledSteps:
         owner: Name of the training cell, for errors.
         network: The network.
         loss: Its loss; ``None`` if the model computes its own.
-        optimizer: The optimizer; its parameters must be the network's.
+        updates: The optimizer and how it is applied; its parameters must be the network's.
         scale: The law of the scale.
         check_finite: Whether an overflow skips the update.
         divisor: Gradients are divided by this after un-scaling.
 
     Raises:
-        ArgumentTypeError: ``optimizer`` is none.
         ArgumentValueError: A parameter belongs to another network.
     """
 
@@ -51,18 +56,13 @@ class CompiledSteps:
         owner: str,
         network: Network,
         loss: LossBase | None,
-        optimizer: Optimizer,
+        updates: Updates,
         scale: ScaleConfig,
         *,
         check_finite: bool,
         divisor: float,
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise ArgumentTypeError(
-                f"'optimizer' is {type(optimizer).__name__}.",
-                where=owner,
-                fix="Give an optimizer of ortboost.nn, for example nn.Momentum(...).",
-            )
+        optimizer = updates.optimizer
         for parameter in optimizer.parameters:
             if parameter.state is not network.state:
                 raise ArgumentValueError(
@@ -72,9 +72,11 @@ class CompiledSteps:
                 )
         self.network, self.loss, self.optimizer = network, loss, optimizer
         self.scale, self.check_finite, self.divisor = scale, check_finite, divisor
+        self.accumulate, self.freeze = updates.accumulate, updates.freeze
         self.scale_state = LiveState()
         self.calls = 0
         self._built: dict[Any, tuple[Stepper, dict[str, list[str]]]] = {}
+        self._last: Any = None
 
     def step(self, *inputs: Any) -> StepResult:
         """One step on a batch: data of each input of the network, then the labels.
@@ -94,10 +96,28 @@ class CompiledSteps:
         seed = step_seed(self.network.seed, self.calls) if random else 0
         result = stepper.step(feeds, hyper, seed=seed)
         self.calls += 1
+        self._moved(stepper, result.applied_steps)
+        return result
+
+    def flush(self) -> bool:
+        """Update with what a window of accumulation holds so far; False if that is nothing.
+
+        Raises:
+            ArgumentRuntimeError: The list of learning rates has ended.
+        """
+        if self._last is None:
+            return False
+        stepper = self._lent(self._last)
+        if not stepper.flush(self.optimizer.rates()):
+            return False
+        self._moved(stepper, self.optimizer.applied_steps + 1)
+        return True
+
+    def _moved(self, stepper: Stepper, applied_steps: int) -> None:
+        """A stepper has changed the state."""
         for state in (self.network.state, self.optimizer.state, self.scale_state):
             state.touch()
-        self.optimizer.applied_steps = result.applied_steps
-        return result
+        self.optimizer.applied_steps = applied_steps
 
     def stepper(self, labels: NDArray[Any] | None) -> Stepper:
         """The compiled step for labels of this form, holding the newest state."""
@@ -106,6 +126,11 @@ class CompiledSteps:
         key = (trained, config.label_shape)
         if key not in self._built:
             self._built[key] = self._build(trained, config)
+        self._last = key
+        return self._lent(key)
+
+    def _lent(self, key: Any) -> Stepper:
+        """A compiled step, holding the newest state."""
         stepper, names_of = self._built[key]
         self.network.state.lend(stepper, names_of["network"])
         self.optimizer.state.lend(stepper, names_of["optimizer"])
@@ -123,7 +148,7 @@ class CompiledSteps:
         for entry in stepper.catalogue.state:
             if entry.kind in ("parameter", "buffer"):
                 names_of["network"].append(entry.name)
-            elif entry.kind == "slot" or entry.name == names.STEP:
+            elif entry.kind == "slot" or entry.name.startswith(_OF_OPTIMIZER):
                 names_of["optimizer"].append(entry.name)
             else:
                 names_of["scale"].append(entry.name)
@@ -148,13 +173,39 @@ class CompiledSteps:
                 # With LARS the filter alone says who decays.
                 decay="no-norm" if adapted is None else "all",
                 groups=optimizer.groups(),
-                loss_scale=self.scale,
+                loss_scale=self._scale(trained),
                 check_finite=self.check_finite,
                 gradient_divisor=self.divisor,
                 adapt=adapted,
                 trainable=exact_patterns(trained),
+                accumulate=self.accumulate,
+                centralize=self._centralize(trained),
+                grad_freeze=self._freeze(trained),
             ),
         )
+
+    def _centralize(self, trained: tuple[str, ...]) -> CentralizeConfig | None:
+        chosen = set(self.optimizer.centralized())
+        patterns = exact_patterns(name for name in trained if name in chosen)
+        return CentralizeConfig(patterns, self.optimizer.gc_multiple_of) if patterns else None
+
+    def _scale(self, trained: tuple[str, ...]) -> ScaleConfig:
+        """The law without what is frozen anyway; its groups name each parameter."""
+        law = self.scale
+        if not isinstance(law, GroupedScaleConfig) or isinstance(law.groups, int):
+            return law
+        known = set(exact_patterns(trained))
+        groups = tuple(tuple(name for name in group if name in known) for group in law.groups)
+        return dataclasses.replace(law, groups=groups)
+
+    def _freeze(self, trained: tuple[str, ...]) -> FreezeConfig | None:
+        """The freeze without what is frozen anyway."""
+        if self.freeze is None or self.freeze.groups is None:
+            return self.freeze
+        groups = tuple(
+            tuple(name for name in group if name in trained) for group in self.freeze.groups
+        )
+        return dataclasses.replace(self.freeze, groups=groups)
 
     def _arrays(self, inputs: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Any]:
         specs = self.network.inputs

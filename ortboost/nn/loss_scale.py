@@ -7,22 +7,32 @@ its graph. Called directly, they move a scale on the host by the same law, see
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ortboost.faces.arguments import ArgumentTypeError, check_range, check_type, is_number
 from ortboost.faces.cell import Cell
+from ortboost.faces.live_state import LiveState
 from ortboost.faces.parameter import Parameter
 from ortboost.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
+    GroupedScaleConfig,
     ScaleConfig,
-    ScaleState,
+    initial_state,
     update,
 )
+from ortboost.network import Network
 
-__all__ = ["DynamicLossScaleUpdateCell", "FixedLossScaleUpdateCell", "LossScaleUpdateCell"]
+__all__ = [
+    "DynamicLossScaleUpdateCell",
+    "FixedLossScaleUpdateCell",
+    "GroupedScaleCell",
+    "LossScaleUpdateCell",
+]
 
 
 class LossScaleUpdateCell(Cell):
@@ -35,7 +45,7 @@ class LossScaleUpdateCell(Cell):
     def __init__(self, config: ScaleConfig) -> None:
         super().__init__()
         self.config = config
-        self._state = ScaleState(np.float32(1))
+        self._state = initial_state(config)
 
     def get_loss_scale(self) -> float:
         """The scale at the *start*, as in MindSpore; the present one is the training cell's."""
@@ -62,13 +72,33 @@ class LossScaleUpdateCell(Cell):
             )
         before = np.float32(loss_scale.asnumpy().item())
         self._state = update(
-            ScaleState(before, self._state.cur_iter, self._state.last_overflow_iter),
+            dataclasses.replace(self._state, scale=before),
             bool(np.asarray(overflow).item()),
             self.config,
         )
         value = np.full(loss_scale.shape, self._state.scale, loss_scale.dtype)
         loss_scale.set_data(value)
         return overflow
+
+
+class GroupedScaleCell(Cell):
+    """Base of what gives each group of layers a scale: :class:`ortboost.boost.GroupLossScaleManager`."""
+
+    def law(
+        self, owner: str, network: Network, parameters: Iterable[Parameter]
+    ) -> GroupedScaleConfig:
+        """The law for a network and the parameters that are trained.
+
+        Args:
+            owner: Name of the training cell, for errors.
+            network: The network.
+            parameters: The parameters of the optimizer.
+        """
+        raise NotImplementedError
+
+    def follow(self, state: LiveState) -> None:
+        """Show and move the scales of this state from now on: those of a training cell."""
+        raise NotImplementedError
 
 
 class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
@@ -80,6 +110,9 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
         loss_scale_value: The scale at the start, above 0.
         scale_factor: It shrinks and grows by this, above 1.
         scale_window: Good steps before it grows, at least 1.
+        hysteresis: It shrinks at the so-manieth overflow only, see
+            :class:`ortboost.loss_scale.DynamicScaleConfig`. MindSpore has only 1, at once.
+        consecutive_hysteresis: Whether every good step takes back the overflows that were counted.
 
     Raises:
         ArgumentTypeError: An argument is no number, or ``scale_window`` no int.
@@ -92,7 +125,15 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
         (True, 2048.0)
     """
 
-    def __init__(self, loss_scale_value: float, scale_factor: float, scale_window: int) -> None:
+    def __init__(
+        self,
+        loss_scale_value: float,
+        scale_factor: float,
+        scale_window: int,
+        *,
+        hysteresis: int = 1,
+        consecutive_hysteresis: bool = False,
+    ) -> None:
         owner = type(self).__name__
         _check_number(owner, "loss_scale_value", loss_scale_value)
         check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
@@ -100,12 +141,17 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
         check_range(owner, "scale_factor", scale_factor, 1, 1e30, open_low=True)
         check_type(owner, "scale_window", scale_window, int)
         check_range(owner, "scale_window", scale_window, 1)
+        check_type(owner, "hysteresis", hysteresis, int)
+        check_range(owner, "hysteresis", hysteresis, 1)
+        check_type(owner, "consecutive_hysteresis", consecutive_hysteresis, bool)
         super().__init__(
             DynamicScaleConfig(
                 init=float(loss_scale_value),
                 factor=float(scale_factor),
                 window=scale_window,
                 max_scale=None,
+                hysteresis=hysteresis,
+                consecutive_hysteresis=consecutive_hysteresis,
             )
         )
         self.loss_scale_value = loss_scale_value

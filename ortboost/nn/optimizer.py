@@ -7,9 +7,10 @@ another training step.
 
 from __future__ import annotations
 
+import copy
 import glob
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from ortboost.faces.arguments import (
     NotInThisVersionError,
@@ -31,6 +32,8 @@ from ortboost.program.config import ParameterGroup
 
 __all__ = ["Optimizer", "exact_patterns"]
 
+_Self = TypeVar("_Self", bound="Optimizer")
+
 
 class Optimizer(Cell):
     """Base of the optimizers.
@@ -39,8 +42,8 @@ class Optimizer(Cell):
         learning_rate: A number; a list, tuple or 1-D array with one number for each applied
             update; or a :class:`LearningRateSchedule`.
         parameters: A list of parameters, or of dicts with the keys ``params``, ``lr``,
-            ``weight_decay``, ``grad_centralization`` (False) and, in one of them alone,
-            ``order_params``. What a group leaves out is as the optimizer's own.
+            ``weight_decay``, ``grad_centralization`` and, in one of them alone, ``order_params``.
+            What a group leaves out is as the optimizer's own, and not centralized.
         weight_decay: Coefficient `wd`, 0 or more. With a plain list it spares the scale and shift of
             normalizations and names with ``beta`` or ``gamma``; in groups it takes all.
         loss_scale: Gradients are divided by it; for a fixed scale whose step does not un-scale
@@ -68,10 +71,13 @@ class Optimizer(Cell):
         check_type(owner, "loss_scale", loss_scale, float)
         check_range(owner, "loss_scale", loss_scale, 0, open_low=True)
         self.loss_scale = loss_scale
-        self.is_group, self._groups, self.parameters = read_parameters(owner, parameters)
+        read = read_parameters(owner, parameters)
+        self.is_group, self._groups, self.parameters, self._ordered = read
         self.state = LiveState()
         self.applied_steps = 0
         """Updates applied so far; skipped steps do not count."""
+        self.gc_multiple_of = 16
+        """Only weights whose axis 1 is a multiple of this are centralized; 1 is every weight."""
 
     # ---- what a training step asks for --------------------------------------------------------
 
@@ -119,7 +125,45 @@ class Optimizer(Cell):
                 rates[names.learning_rate_name(f"group{index}")] = rate_at(group.rate, step)
         return rates
 
+    def centralized(self) -> tuple[str, ...]:
+        """Names of the parameters in groups with ``grad_centralization``."""
+        return tuple(p.name for group in self._groups if group.centralize for p in group.params)
+
     # ---- what users ask for -------------------------------------------------------------------
+
+    @property
+    def init_params(self) -> dict[str, Any]:
+        """Under ``params`` what it was made with, as a list of parameters or of dicts."""
+        if not self.is_group:
+            return {"params": list(self.parameters)}
+        groups = [
+            {
+                "params": list(group.params),
+                **({} if group.rate is None else {"lr": group.rate}),
+                **({} if group.weight_decay is None else {"weight_decay": group.weight_decay}),
+                **({"grad_centralization": True} if group.centralize else {}),
+            }
+            for group in self._groups
+        ]
+        if self._ordered:
+            groups.append({"order_params": list(self.parameters)})
+        return {"params": groups}
+
+    def renewed(self: _Self, parameters: Any) -> _Self:
+        """One of the same kind and settings for other parameters; its state starts anew.
+
+        Args:
+            parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As for :class:`Optimizer`.
+        """
+        fresh = copy.copy(self)
+        owner = type(self).__name__
+        read = read_parameters(owner, parameters)
+        fresh.is_group, fresh._groups, fresh.parameters, fresh._ordered = read
+        fresh.state, fresh.applied_steps = LiveState(), 0
+        return fresh
 
     @property
     def learning_rate(self) -> Any:

@@ -250,6 +250,7 @@ class LARS(Optimizer):
         self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
         self.use_clip, self.lars_filter = use_clip, lars_filter
         self.is_group, self._groups = optimizer.is_group, optimizer._groups
+        self._ordered = optimizer._ordered
         self.weight_decay = optimizer.weight_decay
 
     @property
@@ -260,6 +261,13 @@ class LARS(Optimizer):
     @learning_rate.setter
     def learning_rate(self, value: Any) -> None:
         self.optimizer.learning_rate = value
+
+    def renewed(self, parameters: Any) -> LARS:
+        """One around a renewed inner optimizer."""
+        fresh = super().renewed(parameters)
+        fresh.optimizer = self.optimizer.renewed(parameters)
+        fresh._groups = fresh.optimizer._groups
+        return fresh
 
     def rule(self) -> Rule:
         """The update rule."""

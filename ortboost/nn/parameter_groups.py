@@ -35,10 +35,11 @@ class Group:
     params: list[Parameter]
     rate: Any = None
     weight_decay: float | None = None
+    centralize: bool = False
 
 
-def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter]]:
-    """Whether groups were given, the groups, and all parameters in order.
+def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter], bool]:
+    """Whether groups were given, the groups, all parameters in order, whether the order was given.
 
     Args:
         owner: Name of the optimizer, for errors.
@@ -68,10 +69,10 @@ def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], lis
         return True, *_read_groups(owner, items)
     _check_parameters(owner, items)
     _check_unique(owner, items, ArgumentValueError)
-    return False, [Group(items)], items
+    return False, [Group(items)], items, False
 
 
-def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Parameter]]:
+def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Parameter], bool]:
     groups: list[Group] = []
     order: list[Parameter] | None = None
     for index, item in enumerate(items):
@@ -105,12 +106,6 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
         _check_parameters(where, params)
         centralize = item.get("grad_centralization", False)
         check_type(where, "grad_centralization", centralize, bool)
-        if centralize:
-            raise NotInThisVersionError(
-                "Gradient centralization is not in this version.",
-                where=where,
-                fix="Leave 'grad_centralization' out.",
-            )
         rate = item.get("lr")
         decay = item.get("weight_decay")
         groups.append(
@@ -118,6 +113,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
                 params,
                 None if rate is None else check_rate(where, rate, "lr"),
                 None if decay is None else check_decay(where, decay),
+                centralize,
             )
         )
     everything = [p for group in groups for p in group.params]
@@ -128,7 +124,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
             where=owner,
             fix="Give net.trainable_params() there.",
         )
-    return groups, everything if order is None else order
+    return groups, everything if order is None else order, order is not None
 
 
 def _check_parameters(where: str, items: Sequence[Any]) -> None:

@@ -23,8 +23,9 @@ from ortboost.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
 from ortboost.network import Network
 from ortboost.nn.compiled import CompiledSteps
 from ortboost.nn.loss import LossBase
-from ortboost.nn.loss_scale import LossScaleUpdateCell
+from ortboost.nn.loss_scale import GroupedScaleCell, LossScaleUpdateCell
 from ortboost.nn.optimizer import Optimizer
+from ortboost.nn.updates import OptimizerWrapper, updates_of
 from ortboost.nn.wrap import WithLossCell
 from ortboost.program import catalogue as names
 from ortboost.runtime.stepper import StepResult
@@ -56,7 +57,7 @@ class TrainOneStepCell(Cell):
     def __init__(
         self,
         network: Cell,
-        optimizer: Optimizer,
+        optimizer: Optimizer | OptimizerWrapper,
         sens: Any = None,
         return_grad: bool = False,
     ) -> None:
@@ -93,8 +94,8 @@ class TrainOneStepWithLossScaleCell(Cell):
         network: A :class:`WithLossCell`, or a network whose one output is its loss.
         optimizer: The optimizer, made with the parameters of that network.
         scale_sense: An update cell (``nn.DynamicLossScaleUpdateCell``,
-            ``nn.FixedLossScaleUpdateCell``), or an array of shape ``()`` or ``(1,)`` for a fixed
-            scale that :meth:`set_sense_scale` moves.
+            ``nn.FixedLossScaleUpdateCell``), a :class:`ortboost.boost.GroupLossScaleManager`, or an
+            array of shape ``()`` or ``(1,)`` for a fixed scale that :meth:`set_sense_scale` moves.
 
     Raises:
         ArgumentTypeError: An argument of the wrong type.
@@ -106,12 +107,19 @@ class TrainOneStepWithLossScaleCell(Cell):
         >>> loss, overflow, loss_scale = step(images, labels)              # doctest: +SKIP
     """
 
-    def __init__(self, network: Cell, optimizer: Optimizer, scale_sense: Any) -> None:
+    def __init__(
+        self, network: Cell, optimizer: Optimizer | OptimizerWrapper, scale_sense: Any
+    ) -> None:
         super().__init__()
         owner = type(self).__name__
         law: ScaleConfig
+        start: Any
         if isinstance(scale_sense, LossScaleUpdateCell):
             law, start = scale_sense.config, scale_sense.get_loss_scale()
+        elif isinstance(scale_sense, GroupedScaleCell):
+            trained = updates_of(owner, optimizer).optimizer.parameters
+            law = scale_sense.law(owner, _backbone(owner, network)[0], trained)
+            start = law.starts()
         elif isinstance(scale_sense, np.ndarray):
             start = _scale_value(owner, "scale_sense", scale_sense)
             law = FixedScaleConfig(start)
@@ -124,18 +132,22 @@ class TrainOneStepWithLossScaleCell(Cell):
         self.network, self.optimizer = network, optimizer
         self.loss_scaling_manager = scale_sense if isinstance(scale_sense, Cell) else None
         self._steps = _compile(owner, network, optimizer, law, 1.0, finite=True)
+        self._scale_shape = np.shape(start)
         self._steps.scale_state.write(names.SCALE, np.asarray(start, np.float32))
+        if isinstance(scale_sense, GroupedScaleCell):
+            scale_sense.follow(self._steps.scale_state)
 
     @property
     def scale_sense(self) -> Parameter:
-        """The present scale, as a parameter."""
+        """The present scale, as a parameter; with groups ``[groups]``."""
         return Parameter.of_state(self._steps.scale_state, names.SCALE, requires_grad=False)
 
     def set_sense_scale(self, sens: Any) -> None:
         """Set the scale of the next step.
 
         Args:
-            sens: Array of shape ``()`` or ``(1,)``, above 0.
+            sens: Array of shape ``()`` or ``(1,)``, above 0; with groups it may have a number for
+                each.
 
         Raises:
             ArgumentTypeError: No array.
@@ -148,15 +160,21 @@ class TrainOneStepWithLossScaleCell(Cell):
                 where=f"{owner}.set_sense_scale",
                 fix="Give a Tensor: Tensor(1024.0).",
             )
-        value = _scale_value(owner, "sens", sens)
-        self._steps.scale_state.write(names.SCALE, np.asarray(value, np.float32))
+        value: Any
+        if self._scale_shape and sens.shape == self._scale_shape:
+            value = [_positive(owner, "sens", number) for number in sens.tolist()]
+        else:
+            value = _scale_value(owner, "sens", sens)
+        scale = np.broadcast_to(np.asarray(value, np.float32), self._scale_shape)
+        self._steps.scale_state.write(names.SCALE, scale)
 
     def construct(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
         """One step: data of each input, then the labels.
 
         Returns:
             ``(loss, overflow, loss_scale)``: the un-scaled loss before the update, float32; whether
-            a gradient was not finite, bool; the scale *after* this step, float32.
+            a gradient was not finite, bool; the scale *after* this step, float32, with groups that
+            of the first.
         """
         result = self._steps.step(*inputs)
         return (
@@ -169,27 +187,31 @@ class TrainOneStepWithLossScaleCell(Cell):
 def _compile(
     owner: str,
     network: Cell,
-    optimizer: Optimizer,
+    optimizer: Optimizer | OptimizerWrapper,
     scale: ScaleConfig,
     factor: float,
     *,
     finite: bool,
 ) -> CompiledSteps:
     """Prepare the steps; ``factor`` takes back the un-scaling where none is wanted."""
-    loss: LossBase | None = None
-    if isinstance(network, WithLossCell):
-        backbone, loss = network.backbone_network, network.loss_fn
-    elif isinstance(network, Network):
-        backbone = network
-    else:
-        raise ArgumentTypeError(
-            f"'network' is {type(network).__name__}.",
-            where=owner,
-            fix="Give nn.WithLossCell(net, loss), or a network that computes its loss.",
-        )
-    divisor = factor * optimizer.loss_scale if isinstance(optimizer, Optimizer) else 1.0
+    backbone, loss = _backbone(owner, network)
+    updates = updates_of(owner, optimizer)
+    divisor = factor * updates.optimizer.loss_scale
     return CompiledSteps(
-        owner, backbone, loss, optimizer, scale, check_finite=finite, divisor=divisor
+        owner, backbone, loss, updates, scale, check_finite=finite, divisor=divisor
+    )
+
+
+def _backbone(owner: str, network: Cell) -> tuple[Network, LossBase | None]:
+    """The network, and its loss if that is not part of it."""
+    if isinstance(network, WithLossCell):
+        return network.backbone_network, network.loss_fn
+    if isinstance(network, Network):
+        return network, None
+    raise ArgumentTypeError(
+        f"'network' is {type(network).__name__}.",
+        where=owner,
+        fix="Give nn.WithLossCell(net, loss), or a network that computes its loss.",
     )
 
 

@@ -77,6 +77,16 @@ class WithEvalCell(Cell):
         check_type("WithEvalCell", "add_cast_fp32", add_cast_fp32, bool)
         self.add_cast_fp32 = add_cast_fp32
 
+    @property
+    def backbone_network(self) -> Network:
+        """The network without its loss."""
+        return self._network
+
+    @property
+    def loss_fn(self) -> LossBase | None:
+        """The loss."""
+        return self._loss_fn
+
     def construct(self, *inputs: Any) -> tuple[Any, ...]:
         """Data of each input, then the label; answers ``(loss, outputs, labels)``."""
         data, label = _split(self._network, inputs, "WithEvalCell")

@@ -30,6 +30,8 @@ ACTS = {
     "relu6": "{y} = Clip({x}, zero, six)",
     "leaky": "{y} = LeakyRelu<alpha = 0.1>({x})",
     "hardswish": "{y} = HardSwish({x})",
+    # as the dynamo exporter writes it without its optimizer
+    "cast_relu6": "{y}l = CastLike(zero, {x}) {y}h = CastLike(six, {x}) {y} = Clip({x}, {y}l, {y}h)",
     "silu": "{y}s = Sigmoid({x}) {y} = Mul({x}, {y}s)",
     "silu_turned": "{y}s = Sigmoid({x}) {y} = Mul({y}s, {x})",
     # as exporters wrote HardSwish before it was an operator
@@ -75,12 +77,13 @@ class Net:
             return x
         seed = sum(map(ord, name))
         ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
-        moved = 0.1 * np.abs(weights(channels, seed=seed + 2)) if self.learned else zeros
+        moved = weights(channels, seed=seed) if self.learned else zeros
         names = [
-            scale or self.init(f"{name}_s", ones + 0.2 * weights(channels, seed=seed)),
-            self.init(f"{name}_t", weights(channels, seed=seed + 1)),
-            self.init(f"{name}_m", moved),
-            self.init(f"{name}_v", ones + moved),
+            scale or self.init(f"{name}_s", ones + 0.2 * moved),
+            self.init(f"{name}_t", moved),
+            # an exporter that runs the network moves the statistics of a fresh one too
+            self.init(f"{name}_m", weights(channels, seed=seed + 1)),
+            self.init(f"{name}_v", ones + 0.1 * np.abs(weights(channels, seed=seed + 2))),
         ]
         outputs = f"{name}, {name}_nm, {name}_nv" if self.training else name
         mode = "<training_mode = 1>" if self.training else ""
@@ -251,7 +254,7 @@ def inverted(net, name, x, inputs, outputs, stride=1, expand=8):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("act", ["relu6", "hardswish", "old_hardswish"])
+@pytest.mark.parametrize("act", ["relu6", "cast_relu6", "hardswish", "old_hardswish"])
 def test_inverted_residuals(act, turned):
     def make(net):
         x = stem(net)
@@ -409,6 +412,17 @@ def test_a_norm_that_is_read_elsewhere_stays(where):
     assert report.kept["u1n"] == "its output is used outside of the block"
 
 
+def test_who_reads_only_the_shape_is_no_reader():
+    def make(net):
+        x = stem(net)
+        n = net.bn("u1n", net.conv("u1c", x, 4, 4, 3), 4)
+        y = net.unit("u2", net.act("u1a", n), 4, 4, 3, act=False)
+        s = net.node(f"s = Shape({n})")
+        return net.model(net.node(f"y = Expand({net.add('sum', y, x)}, {s})"))
+
+    check(make, {"u1n"}, {"u2n", "stemn"})
+
+
 def test_statistics_that_are_read_stay():
     def make(net):
         x = stem(net)
@@ -470,6 +484,15 @@ def test_copies_of_shared_tensors_go_too():
 def test_a_trained_network_is_pointed_out(learned):
     report = less_bn(block(Net(learned=learned)))
     assert any("train it anew" in note for note in report.notes) == learned
+
+
+def test_norms_that_an_exporter_folded_are_pointed_out():
+    def make(net):
+        return net.model(net.act("y", net.conv("c", "x", 4, 4, 3)))
+
+    report = less_bn(make(Net()))
+    assert not report.modified
+    assert "optimize=False" in report.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -52,19 +52,30 @@ __all__ = ["SETTINGS", "main", "train_in_turns"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("resnet20", "resnet_bottleneck")
+_MINDSPORE = FreezeConfig(freeze_type=INTERVAL, freeze_p=0.7)
+_HALF = FreezeConfig(freeze_type=COST, freeze_p=0.4)
+_MORE = FreezeConfig(freeze_type=COST, freeze_p=0.2)
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "O0": {},
     "less-bn": {"less_bn": True},
-    "freeze, MindSpore's": {"grad_freeze": FreezeConfig(freeze_type=INTERVAL, freeze_p=0.7)},
-    "O1, MindSpore's": {
+    "grad-centralization": {"centralize": CentralizeConfig(multiple_of=1)},
+    "grad-freeze": {"grad_freeze": _MINDSPORE},
+    "O1": {
         "less_bn": True,
         "full_norm_head": True,
         "centralize": CentralizeConfig(),
-        "grad_freeze": FreezeConfig(freeze_type=INTERVAL, freeze_p=0.7),
+        "grad_freeze": _MINDSPORE,
     },
-    "freeze by cost 0.6": {"grad_freeze": FreezeConfig(freeze_type=COST, freeze_p=0.6)},
-    "freeze by cost 0.4": {"grad_freeze": FreezeConfig(freeze_type=COST, freeze_p=0.4)},
-    "freeze by cost 0.2": {"grad_freeze": FreezeConfig(freeze_type=COST, freeze_p=0.2)},
+    "less-bn, freeze by cost 0.4": {"less_bn": True, "grad_freeze": _HALF},
+    "the same, one state": {
+        "less_bn": True,
+        "grad_freeze": dataclasses.replace(_HALF, separate_state=False),
+    },
+    "less-bn, freeze by cost 0.2": {"less_bn": True, "grad_freeze": _MORE},
+    "the same with one state": {
+        "less_bn": True,
+        "grad_freeze": dataclasses.replace(_MORE, separate_state=False),
+    },
 }
 """Name of a setting to the fields of its :class:`ProgramConfig`."""
 
@@ -228,7 +239,9 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     about = environment()
     print(heading(about))
-    print(f"digits, batch {options.batch}, {options.epochs} epochs, {options.seeds} seeds, 1 thread\n")
+    print(
+        f"digits, batch {options.batch}, {options.epochs} epochs, {options.seeds} seeds, 1 thread\n"
+    )
     rows = [row for name, runs in found.items() for row in _rows(name, runs)]
     heads = ("model", "setting", "step", "epoch", "accuracy %", "last loss", "opening")
     print(table(heads, rows))
