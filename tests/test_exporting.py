@@ -174,6 +174,17 @@ def test_external_data_everywhere(tmp_path, monkeypatch):
     assert api.compare(source, out, bisect=True, device="cpu").first is None
 
 
+def test_an_output_of_nan_is_told(tmp_path):
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]> net (float[n,4] x, float c) => (float[n,4] y, float[n,4] z)
+        { z = Relu(x) y = Add(x, c) }""",
+        c=np.float32(np.nan),
+    )
+    save_model(model, tmp_path / "n.onnx")
+    result = api.export(tmp_path / "n.onnx", tmp_path / "o.onnx", device="cpu")
+    assert ["'y'" in note for note in result.notes if "NaN" in note] == [True]
+
+
 # ---- compare --------------------------------------------------------------------------------------
 
 

@@ -286,8 +286,9 @@ def test_frequency_may_be_a_list(capsys):
         (lambda m: m.train(1, DATA, dataset_sink_mode=True, sink_size=3), NotImplementedError),
         (lambda m: Model(m.predict_network, metrics={"acc"}), ValueError),
         (lambda m: Model(m.predict_network, eval_indexes=[1]), ValueError),
-        (lambda m: Model(m.predict_network, amp_level="O2"), NotImplementedError),
-        (lambda m: Model(m.predict_network, boost_level="O1"), NotImplementedError),
+        (lambda m: Model(m.predict_network, amp_level="O7"), ValueError),
+        (lambda m: Model(m.predict_network, boost_level="O1"), ValueError),  # no optimizer
+        (lambda m: Model(m.predict_network, boost_level="O3"), ValueError),
         (lambda m: Model(nn.MSELoss()), TypeError),
     ],
 )

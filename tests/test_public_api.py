@@ -32,6 +32,7 @@ NAMES = [
     "boost",
     "build_program",
     "check",
+    "compare",
     "convert",
     "evaluate",
     "export",

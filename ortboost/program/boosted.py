@@ -7,15 +7,24 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ortboost.errors import ConfigError, nearest
+from ortboost.loss_scale import GroupedScaleConfig
 from ortboost.program.boost_config import SECTIONS, BoostConfig
 from ortboost.program.config import ProgramConfig
 from ortboost.report import Report
 from ortboost.transforms.centralize import CentralizeConfig
 
-__all__ = ["ADASUM_IDLE", "boosted", "not_in_this_version", "split_settings", "with_settings"]
+__all__ = [
+    "ADASUM_IDLE",
+    "SCALE_GROUPS_GIVEN",
+    "boosted",
+    "not_in_this_version",
+    "split_settings",
+    "with_settings",
+]
 
 _PARTS: Final = ("loss", "optimizer", "loss_scale", "clip", "centralize", "precision")
 ADASUM_IDLE = "it joins the updates of several servers; one process has nothing to join"
+SCALE_GROUPS_GIVEN = "the loss scale names its groups itself"
 
 
 def not_in_this_version(boost: BoostConfig) -> str | None:
@@ -29,7 +38,7 @@ def not_in_this_version(boost: BoostConfig) -> str | None:
         >>> not_in_this_version(resolve_boost("O2")) is None
         True
     """
-    for name in ("dim_reduce", "adasum", "loss_scale_group"):
+    for name in ("dim_reduce", "adasum"):
         if getattr(boost.on, name) and (name != "adasum" or name in boost.asked):
             return name
     return None
@@ -49,7 +58,8 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
         The new configuration, and the report: each boost with what it became.
 
     Raises:
-        ConfigError: A boost is on that is not in this version.
+        ConfigError: A boost is on that is not in this version, or ``loss_scale_group`` without a loss
+            scale that has groups.
 
     Example:
         >>> from ortboost.program.boost_config import resolve_boost
@@ -90,6 +100,14 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
             add("accumulate", "grad_accumulation", window, 1)
         else:
             report.kept["grad_accumulation"] = "grad_accumulation_step is 1"
+    if boost.on.loss_scale_group:
+        if not isinstance(config.loss_scale, GroupedScaleConfig):
+            raise ConfigError(
+                "The boost 'loss_scale_group' needs a loss scale with groups.",
+                where=f"boost level {boost.level}, mode {boost.mode}",
+                fix="Give one, on the command line --loss-scale grouped:4096,groups=4.",
+            )
+        report.kept["loss_scale_group"] = SCALE_GROUPS_GIVEN
     if boost.on.adasum:
         report.kept["adasum"] = ADASUM_IDLE
     report.kept.update(boost.idle)
@@ -135,7 +153,7 @@ def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> Pro
         >>> with_settings(ProgramConfig(), [("centralize.multiple_of", 1)]).centralize.multiple_of
         1
     """
-    data = config.to_dict()
+    data, said = config.to_dict(), list[str]()
     for key, value in sets:
         section, _, name = key.partition(".")
         if section not in _PARTS or not name:
@@ -143,15 +161,15 @@ def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> Pro
                 f"{key!r} names no part.", where="settings", fix=nearest(section, _PARTS)
             )
         data[section] = {**(data[section] or {}), name: value}
-        try:
-            config = ProgramConfig.from_dict(data)
-        except TypeError as error:  # a part that needs more keys, or a value of another kind
-            raise ConfigError(
-                f"{key} = {value!r} makes no sense.",
-                where=f"settings of '{section}': {error}",
-                fix="Give every key that it needs, each with a value of its kind.",
-            ) from error
-    return config
+        said.append(f"{key}={value!r}")
+    try:
+        return ProgramConfig.from_dict(data) if said else config
+    except TypeError as error:  # a part that needs more keys, or a value of another kind
+        raise ConfigError(
+            f"The settings {', '.join(said)} make no sense.",
+            where=f"settings: {error}",
+            fix="Give every key that a part needs, each with a value of its kind.",
+        ) from error
 
 
 def _said(value: Any) -> str:

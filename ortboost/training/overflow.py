@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ortboost.loss_scale import DynamicScaleConfig, ScaleConfig, initial_state
+from ortboost.loss_scale import (
+    DynamicScaleConfig,
+    GroupedScaleConfig,
+    ScaleConfig,
+    initial_state,
+)
 from ortboost.training.protocols import Array
 
 __all__ = [
@@ -44,7 +49,9 @@ class Diagnosable(Protocol):
 
 
 def first_scale(config: ScaleConfig) -> float:
-    """The scale of the first step, in the float32 of the graph."""
+    """The scale of the first step, in the float32 of the graph; of the first group, if there are."""
+    if isinstance(config, GroupedScaleConfig):
+        return float(config.starts()[0])
     return float(initial_state(config).scale)
 
 
@@ -58,15 +65,21 @@ def scale_change(before: float, after: float, overflow: bool, config: ScaleConfi
         config: How the loss is scaled.
 
     Returns:
-        ``shrink``, ``grow``, ``minimum`` (an overflow, and the scale cannot shrink), or None.
+        ``shrink``, ``grow``, ``minimum`` (an overflow, and the scale cannot shrink), ``held`` (an
+        overflow that hysteresis forgives), or None. A grouped scale grows at every step; that is no
+        news.
 
     Example:
         >>> scale_change(4.0, 2.0, True, DynamicScaleConfig())
         'shrink'
     """
-    if after != before:
-        return "shrink" if after < before else "grow"
-    return "minimum" if overflow and isinstance(config, DynamicScaleConfig) else None
+    if after < before:
+        return "shrink"
+    if after > before:
+        return None if isinstance(config, GroupedScaleConfig) else "grow"
+    if not (overflow and isinstance(config, DynamicScaleConfig)):
+        return None
+    return "held" if after > config.min_scale else "minimum"
 
 
 def diagnosis_due(skips: int, limit: int) -> bool:

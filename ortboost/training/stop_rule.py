@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ortboost.loss_scale import DynamicScaleConfig, NoScaleConfig
+from ortboost.loss_scale import DynamicScaleConfig, GroupedScaleConfig, NoScaleConfig
 from ortboost.training.config import TrainConfig
 from ortboost.training.protocols import StepResult
 
@@ -39,6 +39,9 @@ class StopRule:
         bad = result.overflow
         if isinstance(scale, DynamicScaleConfig):
             bad = bad and result.loss_scale <= scale.min_scale
+        elif isinstance(scale, GroupedScaleConfig):
+            # The step answers one scale of several: count the overflows that bring any to its end.
+            bad = bad and result.consecutive_skips > _to_the_end(scale)
         elif isinstance(scale, NoScaleConfig):
             bad = bad or not math.isfinite(result.loss)
         self.hopeless = self.hopeless + 1 if bad else 0
@@ -47,7 +50,7 @@ class StopRule:
     @property
     def dynamic(self) -> bool:
         """Whether the scale can change."""
-        return isinstance(self._config.loss_scale, DynamicScaleConfig)
+        return isinstance(self._config.loss_scale, (DynamicScaleConfig, GroupedScaleConfig))
 
     @property
     def diverged(self) -> bool:
@@ -83,3 +86,10 @@ class StopRule:
         self.hopeless = int(state["hopeless"])
         self._shrinkings = [int(step) for step in state["shrinkings"]]
         self._scale = state["scale"]
+
+
+def _to_the_end(law: GroupedScaleConfig) -> int:
+    """Overflows in a row that take a group from the largest scale to the smallest."""
+    largest = float(law.starts().max()) if law.max_scale is None else law.max_scale
+    smallest = law.min_scale or 1.0
+    return math.ceil(math.log(max(largest / smallest, 1.0)) / -math.log(law.shrink))

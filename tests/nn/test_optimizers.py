@@ -78,11 +78,24 @@ def test_names_with_pattern_characters_are_taken_literally():
     assert end == {"w[0]*": 1.0, "b": 4.0}
 
 
-def test_centralization_is_refused_by_name():
-    net = affine()
-    with pytest.raises(OrtBoostError, match="centralization"):
-        nn.SGD([{"params": net.trainable_params(), "grad_centralization": True}])
-    nn.SGD([{"params": net.trainable_params(), "grad_centralization": False}])
+def test_centralization_is_asked_for_by_group():
+    net = golden.network("mlp")
+    own = net.trainable_params()
+    groups = [{"params": own[:1], "grad_centralization": True}, {"params": own[1:]}]
+    optimizer = nn.SGD(groups, 0.1)
+    assert optimizer.centralized() == ("fc1.weight",)
+    assert optimizer.init_params["params"] == groups
+    step = nn.TrainOneStepCell(
+        nn.WithLossCell(net, nn.SoftmaxCrossEntropyWithLogits(True, "mean")), optimizer
+    )
+    before = golden.values(net)
+    for x, labels in golden.batches("mlp", 1):
+        step(x, labels)
+    moved = {name: value - before[name] for name, value in golden.values(net).items()}
+    assert np.abs(moved["fc1.weight"].sum(1)).max() < 1e-6
+    assert np.abs(moved["fc2.weight"].sum(1)).max() > 1e-4
+    with pytest.raises(TypeError):
+        nn.SGD([{"params": own, "grad_centralization": 1}])
 
 
 def test_momentum_honours_nesterov_where_mindspore_ignores_it():

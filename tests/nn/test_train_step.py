@@ -331,3 +331,15 @@ def test_the_scale_can_be_read_and_set_before_the_first_step():
     assert float(step(x, labels)[2]) == 32
     step.scale_sense.set_data(np.float32(8) * np.ones(()))
     assert float(step(x, labels)[2]) == 8
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_loss_of_a_step_stays_what_it_was(reduction):
+    net = golden.network("mlp")
+    step = nn.TrainOneStepCell(entropy(net, reduction), nn.SGD(net.trainable_params(), 0.05))
+    losses, copies = [], []
+    for x, labels in golden.batches("mlp", 5):
+        losses.append(step(x, labels))
+        copies.append(np.array(losses[-1]))
+    np.testing.assert_array_equal(losses, copies)
+    assert len({float(np.mean(loss)) for loss in losses}) == 5

@@ -12,7 +12,7 @@ from ortboost.optimizers import Momentum
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.boosted import boosted, not_in_this_version, split_settings, with_settings
 from ortboost.program.build import build_program
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.transforms.centralize import CentralizeConfig
 from tests.support import ENGINES, assert_three_lines, batch_for, model_path, stepper
@@ -119,6 +119,8 @@ def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():
     sets += [("clip.by", "norm")]
     with pytest.raises(ConfigError):
         with_settings(ProgramConfig(), sets)  # a clipping has a limit
+    clipped = with_settings(ProgramConfig(), [*sets, ("clip.limit", 2.0)])
+    assert clipped.clip == ClipConfig("norm", 2.0)
     config = with_settings(ProgramConfig(weight_decay=0.1), sets[:3])
     assert config == ProgramConfig(
         weight_decay=0.1,

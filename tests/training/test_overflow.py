@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
 from ortboost.errors import ModelError, UsageError
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
+from ortboost.loss_scale import (
+    NO_SCALE,
+    DynamicScaleConfig,
+    FixedScaleConfig,
+    GroupedScaleConfig,
+)
 from ortboost.training import EventLog, TrainConfig, Trainer
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.data.sources import ArraySource
@@ -112,6 +117,12 @@ def test_the_first_scale_is_that_of_the_graph():
     assert first_scale(FixedScaleConfig(3.0)) == 3.0
     assert first_scale(NO_SCALE) == 1.0
     assert scale_change(1.0, 1.0, False, DynamicScaleConfig()) is None
+    patient = DynamicScaleConfig(init=8.0, hysteresis=2)
+    assert scale_change(8.0, 8.0, True, patient) == "held"
+    groups = GroupedScaleConfig(8.0, 2)
+    assert first_scale(groups) == 8.0
+    assert scale_change(8.0, 8.01, False, groups) is None
+    assert scale_change(8.0, 5.66, True, groups) == "shrink"
     # A scale below its minimum is lifted by an overflow.
     assert scale_change(0.5, 1.0, True, DynamicScaleConfig(init=0.5)) == "grow"
 

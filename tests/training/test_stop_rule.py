@@ -8,7 +8,12 @@ import math
 import pytest
 from linear_stepper import Result
 
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
+from ortboost.loss_scale import (
+    NO_SCALE,
+    DynamicScaleConfig,
+    FixedScaleConfig,
+    GroupedScaleConfig,
+)
 from ortboost.training.config import TrainConfig
 from ortboost.training.stop_rule import StopRule
 
@@ -77,3 +82,12 @@ def test_a_restart_changes_no_decision():
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert before + scales(second, values[cut:], start=cut + 1) == expected
         assert second.diverged is whole.diverged is True
+
+
+def test_groups_are_given_up_when_any_scale_must_be_at_its_end():
+    law = GroupedScaleConfig(16.0, 2, shrink=0.5, min_scale=1.0, max_scale=64.0)
+    watch, steps = rule(law), 0
+    while not watch.diverged:
+        steps += 1
+        watch.observe(steps, Result(1.0, True, 16.0, 0, steps, steps))
+    assert steps == 6 + 3  # from 64 to 1, and three more
