@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ortboost import amp, boost, nn
     from ortboost.amp import DynamicLossScaleManager, FixedLossScaleManager
-    from ortboost.api import check, convert, evaluate, export, load_run, train
+    from ortboost.api import check, compare, convert, evaluate, export, load_run, train
     from ortboost.errors import OrtBoostError
     from ortboost.faces.callbacks import (
         Callback,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ortboost.network import Network, load
     from ortboost.program.build import build_program
     from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+    from ortboost.program.freeze_schedule import FreezeConfig
     from ortboost.program.program import Program
     from ortboost.runtime.stepper import Stepper
     from ortboost.tensor import (
@@ -44,16 +45,19 @@ if TYPE_CHECKING:
     )
     from ortboost.training import TrainConfig
     from ortboost.transforms.attach_loss import LossConfig
+    from ortboost.transforms.centralize import CentralizeConfig
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Callback",
+    "CentralizeConfig",
     "CheckpointConfig",
     "ClipConfig",
     "DynamicLossScaleManager",
     "EarlyStopping",
     "FixedLossScaleManager",
+    "FreezeConfig",
     "LossConfig",
     "LossMonitor",
     "Model",
@@ -74,6 +78,7 @@ __all__ = [
     "boost",
     "build_program",
     "check",
+    "compare",
     "convert",
     "evaluate",
     "export",
@@ -97,7 +102,7 @@ __all__ = [
 _MODULES: Final = ("amp", "boost", "nn")
 _HOMES: Final = {
     "ortboost.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
-    "ortboost.api": ("check", "convert", "evaluate", "export", "load_run", "train"),
+    "ortboost.api": ("check", "compare", "convert", "evaluate", "export", "load_run", "train"),
     "ortboost.errors": ("OrtBoostError",),
     "ortboost.faces.callbacks": (
         "Callback",
@@ -118,6 +123,7 @@ _HOMES: Final = {
     "ortboost.network": ("Network", "load"),
     "ortboost.program.build": ("build_program",),
     "ortboost.program.config": ("ClipConfig", "ParameterGroup", "ProgramConfig"),
+    "ortboost.program.freeze_schedule": ("FreezeConfig",),
     "ortboost.program.program": ("Program",),
     "ortboost.runtime.stepper": ("Stepper",),
     "ortboost.tensor": (
@@ -134,6 +140,7 @@ _HOMES: Final = {
     ),
     "ortboost.training": ("TrainConfig",),
     "ortboost.transforms.attach_loss": ("LossConfig",),
+    "ortboost.transforms.centralize": ("CentralizeConfig",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Loss-scale managers, and the training network that a manager asks for."""
+"""Loss-scale managers, mixed precision, and the training network that they ask for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from ortboost.faces.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
-    NotInThisVersionError,
     check_range,
     check_type,
     is_number,
 )
 from ortboost.faces.cell import Cell
+from ortboost.faces.mixed_precision import (
+    auto_mixed_precision,
+    check_amp_level,
+    custom_mixed_precision,
+    get_black_list,
+    get_white_list,
+)
 from ortboost.loss_scale import HostScaleState, host_update
 from ortboost.nn.loss import LossBase
 from ortboost.nn.loss_scale import (
@@ -33,11 +39,16 @@ __all__ = [
     "DynamicLossScaleManager",
     "FixedLossScaleManager",
     "LossScaleManager",
+    "auto_mixed_precision",
     "build_train_network",
     "check_level",
+    "custom_mixed_precision",
+    "get_black_list",
+    "get_white_list",
 ]
 
-_LEVELS = {"level": ("O0", "O1", "O2", "O3", "auto"), "boost_level": ("O0", "O1", "O2")}
+_BOOST_LEVELS = ("O0", "O1", "O2")
+_KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type")
 
 
 class LossScaleManager:
@@ -179,26 +190,28 @@ def build_train_network(
         network: The network; a :class:`ortboost.nn.WithLossCell` if ``loss_fn`` stays out.
         optimizer: The optimizer.
         loss_fn: The loss.
-        level: Mixed precision; only ``O0`` in this version.
+        level: Mixed precision of the steps, see :func:`auto_mixed_precision`; the network is changed.
         boost_level: With ``O1`` or ``O2`` the steps are those of :mod:`ortboost.boost`; what is boosted
             comes with network and optimizer, see :class:`ortboost.boost.AutoBoost`.
-        **kwargs: ``loss_scale_manager``; ``keep_batchnorm_fp32`` and ``cast_model_type`` are
-            taken and change nothing at level ``O0``.
+        **kwargs: ``loss_scale_manager``, also a :class:`ortboost.boost.GroupLossScaleManager`; at level
+            ``O2`` it is a :class:`DynamicLossScaleManager` unless given, ``None`` for none.
+            ``keep_batchnorm_fp32`` overrules what the level says of normalizations, ``cast_model_type``
+            (``float16`` or ``bfloat16``) the number format; both change nothing at level ``O0``.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
-        NotInThisVersionError: Another level.
     """
     check_level("level", level)
     check_level("boost_level", boost_level)
     for key in kwargs:
-        if key not in ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type"):
+        if key not in _KEYWORDS:
             raise ArgumentValueError(
                 f"There is no argument '{key}'.",
                 where="build_train_network",
-                fix=nearest(key, ("loss_scale_manager", "keep_batchnorm_fp32")),
+                fix=nearest(key, _KEYWORDS),
             )
-    manager = kwargs.get("loss_scale_manager")
+    default = DynamicLossScaleManager() if level == "O2" else None
+    manager = kwargs.get("loss_scale_manager", default)
     if manager is not None and not isinstance(manager, LossScaleManager | GroupLossScaleManager):
         raise ArgumentTypeError(
             f"'loss_scale_manager' is {type(manager).__name__}.",
@@ -209,7 +222,15 @@ def build_train_network(
     cell: Cell = network
     if loss_fn is not None:
         cell = WithLossCell(check_network("build_train_network", "network", network), loss_fn)
+    if level != "O0":
+        auto_mixed_precision(
+            cell,  # type: ignore[arg-type]  # checked there
+            level,
+            kwargs.get("cast_model_type", "float16"),
+            keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),
+        )
     boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)
+    boosted = boosted or isinstance(manager, GroupLossScaleManager)
     update_cell = None if manager is None else manager.get_update_cell()
     if update_cell is not None:
         scaled = BoostTrainOneStepWithLossScaleCell if boosted else TrainOneStepWithLossScaleCell
@@ -220,19 +241,16 @@ def build_train_network(
 
 
 def check_level(name: str, value: Any) -> None:
-    """Refuse a mixed-precision or boost level that does not exist, or not yet.
+    """Refuse a mixed-precision or boost level that does not exist.
 
     Raises:
         ArgumentValueError: There is no such level.
-        NotInThisVersionError: This version has no mixed precision other than ``O0``.
     """
-    if value not in _LEVELS[name]:
+    if name == "level":
+        check_amp_level(value)
+    elif value not in _BOOST_LEVELS:
         raise ArgumentValueError(
-            f"'{name}' is {value!r}.", where=name, fix=f"Give one of {', '.join(_LEVELS[name])}."
-        )
-    if value != "O0" and name != "boost_level":
-        raise NotInThisVersionError(
-            f"{name}='{value}' is not in this version.", where=name, fix="Use 'O0'."
+            f"'{name}' is {value!r}.", where=name, fix=f"Give one of {', '.join(_BOOST_LEVELS)}."
         )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -188,7 +189,7 @@ def export(
             accept=lambda: scores.require(max_drop if precision == "int8" else 1.0, str(out)),
         )
     path = Path(out)
-    notes = list(wanted.notes)
+    notes = [*wanted.notes, *_worthless(expected)]
     if precision in ("fp16", "bf16") and subject.device == "cpu":
         notes.append(
             f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds in its "
@@ -209,6 +210,18 @@ def export(
         scores.found(),
         tuple(notes),
     )
+
+
+def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
+    """A note on every output that was never a number: NaN equals NaN, and shows nothing."""
+    return [
+        f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison says little."
+        for name in (expected[0] if expected else ())
+        if all(
+            np.asarray(batch[name]).dtype.kind == "f" and not np.isfinite(batch[name]).any()
+            for batch in expected
+        )
+    ]
 
 
 def _size(path: Path, model: ir.Model) -> int:

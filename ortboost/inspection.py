@@ -15,8 +15,16 @@ from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import all_tensors, find_parameters, known_shape
 from ortboost.program.catalogue import METADATA_KEY, read_catalogue
 from ortboost.program.program import Program
+from ortboost.transforms.precision import PLACE_PRECISION
 
 __all__ = ["inspect"]
+
+_FORMATS = {
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.FLOAT: "fp32",
+    ir.DataType.DOUBLE: "fp64",
+}
 
 
 def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -84,6 +92,11 @@ def _model(model: ir.Model, path: Path) -> dict[str, Any]:
         }
         for node in model.graph
     ]
+    data["precision"] = [
+        {"node": node.name, "precision": found, "why": "as in the file"}
+        for node in model.graph
+        if (found := _precision(node)) is not None
+    ]
     if METADATA_KEY not in model.metadata_props:  # gradient kernels are not counted: a step is not
         cost = count_cost(model)
         data["macs"], data["macs_by_op"] = cost.total, dict(cost.macs)
@@ -111,7 +124,20 @@ def _program(program: Program, folder: Path) -> dict[str, Any]:
         "state": {k: {"tensors": n, "elements": elements[k]} for k, n in kinds.items()},
         "catalogue": program.catalogue.to_dict(),
         "reports": [report.to_dict() for report in program.reports],
+        "precision": [
+            {"node": node, "precision": what.partition(": ")[0], "why": what.partition(": ")[2]}
+            for report in program.reports
+            if report.rewrite == PLACE_PRECISION
+            for node, what in sorted({**report.changed, **report.kept}.items())
+        ],
     }
+
+
+def _precision(node: ir.Node) -> str | None:
+    """The shortest float type that a node reads or makes; ``None`` without floats."""
+    values = [value for value in (*node.outputs, *node.inputs) if value is not None]
+    found = {_FORMATS[value.dtype] for value in values if value.dtype in _FORMATS}
+    return min(found, key=list(_FORMATS.values()).index, default=None)
 
 
 def _value(value: ir.Value) -> dict[str, Any]:

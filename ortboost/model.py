@@ -7,6 +7,7 @@ from typing import Any
 
 from ortboost.amp import LossScaleManager, build_train_network, check_level
 from ortboost.boost.auto_boost import AutoBoost
+from ortboost.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.errors import nearest
 from ortboost.faces.arguments import (
     ArgumentTypeError,
@@ -21,6 +22,7 @@ from ortboost.faces.model_arguments import (
     backbone_of,
     boosted,
     check_indexes,
+    check_scale_groups,
     check_sink,
     validation_epochs,
 )
@@ -51,16 +53,18 @@ class Model:
         eval_network: A cell that answers what the metrics take; by default
             :class:`ortboost.nn.WithEvalCell`.
         eval_indexes: Which of its outputs are loss, prediction and label.
-        amp_level: Only ``O0`` in this version.
+        amp_level: Mixed precision of the training steps, see :func:`ortboost.amp.build_train_network`.
+            Evaluation and prediction are in float32.
         boost_level: ``O0``, ``O1`` or ``O2``: what :class:`ortboost.boost.AutoBoost` makes of network and
             optimizer is trained. With LessBN that is a new network, :attr:`predict_network`; the one
             that was given keeps its weights.
-        **kwargs: ``boost_config_dict`` for :class:`ortboost.boost.AutoBoost`; ``loss_scale_manager``;
-            ``keep_batchnorm_fp32`` is taken and changes nothing.
+        **kwargs: ``boost_config_dict`` for :class:`ortboost.boost.AutoBoost`; ``loss_scale_manager``,
+            also a :class:`ortboost.boost.GroupLossScaleManager`; ``keep_batchnorm_fp32`` is taken and
+            changes nothing.
 
     Raises:
         ArgumentTypeError, ArgumentValueError, ArgumentKeyError: As documented by MindSpore.
-        NotInThisVersionError: An ``amp_level`` other than ``O0``, or a boost that is not there yet.
+        NotInThisVersionError: A boost that is not there yet.
 
     Example:
         >>> model = Model(net, loss, opt, metrics={"accuracy"})        # doctest: +SKIP
@@ -97,21 +101,26 @@ class Model:
                 )
         manager = kwargs.get("loss_scale_manager")
         if manager is not None:
-            check_type("Model", "loss_scale_manager", manager, LossScaleManager)
+            check_type(
+                "Model", "loss_scale_manager", manager, LossScaleManager, GroupLossScaleManager
+            )
         # MindSpore's name for the argument of build_train_network is 'level'.
         check_level("level", amp_level)
         check_level("boost_level", boost_level)
         boost = AutoBoost(boost_level, kwargs.get("boost_config_dict", ""))
         if any(boost.boost_config.values()):
             network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
+            check_scale_groups(boost, manager)
         self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
         self._metrics = get_metrics(metrics)
         self._eval_indexes = check_indexes(eval_indexes)
         self._backbone = backbone_of(network)
+        given = ("loss_scale_manager", "keep_batchnorm_fp32")
+        precision = {key: kwargs[key] for key in given if key in kwargs}
         self._train_network: Any = network
         if optimizer is not None:
             self._train_network = build_train_network(
-                network, optimizer, loss_fn, boost_level=boost_level, loss_scale_manager=manager
+                network, optimizer, loss_fn, amp_level, boost_level, **precision
             )
         elif loss_fn is not None and isinstance(network, Network):
             self._train_network = WithLossCell(network, loss_fn)

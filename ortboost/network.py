@@ -21,6 +21,7 @@ from ortboost.graph.query import find_parameters, known_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.tensor import Tensor, as_array
+from ortboost.transforms.precision import PrecisionConfig
 from ortboost.transforms.trainable_norm import to_inference, to_training
 
 __all__ = ["Network", "Parameter", "as_input", "load"]
@@ -56,6 +57,7 @@ class Network(Cell):
     ) -> None:
         super().__init__()
         self.device, self.threads, self.seed = device, threads, seed
+        self.precision = PrecisionConfig()  # of the training steps; see ortboost.amp
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
         # In and out of training form: shared running statistics get the names that they get there.

@@ -304,3 +304,17 @@ def test_a_run_context_takes_any_dict():
     with pytest.raises(AttributeError):
         context.original_args().b  # noqa: B018
     assert not context.get_stop_requested()
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_amp_levels_train_in_mixed_precision(level):
+    manager = amp.DynamicLossScaleManager(2**12, 2, 1000)
+    exact, reference = make({"loss"}, manager)
+    exact.train(1, DATA)
+    model, net = make({"loss"}, manager, amp_level=level, keep_batchnorm_fp32=False)
+    model.train(1, DATA)
+    assert net.precision.compute == "fp16"
+    found, expected = (m.eval(DATA)["loss"] for m in (model, exact))
+    assert found == pytest.approx(expected, rel=5e-3)
+    assert found != expected
+    assert reference.precision.compute == "fp32"

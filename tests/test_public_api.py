@@ -7,11 +7,13 @@ import ortboost
 
 NAMES = [
     "Callback",
+    "CentralizeConfig",
     "CheckpointConfig",
     "ClipConfig",
     "DynamicLossScaleManager",
     "EarlyStopping",
     "FixedLossScaleManager",
+    "FreezeConfig",
     "LossConfig",
     "LossMonitor",
     "Model",

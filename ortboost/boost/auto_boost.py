@@ -19,7 +19,7 @@ from ortboost.nn.optimizer import Optimizer
 from ortboost.nn.updates import OptimizerWrapper
 from ortboost.nn.wrap import WithEvalCell, WithLossCell
 from ortboost.program.boost_config import BoostConfig, resolve_boost
-from ortboost.program.boosted import ADASUM_IDLE, not_in_this_version
+from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN, not_in_this_version
 from ortboost.report import Report
 
 __all__ = ["AutoBoost"]
@@ -128,6 +128,8 @@ class AutoBoost:
         if on.grad_accumulation and self.grad_accumulation_step > 1:
             result = GradientAccumulation(self.grad_accumulation_step, result)
             report.changed["grad_accumulation"] = f"windows of {self.grad_accumulation_step}"
+        if on.loss_scale_group:
+            report.kept["loss_scale_group"] = SCALE_GROUPS_GIVEN
         if on.adasum:
             report.kept["adasum"] = ADASUM_IDLE
         report.kept.update(self.config.idle)

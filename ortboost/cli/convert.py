@@ -74,10 +74,37 @@ def convert(
     ] = None,
     loss_scale: Annotated[
         str | None,
-        typer.Option(help="dynamic (default), dynamic:init=4096,window=1000, fixed:1024 or off."),
+        typer.Option(
+            help="dynamic (default), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
+            "grouped:4096,groups=4 or off."
+        ),
     ] = None,
     clip: Annotated[
         str | None, typer.Option(help="value:C, norm:C (each tensor) or global-norm:C.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="fp32 (default), fp16 or bf16: how the network computes; parameters stay in float32. "
+            "fp16:policy=all for all operators but losses and normalizations."
+        ),
+    ] = None,
+    keep_fp32: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave these nodes in float32: node, output, weight or operator; re:REGEX (repeatable).",
+        ),
+    ] = None,
+    force_low: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Compute these in the short format (repeatable)."),
+    ] = None,
+    emulate: Annotated[
+        bool | None,
+        typer.Option(
+            "--emulate", help="Write a float32 step that rounds as fp16 or bf16 would, for any device."
+        ),
     ] = None,
     accumulate: Annotated[
         int | None, typer.Option(min=1, help="Micro-batches an update (gradient accumulation).")
@@ -129,7 +156,8 @@ def convert(
 ) -> None:
     """Turn a model into a training program."""
     from ortboost import api
-    from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale, parse_settings
+    from ortboost.cli.parse import parse_clip, parse_group, parse_precision, parse_settings
+    from ortboost.cli.parse_scale import parse_loss_scale
     from ortboost.program.boosted import split_settings, with_settings
     from ortboost.program.combine import enabled_boosts
 
@@ -143,6 +171,12 @@ def convert(
             "output": output,
             "labels": labels,
             "ignore_index": ignore_index,
+        },
+        precision={
+            **({} if precision is None else parse_precision(precision)),
+            "keep_fp32": None if keep_fp32 is None else tuple(keep_fp32),
+            "force_low": None if force_low is None else tuple(force_low),
+            "emulate": emulate,
         },
         optimizer=_optimizer(optimizer, optimizer_arg),
         learning_rate=lr,
@@ -178,6 +212,7 @@ def convert(
                 "frozen",
                 f"{len(trained) - len(kinds)} tensors" if len(trained) > len(kinds) else None,
             ),
+            ("precision", _precision(program)),
             ("inputs", ", ".join(f"{s.name} {_dims(s.shape)}" for s in program.catalogue.batch)),
             ("rewrites", ", ".join(r.rewrite for r in program.reports if r.changed)),
         ]
@@ -290,7 +325,13 @@ def _boosts(level: str | None, path: Path | None, settings: list[tuple[str, Any]
     return resolve_boost(level or "O0", path, settings)
 
 
-def _config(path: Path | None, *, loss: dict[str, Any], **options: Any) -> Any:
+def _config(
+    path: Path | None,
+    *,
+    loss: dict[str, Any],
+    precision: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """The configuration: defaults, then the file, then the options that were given."""
     from ortboost.errors import ConfigError
     from ortboost.files import read_json
@@ -307,6 +348,9 @@ def _config(path: Path | None, *, loss: dict[str, Any], **options: Any) -> Any:
             )
         base = ProgramConfig.from_dict(data.get("config", data))
     given = {key: value for key, value in loss.items() if value is not None}
+    low = {key: value for key, value in (precision or {}).items() if value is not None}
+    if low:
+        options["precision"] = dataclasses.replace(base.precision, **low)
     changes: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in options.items()
@@ -316,6 +360,17 @@ def _config(path: Path | None, *, loss: dict[str, Any], **options: Any) -> Any:
     if settled.loss.name == "softmax-cross-entropy" and settled.loss.sparse and path is None:
         settled = dataclasses.replace(settled, metrics=("accuracy",))
     return settled
+
+
+def _precision(program: Any) -> str | None:
+    """How many nodes compute in which format; nothing for float32."""
+    config = program.config.precision
+    for report in program.reports:
+        if report.rewrite == "place_precision":
+            how = ", emulated" if config.emulate else ""
+            low, kept = len(report.changed), len(report.kept)
+            return f"{config.compute}{how}: {low} nodes, {kept} in float32"
+    return None
 
 
 def _dims(shape: Any) -> str:
@@ -345,6 +400,7 @@ Examples:
   ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
   ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
   ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
+  ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
   ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.freeze_p=0.7 --explain
   ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'""",

@@ -26,6 +26,9 @@ def inspect(
     state: Annotated[
         bool, typer.Option("--state", help="The state catalogue of a program.")
     ] = False,
+    precision: Annotated[
+        bool, typer.Option("--precision", help="In which number format each node computes, and why.")
+    ] = False,
     reports: Annotated[bool, typer.Option("--reports", help="What the rewrites did.")] = False,
     shape: Annotated[
         list[str] | None,
@@ -43,7 +46,8 @@ def inspect(
 
     printer = Output(json, quiet, verbose)
     if other is not None:
-        _refuse({"--layers": layers, "--state": state, "--reports": reports}, "one file")
+        single = {"--layers": layers, "--state": state, "--reports": reports}
+        _refuse({**single, "--precision": precision}, "one file")
         show_pair(printer, file, other, shape or [], names=params)
         return
     _refuse({"--shape": bool(shape)}, "two files")
@@ -93,6 +97,12 @@ def inspect(
                 for s in data.get("catalogue", {}).get("state", [])
             ],
         )
+    if precision:
+        rows = [(p["node"], p["precision"], p["why"]) for p in data.get("precision", [])]
+        if not rows and data["kind"] == "program":
+            printer.line("\nevery node computes in fp32")
+        else:
+            _section(printer, ["node", "precision", "why"], rows)
     if reports:
         for report in data.get("reports", []):
             printer.line(f"\n{Report.from_dict(report)}")
@@ -151,6 +161,7 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
             ("optimizer", ", ".join(f"{k} {v}" for k, v in config["optimizer"].items())),
             ("learning rate", config["learning_rate"]),
             ("weight decay", f"{config['weight_decay']} ({config['decay']})"),
+            ("precision", _format(config)),
             ("loss scale", ", ".join(f"{k} {v}" for k, v in scale.items())),
             *(
                 ("input", f"{s['name']} {s['dtype']} {shape_text(s['shape'])}")
@@ -164,6 +175,14 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
             ("fingerprint", data["fingerprint"]),
         ]
     )
+
+
+def _format(config: dict[str, Any]) -> str:
+    precision = config.get("precision", {"compute": "fp32", "policy": "", "emulate": False})
+    if precision["compute"] == "fp32":
+        return "fp32"
+    how = ", emulated" if precision["emulate"] else ""
+    return f"{precision['compute']}, policy {precision['policy']}{how}"
 
 
 def _value(value: dict[str, Any]) -> str:
@@ -208,6 +227,7 @@ Examples:
   ortboost inspect raw.onnx optimized.onnx
   ortboost inspect run model.opt.onnx --json
   ortboost inspect run --state --reports
+  ortboost inspect run --precision
   ortboost inspect run/step.onnx --json""",
     ),
     (

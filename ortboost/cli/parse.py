@@ -8,21 +8,19 @@ from typing import Any
 
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.errors import UsageError, nearest
-from ortboost.loss_scale import ScaleConfig
-from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
+from ortboost.program.config import ClipConfig, ParameterGroup
 
 __all__ = [
     "parse_clip",
     "parse_group",
     "parse_int8",
-    "parse_loss_scale",
     "parse_mapping",
     "parse_pairs",
+    "parse_precision",
     "parse_settings",
     "parse_tolerances",
+    "parse_value",
 ]
-
-_SCALE_NAMES = {"min": "min_scale", "max": "max_scale"}
 
 
 def parse_pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
                 where=option,
                 fix=f"Write for example {option} momentum=0.9.",
             )
-        found[key.strip().replace("-", "_")] = _value(value.strip())
+        found[key.strip().replace("-", "_")] = parse_value(value.strip())
     return found
 
 
@@ -113,27 +111,22 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
     return general, single
 
 
-def parse_loss_scale(text: str) -> ScaleConfig:
-    """Read a loss scale: ``off``, ``fixed:1024``, ``dynamic``, ``dynamic:init=4096,window=1000``.
+def parse_precision(text: str) -> dict[str, Any]:
+    """Read a precision: ``fp16``, ``bf16``, ``fp16:policy=all,keep_batchnorm=false``.
 
     Example:
-        >>> parse_loss_scale("dynamic:init=4096,window=1000").window
-        1000
+        >>> parse_precision("fp16:policy=all")
+        {'compute': 'fp16', 'policy': 'all'}
     """
-    kind, _, rest = text.strip().partition(":")
-    if kind not in ("dynamic", "fixed", "off"):
-        raise UsageError(
-            f"Unknown loss scale '{kind}'.",
-            where="--loss-scale",
-            fix=nearest(kind, ("dynamic", "fixed", "off"))
-            + "; for example dynamic:init=4096,window=1000 or fixed:1024",
-        )
-    if kind == "fixed" and rest and "=" not in rest:
-        rest = f"scale={rest}"
-    if kind == "dynamic" and rest and "=" not in rest:
-        rest = f"init={rest}"
-    pairs = parse_pairs([part for part in rest.split(",") if part], "--loss-scale")
-    return scale_from_dict({"kind": kind, **{_SCALE_NAMES.get(k, k): v for k, v in pairs.items()}})
+    compute, _, rest = text.strip().partition(":")
+    known = ("policy", "keep_batchnorm")
+    pairs = parse_pairs([part for part in rest.split(",") if part], "--precision")
+    for key in pairs:
+        if key not in known:
+            raise UsageError(
+                f"A precision has no '{key}'.", where=f"--precision {text}", fix=nearest(key, known)
+            )
+    return {"compute": compute, **pairs}
 
 
 def parse_clip(text: str) -> ClipConfig:
@@ -144,7 +137,7 @@ def parse_clip(text: str) -> ClipConfig:
         ClipConfig(by='global-norm', limit=1.0)
     """
     by, colon, limit = text.strip().partition(":")
-    number = _value(limit)
+    number = parse_value(limit)
     if not colon or isinstance(number, (str, bool)) or number is None:
         raise UsageError(
             f"'{text}' is not a clipping.", where="--clip", fix="Write --clip global-norm:1.0."
@@ -179,7 +172,7 @@ def parse_group(text: str) -> ParameterGroup:
                 fix=nearest(key, ("lr", "weight_decay")),
             )
         raw[key] = value.replace(";", ",")
-    decay = _value(raw["weight_decay"]) if "weight_decay" in raw else None
+    decay = parse_value(raw["weight_decay"]) if "weight_decay" in raw else None
     if isinstance(decay, (str, bool)):
         raise UsageError(
             f"'{raw['weight_decay']}' is not a number.",
@@ -190,17 +183,22 @@ def parse_group(text: str) -> ParameterGroup:
 
 
 def _list(text: str) -> Any:
-    """A JSON list if it is one, else as :func:`_value`."""
+    """A JSON list if it is one, else as :func:`parse_value`."""
     if text.startswith("["):
         try:
             return json.loads(text)
         except json.JSONDecodeError:
             return text
-    return _value(text)
+    return parse_value(text)
 
 
-def _value(text: str) -> Any:
-    """A number, true, false or none if it is one, else the text."""
+def parse_value(text: str) -> Any:
+    """A number, true, false or none if it is one, else the text.
+
+    Example:
+        >>> parse_value("2**10"), parse_value("none"), parse_value("fc*")
+        (1024.0, None, 'fc*')
+    """
     words: Mapping[str, Any] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

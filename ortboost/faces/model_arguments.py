@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortboost.boost.auto_boost import AutoBoost
+from ortboost.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.faces.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -18,7 +19,14 @@ from ortboost.network import Network
 from ortboost.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.nn.wrap import WithEvalCell, WithLossCell
 
-__all__ = ["backbone_of", "boosted", "check_indexes", "check_sink", "validation_epochs"]
+__all__ = [
+    "backbone_of",
+    "boosted",
+    "check_indexes",
+    "check_scale_groups",
+    "check_sink",
+    "validation_epochs",
+]
 
 
 def backbone_of(network: Cell) -> Network:
@@ -61,6 +69,21 @@ def boosted(
             )
         eval_network = boost.network_auto_process_eval(eval_network)
     return network, optimizer, eval_network
+
+
+def check_scale_groups(boost: AutoBoost, manager: Any) -> None:
+    """Refuse the boost ``loss_scale_group`` without a manager that names the groups.
+
+    Raises:
+        ArgumentTypeError: The manager is another one, or none.
+    """
+    if boost.boost_config["loss_scale_group"] and not isinstance(manager, GroupLossScaleManager):
+        raise ArgumentTypeError(
+            f"With 'loss_scale_group' the manager must name groups, this one is "
+            f"{type(manager).__name__}.",
+            where="Model, loss_scale_manager",
+            fix="Give a boost.GroupLossScaleManager.",
+        )
 
 
 def check_indexes(value: Any) -> tuple[int, int, int] | None:

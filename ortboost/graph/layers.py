@@ -65,12 +65,19 @@ def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
 
 def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
     """Trained parameters that a node reads, those of its branches too."""
-    values = list(node.inputs)
+    if node.op_type == "Cast":
+        return []  # of mixed precision: its reader counts
+    values = [_before_cast(value) for value in node.inputs]
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             values += [v for inner in attribute.as_graph().all_nodes() for v in inner.inputs]
     found = [v.name for v in values if v is not None and v.name in known]
     return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def _before_cast(value: ir.Value | None) -> ir.Value | None:
+    node = None if value is None else value.producer()
+    return node.inputs[0] if node is not None and node.op_type == "Cast" else value
 
 
 def _costs(model: ir.Model) -> dict[str, int]:

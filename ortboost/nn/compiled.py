@@ -123,7 +123,7 @@ class CompiledSteps:
         """The compiled step for labels of this form, holding the newest state."""
         trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
         config = self._loss_config(labels)
-        key = (trained, config.label_shape)
+        key = (trained, config.label_shape, self.network.precision)
         if key not in self._built:
             self._built[key] = self._build(trained, config)
         self._last = key
@@ -181,6 +181,7 @@ class CompiledSteps:
                 accumulate=self.accumulate,
                 centralize=self._centralize(trained),
                 grad_freeze=self._freeze(trained),
+                precision=self.network.precision,
             ),
         )
 

@@ -17,7 +17,7 @@ from onnx_ir.passes import common
 
 import ortboost
 from ortboost.autodiff.engine import Engine, get_engine, gradient_name
-from ortboost.autodiff.reach import find_value
+from ortboost.autodiff.reach import find_value, values_by_name
 from ortboost.errors import ConfigError, ModelError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import ModelSource, load_model, source_name
@@ -125,7 +125,9 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         centralized, centering = centralize(model, trained, config.centralize)
         reports.append(centering)
     reports += freezing
-    reports += engine.prepare(model)  # after all that looks at layers: it makes several nodes of one
+    reports += engine.prepare(
+        model
+    )  # after all that looks at layers: it makes several nodes of one
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
@@ -292,12 +294,17 @@ def _build_step(
     entries = plan.entries()
     states = {entry.name for entry in entries}
     step = plan.engine.differentiate(plan.forward.model, plan.objective, [p.name for p in trained])
-    if config.precision.emulate and config.precision.low is not None:
-        emulate_precision(step, config.precision.low)
     groups, incoming = plan.scale_groups, None
+    named: dict[int, list[str]] = {}
     if groups is not None:
         scales = next(value for value in step.graph.inputs if value.name == names.SCALE)
         incoming = resolve_boundaries(step, groups, scales)
+        named = {group: [value.name or "" for value in found] for group, found in incoming.items()}
+    if config.precision.emulate and config.precision.low is not None:
+        emulate_precision(step, config.precision.low)
+        if incoming is not None:  # the rounded tensors have taken the names over
+            made = values_by_name(step.graph)
+            incoming = {group: [made[name] for name in found] for group, found in named.items()}
     batch = [value for value in step.graph.inputs if value.name not in states]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(

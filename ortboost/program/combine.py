@@ -6,6 +6,8 @@ taste:
 
 - ``less-bn`` before ``full-norm-head``: both look at the graph as the user's exporter wrote it, and the
   second adds nodes;
+- ``mixed-precision`` before ``group-loss-scale``: the boundaries between groups have the type of the tensors
+  that they are in;
 - ``loss-scale`` before ``grad-accumulation``: what is summed is un-scaled by the scale that was used,
   and a micro-batch that overflowed is not in the sum;
 - ``clip`` after ``grad-accumulation``: the norm is that of the update;
@@ -19,12 +21,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ortboost.errors import ConfigError
-from ortboost.loss_scale import NoScaleConfig
+from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 
 if TYPE_CHECKING:
     from ortboost.program.config import ProgramConfig
 
 __all__ = ["BOOSTS", "EXCLUDED", "Boost", "check_combination", "enabled_boosts"]
+
+
+_ONE_SCALE = (DynamicScaleConfig, FixedScaleConfig)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,9 @@ class Boost:
 BOOSTS: tuple[Boost, ...] = (
     Boost("less-bn", "forward", lambda c: c.less_bn),
     Boost("full-norm-head", "forward", lambda c: c.full_norm_head),
-    Boost("loss-scale", "gradients", lambda c: not isinstance(c.loss_scale, NoScaleConfig)),
+    Boost("mixed-precision", "forward", lambda c: c.precision.low is not None),
+    Boost("loss-scale", "gradients", lambda c: isinstance(c.loss_scale, _ONE_SCALE)),
+    Boost("group-loss-scale", "gradients", lambda c: isinstance(c.loss_scale, GroupedScaleConfig)),
     Boost("grad-accumulation", "gradients", lambda c: c.accumulate > 1),
     Boost("clip", "gradients", lambda c: c.clip is not None),
     Boost("grad-centralization", "update", lambda c: c.centralize is not None),

@@ -45,9 +45,9 @@ class CentralizeConfig:
     multiple_of: int = 16
 
     def __post_init__(self) -> None:
-        if self.multiple_of < 1:
+        if not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(
-                f"multiple_of = {self.multiple_of} makes no sense.",
+                f"multiple_of = {self.multiple_of!r} makes no sense.",
                 where="centralize, multiple_of",
                 fix="Give 1 for every weight, or 16 for MindSpore's rule.",
             )
@@ -56,6 +56,12 @@ class CentralizeConfig:
                 f"'patterns' is one text, '{self.patterns}'; a list is needed.",
                 where="centralize, patterns",
                 fix=f"Write ('{self.patterns}',).",
+            )
+        if not all(isinstance(pattern, str) for pattern in self.patterns or ()):
+            raise ConfigError(
+                f"patterns = {self.patterns!r} are no texts.",
+                where="centralize, patterns",
+                fix="Write ('layer1.*', 'fc.weight').",
             )
 
 
@@ -104,7 +110,10 @@ def _unsuited(parameter: Parameter, value: ir.Value, multiple: int) -> str | Non
         return "it has one axis only"
     if HEAD_MARK in value.metadata_props:
         return "the weight of a full-normalization head"
-    for node in value.consumers():
+    readers = [node for node in value.consumers() if node.op_type != "Cast"]
+    for cast in (node for node in value.consumers() if node.op_type == "Cast"):
+        readers += cast.outputs[0].consumers()  # the weight in mixed precision
+    for node in readers:
         if node.op_type in ("Conv", "ConvTranspose") and node.attributes.get_int("group", 1) > 1:
             return f"'{node.name}' is a grouped convolution"
     if parameter.shape[1] % multiple:

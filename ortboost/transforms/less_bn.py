@@ -103,8 +103,13 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
         )
     if trained:
         report.notes.append(
-            "the statistics of removed normalizations are not those of a fresh network: without "
+            "scale and shift of removed normalizations are not those of a fresh network: without "
             "them a trained network computes something else, so train it anew"
+        )
+    if not norms and any(node.op_type == "Conv" for node in model.graph):
+        report.notes.append(
+            "the model has no BatchNormalization; if the network has, its exporter folded them into "
+            "the convolutions: export again without optimization (torch.onnx.export(..., optimize=False))"
         )
     return report
 
@@ -163,8 +168,8 @@ def _dense(end: ir.Node, operands: list[ir.Value]) -> Iterator[tuple[ir.Node, _V
 
 def _linear(norm: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
     """A block that ends in a normalization and no sum: an inverted residual that changes the size."""
-    readers = [use.node.op_type for use in norm.outputs[0].uses()]
-    if not readers or any(op_type not in ("Conv", "Add", "Dropout") for op_type in readers):
+    readers = {node.op_type for node in _readers(norm.outputs[0])}
+    if not readers or readers - {"Conv", "Add", "Dropout"}:
         return
     steps = [step for step in chain(norm.outputs[0]) if step.kind]
     for block in BLOCKS:
@@ -193,9 +198,19 @@ def _verdict(norm: ir.Node, inside: set[int], text: str) -> _Verdict:
     if any(output.uses() or output.is_graph_output() for output in norm.outputs[1:]):
         return _Verdict(False, "its statistics are used")
     output = norm.outputs[0]
-    if output.is_graph_output() or any(id(use.node) not in inside for use in output.uses()):
+    if output.is_graph_output() or any(id(node) not in inside for node in _readers(output)):
         return _Verdict(False, "its output is used outside of the block")
     return _Verdict(True, text)
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value, not only its type or shape: a removed norm changes neither."""
+    return [
+        use.node
+        for use in value.uses()
+        if use.node.op_type not in ("Shape", "Size")
+        and (use.node.op_type, use.idx) != ("CastLike", 1)
+    ]
 
 
 def _all_kept(steps: Iterable[Step], text: str) -> Iterator[tuple[ir.Node, _Verdict]]:
@@ -239,8 +254,11 @@ def _parts(value: ir.Value) -> list[ir.Value]:
 
 
 def _has_learned(norm: ir.Node) -> bool:
-    """Whether the running statistics have moved from where every framework starts them."""
-    for value, fresh in zip(norm.inputs[3:5], (0.0, 1.0), strict=True):
+    """Whether scale and shift have moved from where every framework starts them.
+
+    The running statistics say nothing: exporters run a fresh network, which moves them.
+    """
+    for value, fresh in zip(norm.inputs[1:3], (1.0, 0.0), strict=True):
         tensor = None if value is None else value.const_value
         if tensor is not None and not np.all(tensor.numpy() == fresh):
             return True

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +159,32 @@ def test_the_same_from_python(tmp_path):
     assert not (tmp_path / "b").exists()
     plain = ob.convert(MLP, tmp_path / "c", boost_config=source)
     assert plain.config.grad_freeze is None
+
+
+# ---- the card -----------------------------------------------------------------------------------
+
+CARD = (ROOT / "docs" / "cards" / "auto-boost.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", CARD, re.DOTALL)
+
+
+def test_the_lines_of_the_card_run(tmp_path, monkeypatch):
+    lines = [line for line in blocks("sh")[0].splitlines() if line]
+    settings = " ".join(blocks("sh")[1].replace("\\\n", " ").split())
+    assert len(lines) == 4
+    monkeypatch.chdir(tmp_path)
+    Path("boost.json").write_text(blocks("json")[0])
+    shutil.copy(RESNET, "model.onnx")
+    for line in [*lines, f"ortboost convert model.onnx -o run {settings}"]:
+        assert main([*shlex.split(line)[1:], "--dry-run", "-q"]) == 0, line
+
+
+def test_the_sample_of_the_card_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names: dict = {}
+    exec(blocks("python")[0], names)
+    assert names["evaluate"] is names["network"].backbone_network
+    assert names["boost"].reports[0].changed.keys() == {"less_bn", "grad_freeze"}
+    assert names["model"].train_network.freeze

@@ -3,46 +3,10 @@ import pytest
 from ortboost.cli.parse import (
     parse_clip,
     parse_group,
-    parse_loss_scale,
     parse_mapping,
     parse_pairs,
 )
 from ortboost.errors import ConfigError, UsageError
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("off", NO_SCALE),
-        ("fixed:1024", FixedScaleConfig(1024)),
-        ("fixed:scale=8", FixedScaleConfig(8)),
-        ("dynamic", DynamicScaleConfig()),
-        ("dynamic:4096", DynamicScaleConfig(init=4096)),
-        ("dynamic:init=2**12,window=10", DynamicScaleConfig(init=4096, window=10)),
-        (
-            "dynamic:init=2,min=2,max=64,factor=4",
-            DynamicScaleConfig(init=2, min_scale=2, max_scale=64, factor=4),
-        ),
-    ],
-)
-def test_loss_scale(text, wanted):
-    assert parse_loss_scale(text) == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
-        ("dynamik", UsageError, "did you mean 'dynamic'"),
-        ("fixed:scal=3", ConfigError, "did you mean 'scale'"),
-        ("dynamic:window=0", ConfigError, "window"),
-        ("fixed:much", ConfigError, "much"),
-    ],
-)
-def test_bad_loss_scale_names_the_cure(text, kind, words):
-    with pytest.raises(kind) as caught:
-        parse_loss_scale(text)
-    assert words in str(caught.value)
 
 
 def test_pairs_read_numbers_words_and_text():

@@ -9,7 +9,7 @@ import pytest
 
 from ortboost.deploy.export import export_model
 from ortboost.errors import ConfigError
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
+from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleConfig
 from ortboost.program import combine
 from ortboost.program.build import build_program
 from ortboost.program.combine import BOOSTS, EXCLUDED, enabled_boosts
@@ -17,6 +17,7 @@ from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.program.program import Program
 from ortboost.transforms.centralize import CentralizeConfig
+from ortboost.transforms.precision import PrecisionConfig
 from tests.support import (
     ENGINES,
     assert_same_bits,
@@ -32,13 +33,16 @@ FIELDS = {
     "less-bn": {"less_bn": True},
     "full-norm-head": {"full_norm_head": True},
     "loss-scale": {"loss_scale": DynamicScaleConfig(init=2.0**14, window=2)},
+    "mixed-precision": {"precision": PrecisionConfig("fp16", emulate=True)},
+    "group-loss-scale": {"loss_scale": GroupedScaleConfig(2.0**10, 3)},
     "grad-accumulation": {"accumulate": 2},
     "clip": {"clip": ClipConfig("global-norm", 1.0)},
     "grad-centralization": {"centralize": CentralizeConfig()},
     "grad-freeze": {"grad_freeze": FreezeConfig(param_groups=3, sequence=(0, 1, 2, 1))},
 }
 NAMES = [boost.name for boost in BOOSTS]
-PAIRS = list(itertools.combinations(NAMES, 2))
+# One or the other: they are values of one field.
+PAIRS = [p for p in itertools.combinations(NAMES, 2) if p != ("loss-scale", "group-loss-scale")]
 RATE = {"learning_rate": 0.05}
 
 

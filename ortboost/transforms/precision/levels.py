@@ -2,18 +2,17 @@
 
 - ``O0``: float32.
 - ``O1``: the operators of a list in float16, the rest in float32: the policy ``autocast``.
-- ``O2``: the network in float16 but for batch normalization and the loss; dynamic loss scale.
-- ``O3``: batch normalization in float16 too; no loss scale of its own.
-- ``auto``: what is recommended for the device, ``O2`` on a GPU; the same on a CPU here, where MindSpore has no
-  recommendation.
+- ``O2``: the network in float16 but for batch and layer normalization and the loss; dynamic loss scale.
+- ``O3``: normalizations in float16 too; no loss scale of its own.
+- ``auto``: lists of operators for float16 and for float32, the others follow: the policy ``autocast``.
 
-``keep_batchnorm_fp32`` overrules the level. Source: the documentation of `mindspore.train.Model` and
-`mindspore.amp.build_train_network`.
+``keep_batchnorm_fp32`` overrules what O2 and O3 say of normalizations. Source: the documentation of
+`mindspore.amp.auto_mixed_precision` and `mindspore.amp.build_train_network`, 2.10.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from ortboost.errors import ConfigError, nearest
 from ortboost.transforms.precision.policy import PrecisionConfig
@@ -23,12 +22,17 @@ __all__ = ["LEVELS", "precision_for_level"]
 LEVELS: Final = ("O0", "O1", "O2", "O3", "auto")
 
 
-def precision_for_level(level: str, keep_batchnorm_fp32: bool | None = None) -> PrecisionConfig:
+def precision_for_level(
+    level: str,
+    keep_batchnorm_fp32: bool | None = None,
+    compute: Literal["fp16", "bf16"] = "fp16",
+) -> PrecisionConfig:
     """The policy of a level.
 
     Args:
         level: One of :data:`LEVELS`.
-        keep_batchnorm_fp32: Overrules what the level says of batch normalization.
+        keep_batchnorm_fp32: Overrules what the level says of normalizations.
+        compute: The shorter format.
 
     Raises:
         ConfigError: There is no such level.
@@ -45,7 +49,7 @@ def precision_for_level(level: str, keep_batchnorm_fp32: bool | None = None) -> 
         )
     if level == "O0":
         return PrecisionConfig()
-    keep = level != "O3" if keep_batchnorm_fp32 is None else keep_batchnorm_fp32
-    if level == "O1":
-        return PrecisionConfig("fp16", keep_batchnorm=keep)
-    return PrecisionConfig("fp16", policy="all", keep_batchnorm=keep)
+    if level in ("O1", "auto"):
+        return PrecisionConfig(compute)
+    keep = level == "O2" if keep_batchnorm_fp32 is None else keep_batchnorm_fp32
+    return PrecisionConfig(compute, policy="all", keep_batchnorm=keep)

@@ -67,6 +67,7 @@ LOW: Final[Mapping[str, str]] = dict.fromkeys(_PRODUCTS, "sums of products")
 """Operators that compute in the shorter format, with the reason."""
 
 BATCH_NORMS: Final = ("BatchNormalization",)
+_KEPT_NORMS = (*BATCH_NORMS, "LayerNormalization")
 LOSSES: Final = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 _REDUCTIONS = (
@@ -141,8 +142,8 @@ class PrecisionConfig:
     Args:
         compute: ``fp32``, ``fp16`` or ``bf16``.
         policy: ``autocast`` by operator, see above; ``all`` puts everything but losses and (with
-            ``keep_batchnorm``) batch normalization in the shorter format, as MindSpore's levels O2 and O3 do.
-        keep_batchnorm: With the policy ``all``, leave batch normalization in float32.
+            ``keep_batchnorm``) normalizations in the shorter format, as MindSpore's levels O2 and O3 do.
+        keep_batchnorm: With the policy ``all``, leave batch and layer normalization in float32.
         keep_fp32: What stays in float32 whatever the policy says: shell-style patterns, or regular
             expressions behind ``re:``, of the name of a node, of one of its outputs or weights, or of an operator.
         force_low: What computes in the shorter format whatever the policy says.
@@ -231,7 +232,7 @@ def classify(
         ('wide', 'exponentials and their sum')
     """
     if policy == "all":
-        stays = op_type in LOSSES or op_type in _STAY or (op_type in BATCH_NORMS and keep_batchnorm)
+        stays = op_type in LOSSES or op_type in _STAY or (op_type in _KEPT_NORMS and keep_batchnorm)
         return ("wide", WIDE[op_type]) if stays else ("low", "everything is")
     if op_type in LOW:
         return "low", LOW[op_type]
