@@ -13,7 +13,8 @@ from typing import Literal
 import ortboost
 from ortboost.autodiff.engine import engine_names, get_engine
 from ortboost.errors import OrtBoostError
-from ortboost.runtime.session import available_devices, runtime
+from ortboost.runtime.number_formats import FORMATS, probe_format
+from ortboost.runtime.session import TRAINING_DEVICES, available_devices, runtime
 
 __all__ = ["Finding", "diagnose"]
 
@@ -57,7 +58,7 @@ def diagnose() -> list[Finding]:
             if version
             else Finding(package, "fail", "not installed", f"pip install {package}")
         )
-    findings += [_runtime(), *_engines(), *_devices(), _gpu()]
+    findings += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
     for package, use in _OPTIONAL.items():
         version = _version(package)
         findings.append(
@@ -140,6 +141,31 @@ def _devices() -> list[Finding]:
         )
         for name, reason in devices.items()
     ]
+
+
+def _formats() -> list[Finding]:
+    """What the devices at hand do with 16-bit numbers."""
+    try:
+        devices = [name for name, reason in available_devices().items() if reason is None]
+    except OrtBoostError:
+        return []
+    findings = []
+    for device in (name for name in devices if name in TRAINING_DEVICES):
+        for name in FORMATS:
+            support = probe_format(name, device)
+            findings.append(
+                Finding(f"{name} on {device}", "ok", support.text)
+                if support.rounds
+                else Finding(
+                    f"{name} on {device}",
+                    "note",
+                    support.text,
+                    "Training rounds there by itself (emulation, slower than fp32)."
+                    if device == "cpu"
+                    else "Train in another format, or convert with --emulate.",
+                )
+            )
+    return findings
 
 
 def _gpu() -> Finding:

@@ -121,7 +121,9 @@ def test_mixed_precision_is_near_float32_and_not_the_same():
     for level in ("O0", "O1"):
         net, loss = parts()
         step = amp.build_train_network(net, nn.SGD(net.trainable_params(), 0.05), loss, level)
-        losses[level] = np.array([float(step(x, labels)) for x, labels in golden.batches("mlp", 10)])
+        losses[level] = np.array(
+            [float(step(x, labels)) for x, labels in golden.batches("mlp", 10)]
+        )
     np.testing.assert_allclose(losses["O1"], losses["O0"], rtol=5e-3)
     assert (losses["O1"] != losses["O0"]).all()
 

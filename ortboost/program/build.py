@@ -32,6 +32,7 @@ from ortboost.program.catalogue import (
     TensorSpec,
     merged,
 )
+from ortboost.program.combine import check_combination
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, lower_precision, prepare_forward, refuse_blockers
 from ortboost.program.freeze_groups import freeze_groups
@@ -41,12 +42,12 @@ from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss
 from ortboost.transforms.centralize import centralize
 from ortboost.transforms.decompose import decompose
+from ortboost.transforms.precision import emulate_precision
 from ortboost.transforms.scale_groups import (
     ScaleGroups,
     insert_boundaries,
     resolve_boundaries,
 )
-from ortboost.transforms.precision import emulate_precision
 from ortboost.transforms.trainable_norm import to_inference
 
 __all__ = ["build_program"]
@@ -93,12 +94,14 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         ModelError: The model cannot be trained so; the error lists all reasons.
         UsageError: A pattern or a name matches nothing.
         DependencyError: The engine cannot run here.
+        ConfigError: Boosts that do not go together, or that do not fit the model.
 
     Example:
         >>> build_program("models/mlp.onnx").catalogue.batch[0].name  # doctest: +SKIP
         'x'
     """
     config = config or ProgramConfig()
+    check_combination(config)
     engine = get_engine(config.engine)
     forward = prepare_forward(load_model(source), config, engine)
     model, loss, trained = forward.model, forward.loss, forward.trained

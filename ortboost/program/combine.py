@@ -18,13 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ortboost.errors import ConfigError
 from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
-
-if TYPE_CHECKING:
-    from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ProgramConfig
 
 __all__ = ["BOOSTS", "EXCLUDED", "Boost", "check_combination", "enabled_boosts"]
 
@@ -68,7 +65,6 @@ def enabled_boosts(config: ProgramConfig) -> tuple[str, ...]:
     """Names of the boosts of a configuration, in the order in which they are applied.
 
     Example:
-        >>> from ortboost.program.config import ProgramConfig
         >>> enabled_boosts(ProgramConfig(accumulate=2, less_bn=True))
         ('less-bn', 'loss-scale', 'grad-accumulation')
     """

@@ -22,7 +22,6 @@ from ortboost.optimizers import (
     optimizer_from_dict,
     optimizer_to_dict,
 )
-from ortboost.program.combine import check_combination
 from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.centralize import CentralizeConfig
@@ -241,7 +240,6 @@ class ProgramConfig:
                 where="check_finite",
                 fix="Leave check_finite on, or use a fixed scale.",
             )
-        check_combination(self)
 
     def _check_kinds(self) -> None:
         """Names and numbers as the command line takes them are no objects."""

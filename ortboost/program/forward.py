@@ -29,11 +29,9 @@ from ortboost.transforms.trainable_norm import batch_norms, to_training
 __all__ = ["Forward", "choose_trainable", "lower_precision", "prepare_forward", "refuse_blockers"]
 
 _ALL_BFLOAT16 = 22
-_NO_KERNELS = {
-    "fp16": "on a CPU, onnxruntime computes float16 in float32 and may not round in between: the numbers "
-    "of fp16 are those of a GPU, or of --emulate",
-    "bf16": "onnxruntime has no bfloat16 kernels for the CPU: train on a GPU, or see the numbers with "
-    "--emulate",
+_ON_CPU = {
+    "fp16": "onnxruntime computes float16 in float32 on a CPU",
+    "bf16": "onnxruntime has no bfloat16 kernels for the CPU",
 }
 
 
@@ -145,11 +143,15 @@ def lower_precision(forward: Forward, config: ProgramConfig, engine: Engine) -> 
             f"that would be {precision.compute}, so it is slower than fp32"
         )
     else:
-        report.notes.append(_NO_KERNELS[precision.compute])
+        report.notes.append(
+            f"{_ON_CPU[precision.compute]}; there ortboost rounds by itself what would be "
+            f"{precision.compute}, which is slower than fp32 (--emulate writes it into the step file)"
+        )
     missing = [why for why in report.kept.values() if " at opset " in why]
     if missing:
         report.notes.append(
-            f"{len(missing)} nodes stay in float32: {missing[0].partition(': ')[2]}"
+            f"{len(missing)} nodes stay in float32: {missing[0].partition(': ')[2]} "
+            "(--engine portable raises the opset if onnxruntime knows it)"
         )
     return report
 

@@ -1,9 +1,15 @@
 """Forms of a graph that one kind of device runs faster, or rightly; made in memory, the files stay as they are.
 
-The gradient of Relu on the CPU: the kernel of ``ReluGrad`` (and ``Where``) branches on every element,
-and the processor guesses the signs wrong; a comparison, a cast and a product together take an eighth
-of its time. One difference: an incoming gradient that is not finite gives nan where the unit is off,
-not 0, so that such a step always counts as an overflow.
+The files hold standard operators (or those of the native engine), which any runtime has. On the CPU
+the provider has faster ways to some of them, each a rewrite of its own in :mod:`ortboost.runtime.cpu`:
+
+* masks of Relu as one steep HardSigmoid;
+* BatchNormalization in training mode as the one kernel that stock onnxruntime has for it;
+* convolutions in the blocked layout that the runtime itself uses for constant weights only;
+* the gradient of a depthwise weight as one convolution in that layout;
+* the gradient of a global mean spread over its positions by a product with ones.
+
+They compute the same; sums in another order, so the last digits may differ.
 
 Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most of float16 in float32
 without rounding in between, so that two copies of one number differ and a comparison of them (the gradients of
@@ -13,11 +19,24 @@ Max, Min, Clip) goes wrong. There the graph is emulated: :mod:`ortboost.transfor
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
-from ortboost.graph.build import Builder, replace_node
+from ortboost.runtime.cpu.batch_norm import fused_statistics
+from ortboost.runtime.cpu.blocked import blocked_convolutions
+from ortboost.runtime.cpu.depthwise import depthwise_gradients
+from ortboost.runtime.cpu.masks import steep_masks
+from ortboost.runtime.cpu.spread import spread_by_products
 from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["emulated_for", "for_device"]
+
+_CPU = (
+    fused_statistics,
+    steep_masks,
+    blocked_convolutions,
+    depthwise_gradients,
+    spread_by_products,
+)
 
 
 def for_device(model: ir.Model, device: str) -> ir.Model:
@@ -31,10 +50,13 @@ def for_device(model: ir.Model, device: str) -> ir.Model:
         The model itself, or a changed copy.
     """
     found = emulated_for(model, device)
-    if device != "cpu" or not any(node.op_type == "ReluGrad" for node in found.graph):
+    if device != "cpu":
         return found
     changed = model.clone() if found is model else found
-    _branchless_relu(changed)
+    done = [rewrite(changed) for rewrite in _CPU]
+    if not any(done):
+        return found
+    common.RemoveUnusedNodesPass()(changed)
     return changed
 
 
@@ -63,18 +85,3 @@ def _short_types(model: ir.Model) -> list[ir.DataType]:
         for value in node.outputs
     }
     return [dtype for dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) if dtype in found]
-
-
-def _branchless_relu(model: ir.Model) -> None:
-    """`dX = dY * (Y > 0)`."""
-    builder = Builder(model.graph, "ortboost/relu")
-    for node in list(model.graph):
-        incoming, value = (*node.inputs, None, None)[:2]
-        if node.op_type != "ReluGrad" or incoming is None or value is None:
-            continue
-        dtype = incoming.dtype or ir.DataType.FLOAT
-        zero = builder.const(0.0, dtype)
-        on = builder.op("Greater", value, zero, dtype=ir.DataType.BOOL, shape=value.shape)
-        mask = builder.op("Cast", on, dtype=dtype, shape=value.shape, to=int(dtype))
-        product = builder.op("Mul", incoming, mask, dtype=dtype, shape=value.shape)
-        replace_node(node, [product], builder)

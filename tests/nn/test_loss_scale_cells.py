@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ortboost import amp, nn
+from ortboost.loss_scale import initial_state, update
 from ortboost.network import Parameter
+from ortboost.program import catalogue as names
 from ortboost.tensor import Tensor
 from tests.nn import golden
+from tests.support import assert_three_lines
 
 RECORD = golden.read("loss_scale")
 COMBOS = RECORD["meta"]["combos"]
@@ -64,6 +69,98 @@ def test_the_graph_follows_the_cell_through_an_overflow_pattern():
         _, seen, value = step(np.full_like(x, np.inf) if overflow else x, labels)
         assert (bool(seen), float(value)) == (bool(overflow), float(scale.asnumpy()))
     assert float(step.scale_sense.asnumpy()) == float(scale.asnumpy())
+
+
+def training(scale_sense):
+    net = golden.network("mlp")
+    loss = nn.SoftmaxCrossEntropyWithLogits(True, "mean")
+    optimizer = nn.Momentum(net.trainable_params(), 0.05, 0.9)
+    return net, nn.TrainOneStepWithLossScaleCell(nn.WithLossCell(net, loss), optimizer, scale_sense)
+
+
+LAWS = [
+    {},
+    {"hysteresis": 2},
+    {"hysteresis": 3},
+    {"hysteresis": 2, "consecutive_hysteresis": True},
+]
+
+
+@pytest.mark.parametrize("options", LAWS)
+def test_a_scale_moved_by_the_host_trains_as_one_moved_by_the_graph(options):
+    """A Tensor as scale_sense and set_sense_scale after each step: the same bits, step by step."""
+    pattern = RECORD["overflow"][:40]
+    law = (64.0, 2, 3)
+    by_graph, step = training(nn.DynamicLossScaleUpdateCell(*law, **options))
+    by_host, moved = training(Tensor(np.float32(64.0)))
+    host, scale = nn.DynamicLossScaleUpdateCell(*law, **options), Parameter(Tensor(64.0))
+    for overflow, (x, labels) in zip(pattern, golden.batches("mlp", len(pattern)), strict=True):
+        x = np.full_like(x, np.nan) if overflow else x
+        loss, seen, value = step(x, labels)
+        other_loss, other_seen, _ = moved(x, labels)
+        host(scale, other_seen)
+        moved.set_sense_scale(scale.value())
+        assert bool(seen) == bool(other_seen) == bool(overflow)
+        np.testing.assert_array_equal(loss, other_loss)
+        assert float(value) == float(scale.asnumpy())
+        assert moved.scale_sense.asnumpy() == step.scale_sense.asnumpy()
+    for name, weights in golden.values(by_graph).items():
+        np.testing.assert_array_equal(golden.values(by_host)[name], weights)
+
+
+GRAPHS = {}
+
+
+@pytest.mark.parametrize("options", LAWS)
+@settings(max_examples=10, deadline=None)
+@given(pattern=st.lists(st.booleans(), min_size=1, max_size=30), window=st.sampled_from([1, 3]))
+def test_the_graph_follows_the_state_machine(options, pattern, window):
+    key = (*options.items(), window)
+    if key not in GRAPHS:
+        made = training(nn.DynamicLossScaleUpdateCell(64.0, 2, window, **options))[1]
+        x, labels = next(iter(golden.batches("mlp", 1)))
+        made(x, labels)
+        GRAPHS[key] = made, made._steps.stepper(made.network.loss_fn.labels(labels))
+    stepper = GRAPHS[key][1]
+    stepper.load_state(stepper.program.initial)
+    law = stepper.program.config.loss_scale
+    x, labels = next(iter(golden.batches("mlp", 1)))
+    state = initial_state(law)
+    for overflow in pattern:
+        feeds = {"x": np.full_like(x, np.inf) if overflow else x, "labels": labels.astype(np.int64)}
+        result = stepper.step(feeds, {"learning_rate": 0.0})
+        state = update(state, overflow, law)
+        assert (result.overflow, np.float32(result.loss_scale)) == (overflow, state.scale)
+        assert result.consecutive_skips == state.consecutive_skips
+        assert result.total_skips == state.total_skips
+        good = state.cur_iter - 1 - state.last_overflow_iter
+        assert stepper.get(names.GOOD_STEPS) == good
+        if law.hysteresis > 1:
+            assert stepper.get(names.LIVES) == state.lives
+
+
+def test_hysteresis_on_the_host():
+    cell = nn.DynamicLossScaleUpdateCell(64.0, 2, 2, hysteresis=2)
+    scale, seen = Parameter(Tensor(64.0)), []
+    for overflow in (True, True, True, False, False, True, True):
+        cell(scale, overflow)
+        seen.append(float(scale.asnumpy()))
+    assert seen == [64, 32, 16, 16, 32, 32, 16]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"hysteresis": 0}, ValueError),
+        ({"hysteresis": 1.5}, TypeError),
+        ({"hysteresis": True}, TypeError),
+        ({"consecutive_hysteresis": 1}, TypeError),
+    ],
+)
+def test_what_is_no_hysteresis(options, kind):
+    with pytest.raises(kind, match="hysteresis") as caught:
+        nn.DynamicLossScaleUpdateCell(64.0, 2, 2, **options)
+    assert_three_lines(caught.value)
 
 
 def test_a_cell_needs_a_parameter_to_move():

@@ -30,7 +30,13 @@ def _widened(site: Site) -> list[ir.Value | None] | None:
     data, updates = (_as_float(site, site.input(index)) for index in (0, 2))
     attributes = {name: site.node.attributes[name].value for name in site.node.attributes}
     total = site.op(
-        site.node.op_type, data, site.input(1), updates, dtype=_FLOAT, shape=data.shape, **attributes
+        site.node.op_type,
+        data,
+        site.input(1),
+        updates,
+        dtype=_FLOAT,
+        shape=data.shape,
+        **attributes,
     )
     return [site.op("Cast", total, dtype=site.dtype, shape=data.shape, to=int(site.dtype))]
 

@@ -90,9 +90,7 @@ def _parts(
     return [(part, members[key]) for key, part in nodes.items()]
 
 
-def _cut(
-    part: list[Hashable], wires: list[Wire], preference: dict[Hashable, int]
-) -> set[Hashable]:
+def _cut(part: list[Hashable], wires: list[Wire], preference: dict[Hashable, int]) -> set[Hashable]:
     index = {node: position for position, node in enumerate(part)}
     flow = _Flow(len(part))
 

@@ -15,6 +15,8 @@ Inputs and outputs of the graph keep their types. Outputs of operators that only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -62,10 +64,14 @@ def emulate_precision(model: ir.Model, low: ir.DataType) -> Report:
         if value.dtype == low
     }
     nodes = list(model.graph.all_nodes())
+    backs = {id(node) for node in nodes if _is_back(node, low)}
     ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
     _widen_inputs(model.graph, low, builder)
     for node in nodes:
-        _emulate_node(node, low, short, builder, report)
+        if id(node) in backs:
+            _drop_cast(node)
+        else:
+            _emulate_node(node, low, short, builder, report)
     _shorten_outputs(model.graph, ends, low, builder)
     return report
 
@@ -76,7 +82,9 @@ def _widen_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
         readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
         if value.dtype != low or not readers:
             continue
-        wide = builder.op("Cast", value, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
+        wide = builder.op(
+            "Cast", value, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT)
+        )
         for usage in readers:
             usage.node.replace_input_with(usage.idx, wide)
         graph.insert_before(graph[0], builder.take())
@@ -105,8 +113,8 @@ def _emulate_node(
     if (node.name or "").startswith(_ROUND):
         return
     _retype_attributes(node, low)
-    if node.op_type == "Cast" and _same_type(node):
-        _emulate_cast(node, graph, low, short, builder, report)
+    if node.op_type == "Cast" and id(node.outputs[0]) in short:
+        _emulate_cast(node, graph, low, builder, report)
         return
     for value in node.outputs:
         if id(value) not in short:
@@ -125,38 +133,52 @@ def _emulate_node(
         report.changed[node.name or name] = f"{node.op_type} in float32, rounded"
 
 
-def _same_type(cast: ir.Node) -> bool:
-    """Whether a Cast of 16-bit types is one from float32 to float32 by now."""
-    value = cast.inputs[0]
-    to_float = cast.attributes.get_int("to", 0) == int(_FLOAT)
-    return to_float and value is not None and value.dtype == _FLOAT
+def _is_back(node: ir.Node, low: ir.DataType) -> bool:
+    """Whether a node casts from the shorter type to float32."""
+    value = node.inputs[0] if node.op_type == "Cast" else None
+    ours = (node.name or "").startswith(_ROUND)
+    return not ours and value is not None and value.dtype == low and node.outputs[0].dtype == _FLOAT
+
+
+def _drop_cast(node: ir.Node) -> None:
+    """A Cast back does nothing any more."""
+    source, output, graph = node.inputs[0], node.outputs[0], node.graph
+    if source is None or not isinstance(graph, ir.Graph):
+        raise TypeError("a Cast of a graph has an input")
+    if output.is_graph_output():
+        fixed = source.producer() is None or source.is_graph_output()
+        if fixed or source.graph is not graph:
+            return  # both names are seen from outside
+        name, output.name = output.name, f"{output.name}/dropped"
+        source.name = name
+    _take_over(output, source, graph, list(output.uses()))
+    graph.remove(node, safe=True)
 
 
 def _emulate_cast(
-    node: ir.Node,
-    graph: ir.Graph,
-    low: ir.DataType,
-    short: set[int],
-    builder: Builder,
-    report: Report,
+    node: ir.Node, graph: ir.Graph, low: ir.DataType, builder: Builder, report: Report
 ) -> None:
-    """A Cast to the shorter type rounds; a Cast back does nothing."""
+    """A Cast to the shorter type rounds."""
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
         raise TypeError("a Cast has an input")
     name, readers = output.name or "", list(output.uses())
-    if id(output) in short:
-        replacement = _rounded(source, low, builder)
-        report.changed[node.name or name] = "rounds"
-    elif output.is_graph_output():
-        return  # it keeps the name, and does nothing
-    else:
-        replacement = source
-    _take_over(output, replacement, graph, readers)
-    graph.insert_before(node, builder.take())
-    graph.remove(node, safe=True)
-    if replacement is not source:
-        replacement.name = name
+    report.changed[node.name or name] = "rounds"
+    if source.dtype == _FLOAT:
+        wide = _rounded(source, low, builder)
+    else:  # of an integer or a longer float: once, and back
+        output.type = ir.TensorType(low)
+        node.attributes["to"] = ir.AttrInt64("to", int(low))
+        node.name = builder.unique(f"{_ROUND}/node")
+        output.name = builder.unique(f"{name}/exact")
+        wide = builder.op(
+            "Cast", output, name=_ROUND, dtype=_FLOAT, shape=output.shape, to=int(_FLOAT)
+        )
+    _take_over(output, wide, graph, readers)
+    graph.insert_after(node, builder.take())
+    if source.dtype == _FLOAT:
+        graph.remove(node, safe=True)
+    wide.name = name
 
 
 def _is_rounded(value: ir.Value) -> bool:
@@ -171,10 +193,10 @@ def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
 
 
 def _take_over(
-    old: ir.Value, new: ir.Value, graph: ir.Graph, readers: list[ir.Usage]
+    old: ir.Value, new: ir.Value, graph: ir.Graph, readers: Sequence[tuple[ir.Node, int]]
 ) -> None:
-    for usage in readers:
-        usage.node.replace_input_with(usage.idx, new)
+    for node, index in readers:
+        node.replace_input_with(index, new)
     if old.is_graph_output():
         graph.outputs[:] = [new if v is old else v for v in graph.outputs]
 

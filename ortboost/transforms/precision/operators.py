@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -22,6 +22,7 @@ _MICROSOFT = frozenset(
     "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "  # noqa: SIM905
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
+_SAID_BY_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
 _NAMED = {
     "tensor(bool)": ir.DataType.BOOL,
     "tensor(float)": ir.DataType.FLOAT,
@@ -67,26 +68,38 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     except onnx.defs.SchemaError:
         return Form((), (), reads, "its types are not known")
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    inputs = {i: _formal(schema.inputs, i) for i in reads}
-    outputs = {i: _formal(schema.outputs, i) for i in writes}
-    kinds = [*inputs.values(), *outputs.values()]
-    if not kinds:
+    inputs = _kinds(node.inputs, schema.inputs)
+    outputs = _kinds(node.outputs, schema.outputs)
+    if not (reads or writes):
         return Form((), (), ())
-    possible = [kind for kind in kinds if _TENSORS[low] in allowed.get(kind, ())]
-    if node.op_type in ("Cast", "CastLike", "ConstantOfShape", "EyeLike") or not inputs:
+    possible = [
+        kind
+        for kind in (*inputs.values(), *outputs.values())
+        if _TENSORS[low] in allowed.get(kind, ())
+    ]
+    if node.op_type in _SAID_BY_ATTRIBUTE or not inputs:
         # what it makes is said by an attribute, not by what it reads
-        possible = [kind for kind in inputs.values() if kind in possible] if not writes else []
+        possible = [] if writes else [kind for kind in inputs.values() if kind in possible]
         if not possible:
             return Form((), (), reads, "its type is given")
     if not possible:
         name = _TENSORS[low][len("tensor(") : -1]
         return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
-    main = possible[0]
+    main = possible[0]  # what has it may be short already; the others are settings
     return Form(
-        tuple(i for i, kind in inputs.items() if kind == main),
-        tuple(i for i, kind in outputs.items() if kind == main),
-        tuple(i for i, kind in inputs.items() if kind != main),
+        tuple(i for i in reads if inputs[i] == main),
+        tuple(i for i in writes if outputs[i] == main),
+        tuple(i for i in reads if inputs[i] != main),
     )
+
+
+def _kinds(values: Sequence[ir.Value | None], formals: object) -> dict[int, str]:
+    """Place of each float tensor to its type variable."""
+    return {
+        index: _formal(formals, index)
+        for index, value in enumerate(values)
+        if value is not None and value.dtype in FLOAT_TYPES
+    }
 
 
 def complete_types(model: ir.Model) -> None:

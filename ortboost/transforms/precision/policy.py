@@ -28,7 +28,6 @@ from ortboost.errors import ConfigError, nearest
 __all__ = [
     "BATCH_NORMS",
     "COMPUTE",
-    "FP32",
     "LOSSES",
     "LOW",
     "POLICIES",

@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
+from ortboost.errors import ModelError
 from ortboost.graph.normalize import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
@@ -181,3 +182,19 @@ def test_rms_norm(axis):
             values = [loss(*((m, s) if name == "x" else (x, m))) for m in moved]
             expected[index] = (values[0] - values[1]) / 2e-5
         np.testing.assert_allclose(found[f"{name}_grad"], expected, rtol=2e-3, atol=1e-4)
+
+
+def test_statistics_that_are_computed_from_the_data_are_refused():
+    """No gradient would flow through them, and nobody would see it."""
+    model = graph(
+        """g (float[2,3,4] x, float[3] s, float[3] b) => (float loss) {
+          axes = Constant<value = int64[2] {0, 2}>()
+          m = ReduceMean<keepdims = 0>(x, axes)
+          v = ReduceMax<keepdims = 0>(x, axes)
+          y = BatchNormalization(x, s, b, m, v)
+          loss = ReduceMean<keepdims = 0>(y)
+        }"""
+    )
+    with pytest.raises(ModelError, match="statistics"):
+        differentiate(model, "loss", ["x"], "portable")
+    differentiate(model, "loss", ["s"], "portable")  # they have none in this case

@@ -9,9 +9,10 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.im2col import weight_gradient
+from ortboost.autodiff.portable.rules.normalization import absorbed
 from ortboost.autodiff.portable.rules.windows import Window, bare_site, crop, spread, window_of
 from ortboost.autodiff.rewriting import Refusal, Site
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import known_shape, static_shape
 
 __all__ = ["conv", "conv_transpose"]
 
@@ -32,17 +33,45 @@ def conv(b: Backward) -> Gradients:
 
     gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
         gb[m] = sum_{n, o} g[n, m, o]
+
+    Where `g[n, m, o] = a[m] h[n, m, o]`, as behind a batch normalization, `a` goes to the weight:
+
+        gx = conv^T(h, a w)    gw = a gw(h)
     """
     g, x, w = b.gradient(), b.input(0), b.input(1)
     window, groups = window_of(b, 1), b.integer("group", 1)
     answers: list[ir.Value | None] = [None, None, None]
-    if b.wants(0):
-        answers[0] = _image_gradient(b, g, w, x, window, groups)
-    if b.wants(1):
-        answers[1] = weight_gradient(b, x, g, w, window, groups)
     if b.wants(2):
         answers[2] = _bias_gradient(b, g, b.input(2))
+    parts = absorbed(b, g) if not b.wants(2) and _worth_absorbing(g, w) else None
+    if parts is None:
+        if b.wants(0):
+            answers[0] = _image_gradient(b, g, w, x, window, groups)
+        if b.wants(1):
+            answers[1] = weight_gradient(b, x, g, w, window, groups)
+        return answers
+    bare, factor = parts
+    each = b.op("Unsqueeze", factor, b.ints(*range(1, 2 + window.spatial)))  # [M, 1, 1...]
+    if b.wants(0):
+        scaled = b.op("Mul", w, each, shape=w.shape)
+        answers[0] = _image_gradient(b, bare, scaled, x, window, groups)
+    if b.wants(1):
+        raw = weight_gradient(b, x, bare, w, window, groups)
+        answers[1] = b.op("Mul", raw, each, shape=w.shape)
     return answers
+
+
+def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
+    """Whether a pass over the gradient costs more than two over the weight and some small nodes.
+
+    Of 32 images: at 16 channels, 32x32, the pass takes 48 microseconds, at 128, 2x2, 9.
+    """
+    sizes, shape = static_shape(w), known_shape(g) or ()
+    space = [length for length in shape[2:] if isinstance(length, int)]
+    if sizes is None or not space or len(space) < len(shape) - 2:
+        return False
+    windows = math.prod(space)
+    return sizes[0] * windows >= 4096 and 3 * math.prod(sizes[1:]) <= 16 * windows
 
 
 def _image_gradient(
@@ -67,13 +96,16 @@ def _image_gradient(
     if not (depthwise or dense):
         return spread(b, g, w, window, x, groups)
     order = [1, 0, *range(2, 2 + window.spatial)]
-    turned = w if depthwise else b.op("Transpose", w, perm=order)
+    turned, sizes = w, list(shape[:2])
+    if not depthwise:
+        sizes.reverse()
+        turned = b.op("Transpose", w, perm=order, shape=[*sizes, *window.kernel])
     taps = math.prod(window.kernel)
     if taps > 1:
         # the kernel backwards: its taps in a row, taken from the last one to the first
         row = b.op("Reshape", turned, b.ints(0, 0, taps))
         back = b.op("Gather", row, b.ints(*reversed(range(taps))), axis=2)
-        turned = b.op("Reshape", back, b.ints(0, 0, *window.kernel))
+        turned = b.op("Reshape", back, b.ints(0, 0, *window.kernel), shape=[*sizes, *window.kernel])
     pads = [r - 1 - p for p, r in zip(window.pads, 2 * window.reaches, strict=True)]
     attributes = {**window.attributes(), "pads": pads, "group": groups}
     return b.op("Conv", g, turned, shape=x.shape, **attributes)

@@ -16,9 +16,10 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.autodiff.rewriting import Refusal, constant
 from ortboost.graph.query import known_shape, static_shape
 
-__all__ = ["batch_norm", "layer_norm"]
+__all__ = ["absorbed", "batch_norm", "layer_norm"]
 
 
 @refuses("BatchNormalization")
@@ -37,50 +38,86 @@ def batch_norm(b: Backward) -> Gradients:
 
     With stored statistics `gx = scale r g`. With those of the batch, `m` elements a channel,
 
-        gx = scale r ([g - (gscale / m) x̂] - gbias / m)
+        gx = scale r (g - [(gscale / m) x̂ + gbias / m])
 
-    `x̂` and the outer part are BatchNormalizations in inference mode with other scales and means: the
-    fastest operator for one multiplication and addition a channel. `x - mean` is there from the
-    forward pass. Vectors are few: for small images, each costs as much as a pass over the image.
+    `x̂`, the bracket and the factor before it are BatchNormalizations in inference mode with other
+    scales and means: the fastest operator for one multiplication and addition a channel. `x̂` is made
+    anew: nothing is kept from the forward pass, and few vectors are needed (for small images, each
+    costs as much as a pass over the image). The factor comes last, so that a convolution can take
+    it over (:func:`absorbed`).
     """
-    g, x, scale, variance = b.gradient(), b.input(0), b.input(1), b.input(4)
+    g, x, scale, mean, variance = b.gradient(), b.input(0), b.input(1), b.input(3), b.input(4)
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
-    centered = batch_centered(b.node)
-    through = centered is not None
+    through = batch_centered(b.node) is not None
+    if not through and any(_depends(value, b.active) for value in (mean, variance)):
+        raise Refusal("its statistics are computed from what is trained; write it as Sub, Div, Mul, Add")
     answers: list[ir.Value | None] = [None] * 5
-    none, one = (_filled(b, scale, value) for value in (0.0, 1.0))
+    none = _filled(b, scale, 0.0)
 
     def affine(
-        data: ir.Value, factor: ir.Value, offset: ir.Value, var: ir.Value, mean: ir.Value = none
+        data: ir.Value, factor: ir.Value, offset: ir.Value = none, center: ir.Value = none
     ) -> ir.Value:
-        """`(data - mean) factor / sqrt(var + epsilon) + offset`; no epsilon where `var` is one."""
-        small = 0.0 if var is one else epsilon
-        inputs = (data, factor, offset, mean, var)
-        return b.op("BatchNormalization", *inputs, epsilon=small, shape=shape)
+        """`(data - center) factor / sqrt(variance + epsilon) + offset`."""
+        inputs = (data, factor, offset, center, variance)
+        return b.op("BatchNormalization", *inputs, epsilon=epsilon, shape=shape)
 
     axes = b.ints(0, *range(2, b.rank()))
     needs_moment = b.wants(1) or (through and b.wants(0))
     if b.wants(2) or needs_moment:
         answers[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)
-    spread = b.op("Sqrt", b.op("Add", variance, b.const(epsilon)), shape=vector)
     if needs_moment:
-        if centered is None:
-            minus = b.op("Neg", b.input(3), shape=vector)
-            centered = affine(x, one, minus, one)
-        product = b.op("Mul", g, centered, shape=shape)
-        both = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
-        answers[1] = b.op("Div", both, spread, shape=vector)
+        normal = affine(x, _filled(b, scale, 1.0), none, mean)
+        product = b.op("Mul", g, normal, shape=shape)
+        answers[1] = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
     if not b.wants(0):
         return answers
     total, moment = answers[2], answers[1]
-    if not through or centered is None or total is None or moment is None:
-        answers[0] = affine(g, scale, none, variance)
+    if not through or total is None or moment is None:
+        answers[0] = affine(g, scale)
         return answers
     count = _count(b, x, scale)
     gbias, gscale = (b.op("Div", part, count, shape=vector) for part in (total, moment))
-    along = affine(centered, gscale, none, variance)
-    answers[0] = affine(b.op("Sub", g, along, shape=shape), scale, none, variance, gbias)
+    along = affine(x, gscale, gbias, mean)
+    answers[0] = affine(b.op("Sub", g, along, shape=shape), scale)
     return answers
+
+
+def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """A gradient that is a multiple for each channel, apart: what is multiplied, and ``[C]`` factors.
+
+    Only that of a batch normalization whose factor comes last is known, and only to the one node that
+    reads it: it is asked before anything else does.
+    """
+    node = g.producer()
+    if (
+        node is None
+        or node.op_type != "BatchNormalization"
+        or node.attributes.get_int("training_mode", 0) == 1
+    ):
+        return None
+    data, scale, variance = node.inputs[0], node.inputs[1], node.inputs[4]
+    offsets = [constant(value) for value in node.inputs[2:4] if value is not None]
+    if any(array is None or array.any() for array in offsets):
+        return None
+    if data is None or scale is None or variance is None:
+        return None
+    epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), variance.dtype)
+    spread = b.op("Sqrt", b.op("Add", variance, epsilon), shape=scale.shape)
+    return data, b.op("Div", scale, spread, shape=scale.shape)
+
+
+def _depends(value: ir.Value, active: frozenset[str]) -> bool:
+    """Whether a tensor is computed from one that has a gradient: nobody would see that it lacks one."""
+    pending, seen = [value], {id(value)}
+    while pending:
+        node = pending.pop().producer()
+        for source in () if node is None else node.inputs:
+            if source is not None and id(source) not in seen:
+                if source.name in active:
+                    return True
+                seen.add(id(source))
+                pending.append(source)
+    return False
 
 
 def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:

@@ -1,0 +1,91 @@
+"""BatchNormalization by the statistics of its batch as one operator again.
+
+The step holds it as six standard operators, because the CUDA provider has no kernel for training mode.
+The CPU provider has one: 43 microseconds for 32x24x16x16 elements where the six take about 100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
+from ortboost.autodiff.rewriting import constant
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import static_shape
+
+__all__ = ["fused_statistics"]
+
+_FLOAT = ir.DataType.FLOAT
+
+
+def fused_statistics(model: ir.Model) -> bool:
+    """Write what :func:`~ortboost.autodiff.portable.rewrites.batch_norm.batch_statistics` made as one.
+
+    With a momentum of 0 the running statistics that the operator returns are those of the batch.
+
+    Args:
+        model: The step graph; float32 only, the number of channels must be known.
+
+    Returns:
+        Whether there was one.
+    """
+    first: dict[int, ir.Node] = {}
+    for node in model.graph:
+        centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
+        if centered is not None:  # later ones are parts of its gradient
+            first.setdefault(id(centered), node)
+    nodes = [node for node in first.values() if _channels(node)]
+    if not nodes:
+        return False
+    builder = Builder(model.graph, "ortboost/fused_statistics")
+    old = _own_zeros(nodes, builder)
+    model.graph.insert_before(nodes[0], builder.take())
+    for place, node in enumerate(nodes):
+        _fuse(node, old[2 * place], old[2 * place + 1], builder)
+    model.graph.sort()  # statistics may have been read before the normalization
+    return True
+
+
+def _channels(node: ir.Node) -> int:
+    """Number of channels of a node that can be fused, else 0."""
+    scale = node.inputs[1]
+    shape = None if scale is None or constant(scale) is not None else static_shape(scale)
+    fits = shape is not None and node.outputs[0].dtype == _FLOAT
+    return shape[0] if shape and fits else 0
+
+
+def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
+    """Running statistics for each node to start from: zeros, but no constants.
+
+    The kernel writes what it returns where its inputs lie, and nan times a momentum of 0 stays nan:
+    one vector that several nodes or steps share would be spoiled. Nor may the runtime see that they
+    are constants: so they depend on a weight, by `w > w`.
+    """
+    sizes = [size for node in nodes for size in [_channels(node)] * 2]
+    one = builder.op("Slice", nodes[0].inputs[1], builder.ints(0), builder.ints(1))
+    never = builder.op("Greater", one, one, dtype=ir.DataType.BOOL)
+    zero = builder.op("Cast", never, dtype=_FLOAT, to=int(_FLOAT))
+    zeros = builder.op("Expand", zero, builder.ints(sum(sizes)))
+    names = [None] * len(sizes)
+    return builder.ops("Split", zeros, builder.ints(*sizes), names=names, axis=0)
+
+
+def _fuse(node: ir.Node, old_mean: ir.Value, old_variance: ir.Value, builder: Builder) -> None:
+    x, scale, bias, mean, variance = node.inputs
+    channels = _channels(node)
+    if mean is None or variance is None:
+        raise TypeError("asked before")
+    y, new_mean, new_variance = builder.ops(
+        "BatchNormalization",
+        *(x, scale, bias, old_mean, old_variance),
+        names=[None] * 3,
+        epsilon=node.attributes.get_float("epsilon", 1e-5),
+        momentum=0.0,
+        training_mode=1,
+    )
+    new_mean.shape = new_variance.shape = ir.Shape([channels])
+    replace_node(node, [y], builder)
+    for old, new in ((mean, new_mean), (variance, new_variance)):
+        ir.convenience.replace_all_uses_with(old, new)

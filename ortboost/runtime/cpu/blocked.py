@@ -1,0 +1,180 @@
+"""Convolutions in the blocked layout of the CPU provider, with weights that change.
+
+onnxruntime's own optimizer brings a convolution into that layout (``[N, C/B, H, W, B]``, a register
+full of channels innermost) only if its weights are constants; in a step they are not. Its operators
+can be had directly: ``ReorderInput``, ``Conv`` and ``ReorderOutput`` of the domain
+``com.microsoft.nchwc``, with the weight brought into the layout by standard ones. Microseconds on one
+thread with all reorderings, batch 32:
+
+    layer                            1.19             1.31
+    24 groups of 1, 16x16, 3x3       417 -> 121       382 -> 139
+    48 groups of 1, 8x8, 3x3         358 ->  48       342 ->  46
+    C 16, M 16, 32x32, 3x3          1656 -> 1346     1598 -> 1066
+    C 32, M 32, 16x16, 3x3          1326 ->  842     1232 ->  804
+    C 64, M 64, 8x8, 3x3            1120 ->  778     1042 ->  721
+    C 3, M 16, 32x32, 7x7 / 2        657 ->  348      589 ->  336
+    C 8, M 8, 8x8, 3x3                69 ->   47       68 ->   48
+    C 16, M 32, 32x32, 1x1           225 ->  969      229 ->  413
+
+The last line is why those of one tap are left alone. ``B`` depends on the processor and is nowhere
+to be asked: it is found by trying.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.rewriting import constant
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import known_shape, static_shape
+from ortboost.runtime.session import open_session
+
+__all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]
+
+DOMAIN = "com.microsoft.nchwc"
+QUARTER = 4  # ReorderInput takes channels that are a multiple of this
+_SIZES = (16, 8, 4)
+_SMALLEST = 16  # positions of an output: below, the reordering of the weight counts
+_FLOAT = ir.DataType.FLOAT
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What is known of a convolution: channels in and out, groups, kernel."""
+
+    channels: int
+    outputs: int
+    groups: int
+    kernel: tuple[int, ...]
+
+    @property
+    def depthwise(self) -> bool:
+        return self.groups == self.channels == self.outputs
+
+
+def blocked_convolutions(model: ir.Model) -> bool:
+    """Bring convolutions into the blocked layout where that is faster, in place.
+
+    Args:
+        model: The step graph.
+
+    Returns:
+        Whether there was one, and a runtime that can do it.
+    """
+    return bool(_candidates(model)) and _rewrite(model, block_size())
+
+
+def _candidates(model: ir.Model) -> list[tuple[ir.Node, _Layer]]:
+    found = ((node, _layer(node)) for node in model.graph)
+    return [(node, layer) for node, layer in found if layer is not None]
+
+
+def _layer(node: ir.Node) -> _Layer | None:
+    if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):
+        return None
+    x, w = node.inputs[0], node.inputs[1]
+    result = known_shape(node.outputs[0])
+    image = None if x is None else known_shape(x)
+    if x is None or w is None or image is None or result is None or len(result) != 4:
+        return None
+    sizes, channels = static_shape(w), image[1]
+    if sizes is None or constant(w) is not None or not isinstance(channels, int):
+        return None
+    if x.dtype != _FLOAT or node.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    space = [length for length in result[2:] if isinstance(length, int)]
+    if math.prod(sizes[2:]) == 1 or len(space) < 2 or math.prod(space) < _SMALLEST:
+        return None
+    return _Layer(channels, sizes[0], node.attributes.get_int("group", 1), sizes[2:])
+
+
+def _rewrite(model: ir.Model, block: int | None) -> bool:
+    """Replace those whose channels fill blocks of this size."""
+    builder: Builder | None = None
+    if block is None:
+        return False
+    for node, layer in _candidates(model):
+        if layer.depthwise:
+            if layer.channels % QUARTER:
+                continue
+        else:
+            whole = layer.channels % block == 0 or layer.channels < block
+            if layer.groups != 1 or not whole or layer.outputs < block // 2:
+                continue
+        builder = builder or Builder(model.graph, "ortboost/blocked")
+        replace_node(node, [_blocked(node, layer, block, builder)], builder)
+        model.opset_imports[DOMAIN] = 1
+    return builder is not None
+
+
+def reorder(builder: Builder, value: ir.Value) -> ir.Value:
+    """An image into the blocked layout, channels filled up with zeros."""
+    return builder.op("ReorderInput", value, domain=DOMAIN)
+
+
+def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.Value:
+    x, w, bias = (*node.inputs, None)[:3]
+    if x is None or w is None:
+        raise TypeError("the operator has an image and a weight")
+    outputs = -(-layer.outputs // block) * block
+    more = outputs - layer.outputs
+    if layer.depthwise:
+        flat = builder.op("Reshape", w, builder.ints(1, layer.channels, *layer.kernel))
+        weight = reorder(builder, flat)
+        weight = builder.op("Reshape", weight, builder.ints(outputs, 1, *layer.kernel))
+    else:
+        weight = _weight(builder, w, layer, block, outputs)
+    if bias is not None and more:
+        bias = builder.op("Pad", bias, builder.ints(0, more))
+    thin = not layer.depthwise and layer.channels < block
+    image = x if thin else reorder(builder, x)
+    attributes: dict[str, Any] = {
+        name: value for name, value in node.attributes.items() if name not in ("auto_pad", "group")
+    }
+    inputs = (image, weight) if bias is None else (image, weight, bias)
+    groups = outputs if layer.depthwise else 1
+    result = builder.op("Conv", *inputs, domain=DOMAIN, dtype=_FLOAT, group=groups, **attributes)
+    return builder.op("ReorderOutput", result, domain=DOMAIN, channels=layer.outputs)
+
+
+def _weight(builder: Builder, w: ir.Value, layer: _Layer, block: int, outputs: int) -> ir.Value:
+    """``[M, C, k...] -> [M/B, C/B, k..., B of C, B of M]``; of less than B channels ``[M/B, C, k..., B]``."""
+    if outputs > layer.outputs:
+        w = builder.op("Pad", w, builder.ints(0, 0, 0, 0, outputs - layer.outputs, 0, 0, 0))
+    channels, kernel = layer.channels, layer.kernel
+    if channels < block:
+        apart = builder.op("Reshape", w, builder.ints(outputs // block, block, channels, *kernel))
+        turned = builder.op("Transpose", apart, perm=[0, 2, 3, 4, 1])
+    else:
+        sizes = (outputs // block, block, channels // block, block, *kernel)
+        apart = builder.op("Reshape", w, builder.ints(*sizes))
+        turned = builder.op("Transpose", apart, perm=[0, 2, 4, 5, 3, 1])
+    return builder.op("Reshape", turned, builder.ints(outputs, channels, *kernel))
+
+
+@functools.cache
+def block_size() -> int | None:
+    """`B` of this processor and runtime, ``None`` if there is no such layout."""
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[N, 16, 5, 6] x, float[32, 16, 3, 2] w, float[32] b) => (float[N, 32, 4, 4] y)
+    { y = Conv<pads = [1, 0, 0, 0], strides = [1, 1]>(x, w, b) }"""
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 16, 5, 6), "w": (32, 16, 3, 2), "b": (32,)}
+    feeds = {k: rng.standard_normal(shape).astype(np.float32) for k, shape in shapes.items()}
+    (expected,) = open_session(ir.from_onnx_text(text), device="cpu").run(None, feeds)
+    for size in _SIZES:
+        model = ir.from_onnx_text(text)
+        try:
+            _rewrite(model, size)
+            (found,) = open_session(model, device="cpu").run(None, feeds)
+        except Exception:  # the bindings raise bare exceptions of many kinds
+            continue
+        if found.shape == expected.shape and np.allclose(found, expected, atol=1e-4):
+            return size
+    return None

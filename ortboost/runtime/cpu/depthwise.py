@@ -1,0 +1,194 @@
+"""The gradient of a depthwise weight as one convolution in the blocked layout.
+
+The step holds it as a product and a sum for each tap. Here all images stand in one column, with rows
+of zeros between them, and the column of the gradients is the kernel that slides over it:
+
+    gw[c, t] = sum_r X[c, t d - p + r s] G[c, r]        r: rows of all images, and columns
+
+with stride and dilation swapped. Microseconds in onnxruntime 1.31, batch 32: 24 channels, 16x16, 3x3
+835 and 364; 48 channels, 8x8 643 and 152. See :mod:`~ortboost.runtime.cpu.blocked` for the layout.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.autodiff.rewriting import constant
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import known_shape, static_shape
+from ortboost.runtime.cpu.blocked import DOMAIN, QUARTER, block_size, reorder
+
+__all__ = ["depthwise_gradients"]
+
+
+@dataclass(frozen=True)
+class _Products:
+    """What the products of all taps have in common."""
+
+    image: ir.Value  # [N, C, H, W], before it is padded
+    gradient: ir.Value  # [N, C, O, P]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    size: tuple[int, ...]  # H, W
+    windows: tuple[int, ...]  # O, P
+    channels: int
+
+    @property
+    def gap(self) -> tuple[int, int]:
+        """Rows of zeros behind each image and behind each gradient."""
+        reach = (self.windows[0] - 1) * self.strides[0] + 1
+        reach += (self.kernel[0] - 1) * self.dilations[0]
+        above, below = self.begins[0], reach - self.begins[0] - self.size[0]
+        stride = self.strides[0]
+        pitch = -(-(self.size[0] + max(above, below, 0)) // stride)
+        pitch = max(pitch, self.windows[0])
+        return pitch * stride - self.size[0], pitch - self.windows[0]
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Padding that gives as many positions as there are taps; negative where that cannot be."""
+        reaches = [(k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True)]
+        span = (self.windows[1] - 1) * self.strides[1] + 1
+        rows = reaches[0] - (self.strides[0] - 1) - self.begins[0]
+        columns = reaches[1] + span - self.size[1] - self.begins[1]
+        return rows, columns
+
+
+def depthwise_gradients(model: ir.Model) -> bool:
+    """Write gradients of depthwise weights as convolutions in the blocked layout, in place.
+
+    Args:
+        model: The step graph.
+
+    Returns:
+        Whether there was one, and a runtime that can do it.
+    """
+    found = [
+        (node, products)
+        for node in model.graph
+        if node.op_type == "Reshape" and (products := _products(node)) is not None
+    ]
+    block = block_size() if found else None
+    if block is None:
+        return False
+    builder = Builder(model.graph, "ortboost/depthwise")
+    for node, products in found:
+        replace_node(node, [_convolution(node, products, block, builder)], builder)
+    model.opset_imports[DOMAIN] = 1
+    return True
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None
+
+
+def _array(node: ir.Node, index: int) -> NDArray[np.int64] | None:
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None else constant(value)
+
+
+def _tap(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
+    """The Slice and the gradient whose product's sum over all but the channels a value is."""
+    for op_type in ("Unsqueeze", "ReduceSum"):
+        node = _producer(value, op_type)
+        axes = None if node is None else _array(node, 1)
+        wanted = [1] if op_type == "Unsqueeze" else [0, 2, 3]
+        if node is None or axes is None or axes.tolist() != wanted:
+            return None
+        value = node.inputs[0]
+    product = _producer(value, "Mul")
+    seen = None if product is None else _producer(product.inputs[0], "Slice")
+    gradient = None if product is None else product.inputs[1]
+    return None if seen is None or gradient is None else (seen, gradient)
+
+
+def _products(node: ir.Node) -> _Products | None:
+    """What a Reshape is the gradient of, if it is that of a depthwise weight tap by tap."""
+    joined, sizes = _producer(node.inputs[0], "Concat"), static_shape(node.outputs[0])
+    if joined is None or sizes is None or len(sizes) != 4 or sizes[1] != 1 or sizes[0] % QUARTER:
+        return None
+    kernel = sizes[2:]
+    if len(joined.inputs) != math.prod(kernel) or min(kernel) < 2:
+        return None
+    taps = [tap for value in joined.inputs if (tap := _tap(value)) is not None]
+    if len(taps) < len(joined.inputs):
+        return None
+    padded, gradient = taps[0][0].inputs[0], taps[0][1]
+    same = all(seen.inputs[0] is padded and g is gradient for seen, g in taps)
+    starts = [_array(seen, 1) for seen, _ in taps]
+    strides = [_array(seen, 4) for seen, _ in taps]
+    axes = [_array(seen, 3) for seen, _ in taps]
+    if padded is None or not same or any(a is None for a in (*starts, *strides, *axes)):
+        return None
+    first, last = strides[0], starts[-1]
+    dilations = tuple(int(a) // (k - 1) for a, k in zip(last, kernel, strict=True))  # type: ignore[arg-type]
+    grid = [[i * d for i, d in zip(tap, dilations, strict=True)] for tap in np.ndindex(*kernel)]
+    ok = all(a.tolist() == [2, 3] for a in axes)  # type: ignore[union-attr]
+    ok = ok and all(a.tolist() == first.tolist() for a in strides)  # type: ignore[union-attr]
+    if not ok or [a.tolist() for a in starts] != grid:  # type: ignore[union-attr]
+        return None
+    image, begins = _unpadded(padded)
+    size, windows = _space(image, sizes[0]), _space(gradient, sizes[0])
+    if size is None or windows is None or gradient.dtype not in (None, ir.DataType.FLOAT):
+        return None
+    strides_found = tuple(int(s) for s in first)  # type: ignore[union-attr]
+    products = _Products(
+        image, gradient, kernel, strides_found, dilations, begins, size, windows, sizes[0]
+    )
+    return products if min(products.ends) >= 0 and min(products.gap) >= 0 else None
+
+
+def _unpadded(padded: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
+    """The image before it was padded, and how far before its axes."""
+    pad = _producer(padded, "Pad")
+    pads = None if pad is None else _array(pad, 1)
+    plain = pad is not None and len(pad.inputs) == 2 and not pad.attributes
+    if pad is None or pads is None or not plain or pad.inputs[0] is None or pads.size != 8:
+        return padded, (0, 0)
+    if pads.min() < 0 or pads[[0, 1, 4, 5]].any():
+        return padded, (0, 0)
+    return pad.inputs[0], tuple(int(p) for p in pads[2:4])
+
+
+def _space(value: ir.Value, channels: int) -> tuple[int, ...] | None:
+    """Height and width, if they and the channels are known."""
+    shape = known_shape(value)
+    if shape is None or len(shape) != 4 or shape[1] != channels:
+        return None
+    lengths = tuple(length for length in shape[2:] if isinstance(length, int) and length > 0)
+    return lengths if len(lengths) == 2 else None
+
+
+def _convolution(node: ir.Node, p: _Products, block: int, builder: Builder) -> ir.Value:
+    channels = -(-p.channels // block) * block
+    image = _column(builder, p.image, p.gap[0], p.channels, p.size[1])
+    kernel = _column(builder, p.gradient, p.gap[1], p.channels, p.windows[1])
+    weight = builder.op("Reshape", kernel, builder.ints(channels, 1, -1, p.windows[1]))
+    result = builder.op(
+        "Conv",
+        image,
+        weight,
+        domain=DOMAIN,
+        group=channels,
+        strides=list(p.dilations),
+        dilations=list(p.strides),
+        pads=[*p.begins, *p.ends],
+    )
+    plain = builder.op("ReorderOutput", result, domain=DOMAIN, channels=p.channels)
+    return builder.op("Reshape", plain, builder.ints(p.channels, 1, *p.kernel))
+
+
+def _column(builder: Builder, value: ir.Value, gap: int, channels: int, width: int) -> ir.Value:
+    """``[N, C, H, W] -> [1, C, N (H + gap), W]``, blocked."""
+    if gap:
+        value = builder.op("Pad", value, builder.ints(0, 0, 0, 0, 0, 0, gap, 0))
+    turned = builder.op("Transpose", value, perm=[1, 0, 2, 3])
+    return reorder(builder, builder.op("Reshape", turned, builder.ints(1, channels, -1, width)))

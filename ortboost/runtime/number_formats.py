@@ -1,0 +1,87 @@
+"""What a device really does with 16-bit numbers, found out with small graphs.
+
+Two questions, by `(1 + e) - 1` with `1 + e` between two numbers of the format, behind a product of matrices:
+
+- is there a kernel at all, or is the session refused;
+- is the sum rounded to the format (the answer is 0), or does the runtime compute in float32 and leave the
+  rounding out (the answer is `e`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.errors import OrtBoostError
+from ortboost.runtime.session import open_session
+
+__all__ = ["FORMATS", "FormatSupport", "probe_format"]
+
+FORMATS: Final = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+"""Name of a format to its element type."""
+
+_OPSET = 18
+_STEP: Final = {
+    "fp16": 2.0**-12,
+    "bf16": 2.0**-10,
+}  # a quarter of the distance between 1 and the next number
+
+
+@dataclass(frozen=True)
+class FormatSupport:
+    """What a device does with a format.
+
+    Args:
+        runs: Whether there are kernels.
+        rounds: Whether what lies between two operators is rounded to the format.
+    """
+
+    runs: bool
+    rounds: bool
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        if not self.runs:
+            return "no kernels"
+        return (
+            "computed and rounded"
+            if self.rounds
+            else "computed in float32, not rounded between nodes"
+        )
+
+
+def probe_format(name: str, device: str) -> FormatSupport:
+    """Find out what a device does with a format.
+
+    Args:
+        name: ``fp16`` or ``bf16``.
+        device: ``cpu`` or ``cuda``.
+
+    Example:
+        >>> probe_format("bf16", "cpu").text
+        'no kernels'
+    """
+    to = int(FORMATS[name])
+    model = ir.from_onnx_text(
+        f"""<ir_version: 8, opset_import: ["" : {_OPSET}]>
+        probe (float[1,1] x, float[1,1] e) => (float[1,1] y) {{
+          xs = Cast<to = {to}>(x)
+          es = Cast<to = {to}>(e)
+          p = MatMul(xs, xs)
+          s = Add(p, es)
+          d = Sub(s, xs)
+          y = Cast<to = 1>(d)
+        }}"""
+    )
+    one, step = np.ones((1, 1), np.float32), np.full((1, 1), _STEP[name], np.float32)
+    try:
+        (answer,) = open_session(model, device=device, threads=1).run(None, {"x": one, "e": step})
+    except OrtBoostError:
+        return FormatSupport(runs=False, rounds=False)
+    except Exception:  # the bindings raise bare exceptions of many kinds
+        return FormatSupport(runs=False, rounds=False)
+    return FormatSupport(runs=True, rounds=float(answer[0, 0]) == 0.0)
