@@ -64,8 +64,9 @@ MAX_BAD_STEPS: Final = 1000
 """Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
 
 
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
+def _positive(name: str, value: object) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (isinstance(value, (int, float)) and number and math.isfinite(value) and value > 0):
         raise ConfigError(
             f"'{name}' is {value}.", where="loss scale", fix="Use a finite number above 0."
         )
@@ -85,6 +86,8 @@ class DynamicScaleConfig:
         hysteresis: The scale shrinks at the so-manieth overflow; 1 is at once.
         consecutive_hysteresis: A good step takes back the overflows that were counted; without it
             only a growth does.
+        late_growth: The first growth after the start and after an overflow comes one good step
+            later, on the `window + 1`-st, as in DeepSpeed.
 
     Raises:
         ConfigError: A value is out of range.
@@ -97,10 +100,18 @@ class DynamicScaleConfig:
     max_scale: float | None = 2.0**24
     hysteresis: int = 1
     consecutive_hysteresis: bool = False
+    late_growth: bool = False
 
     def __post_init__(self) -> None:
         _positive("init", self.init)
         _positive("min_scale", self.min_scale)
+        for name in ("consecutive_hysteresis", "late_growth"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"'{name}' is {getattr(self, name)!r}.",
+                    where="loss scale",
+                    fix="Give true or false.",
+                )
         if isinstance(self.hysteresis, bool) or self.hysteresis < 1 or self.hysteresis % 1:
             raise ConfigError(
                 f"'hysteresis' is {self.hysteresis}.",
@@ -113,9 +124,11 @@ class DynamicScaleConfig:
                 where="loss scale",
                 fix="Use a number above 1; the scale shrinks by it and grows by it.",
             )
-        if self.window < 1:
+        if isinstance(self.window, bool) or self.window < 1 or self.window % 1:
             raise ConfigError(
-                f"'window' is {self.window}.", where="loss scale", fix="Use 1 step or more."
+                f"'window' is {self.window}.",
+                where="loss scale",
+                fix="Use a whole number of steps, 1 or more.",
             )
         if self.max_scale is not None:
             _positive("max_scale", self.max_scale)
@@ -183,10 +196,24 @@ class GroupedScaleConfig:
         return self.groups if isinstance(self.groups, int) else len(self.groups)
 
     def __post_init__(self) -> None:
-        if isinstance(self.groups, bool) or self.number < 1:
+        listed = isinstance(self.groups, tuple) and all(isinstance(g, tuple) for g in self.groups)
+        counted = isinstance(self.groups, int) and not isinstance(self.groups, bool)
+        if not (listed or counted) or self.number < 1:
             raise ConfigError(
-                f"'groups' is {self.groups}.", where="loss scale", fix="Give one group or more."
+                f"'groups' is {self.groups}.",
+                where="loss scale",
+                fix="Give their number, or a list of patterns for each: [['conv*'], ['fc*']].",
             )
+        for mark in self.marks:
+            if not (isinstance(mark, tuple) and len(mark) == 3 and isinstance(mark[0], str)):
+                raise ConfigError(
+                    f"'{mark}' is no mark.",
+                    where="loss scale, marks",
+                    fix="Give the tensor with the group before and after it: ['relu1', 1, 2].",
+                )
+        for name in ("min_scale", "max_scale"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
         starts = self.init if isinstance(self.init, tuple) else (self.init,)
         for start in starts:
             _positive("init", start)
@@ -263,7 +290,11 @@ def initial_state(config: ScaleConfig) -> ScaleState:
     if isinstance(config, GroupedScaleConfig):
         raise TypeError("Groups have a scale each: use GroupedScaleConfig.starts().")
     if isinstance(config, DynamicScaleConfig):
-        return ScaleState(np.float32(config.init), lives=config.hysteresis)
+        return ScaleState(
+            np.float32(config.init),
+            last_overflow_iter=int(config.late_growth),
+            lives=config.hysteresis,
+        )
     return ScaleState(np.float32(config.scale if isinstance(config, FixedScaleConfig) else 1.0))
 
 
@@ -294,7 +325,9 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
             # A multiplication with the rounded reciprocal, not a division: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
         grow = config.window <= state.cur_iter - last
-        if overflow or grow:
+        if overflow:
+            last = state.cur_iter + int(config.late_growth)
+        elif grow:
             last = state.cur_iter
         if grow and not overflow:
             with np.errstate(over="ignore"):  # without max_scale it may reach infinity

@@ -6,7 +6,6 @@ How the files were made, and with which versions: ``tools/golden/scale_laws.py``
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -58,13 +57,6 @@ def test_equals_the_grad_scaler_of_pytorch(case):
     assert state.total_skips == overflow.sum() == steps - applied.sum()
 
 
-def late(state, flag):
-    """DeepSpeed counts good steps from the second one after the start and after an overflow."""
-    first = state.cur_iter == 1 or flag
-    shift = state.last_overflow_iter + 1 if first else state.last_overflow_iter
-    return dataclasses.replace(state, last_overflow_iter=shift)
-
-
 @pytest.mark.parametrize("case", DEEPSPEED["cases"])
 def test_equals_deepspeed_with_hysteresis(case):
     arguments = DEEPSPEED["cases"][case]
@@ -76,12 +68,12 @@ def test_equals_deepspeed_with_hysteresis(case):
         max_scale=None,
         hysteresis=given["delayed_shift"],
         consecutive_hysteresis=given["consecutive_hysteresis"],
+        late_growth=True,
     )
     overflow, exponent, lives = read(DEEPSPEED_DATA, case, arguments["steps"])
-    state, scales, left = late(initial_state(config), False), [], []
+    state, scales, left = initial_state(config), [], []
     for flag in overflow.tolist():
         state = update(state, flag, config)
-        state = late(state, flag) if flag else state
         scales.append(float(state.scale))
         left.append(state.lives)
     np.testing.assert_array_equal(np.array(scales), 2.0**exponent)

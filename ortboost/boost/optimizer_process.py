@@ -113,8 +113,8 @@ class OptimizerProcess:
 
         Args:
             network: The network that is trained, or one with its loss.
-            multiple_of: Only weights whose axis 1 is a multiple of this; that of the optimizer if
-                not given, 16 as in MindSpore. 1 is every weight.
+            multiple_of: Only weights of layers with a multiple of this many inputs; that of the
+                optimizer if not given, 16 as in MindSpore. 1 is every weight.
 
         Raises:
             ArgumentValueError: There are no parameters, or ``multiple_of`` is below 1.

@@ -77,7 +77,7 @@ class Optimizer(Cell):
         self.applied_steps = 0
         """Updates applied so far; skipped steps do not count."""
         self.gc_multiple_of = 16
-        """Only weights whose axis 1 is a multiple of this are centralized; 1 is every weight."""
+        """Only weights of layers with a multiple of this many inputs are centralized; 1 is every weight."""
 
     # ---- what a training step asks for --------------------------------------------------------
 

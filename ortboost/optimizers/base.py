@@ -30,8 +30,8 @@ class UpdateInputs:
         step: float64 scalar, number of this update, 1 for the first.
         weight_decay: Coefficient for this parameter, 0 for none.
         adapt: Whether layer-wise adaptation (LARS) is wanted for this parameter.
-        centralize: Whether the mean over all axes but the first is taken off the gradient, after
-            the weight decay has been added to it.
+        centralize: The axes over which the mean is taken off the gradient, after the weight decay
+            has been added to it; none to leave it.
     """
 
     weight: ir.Value
@@ -41,7 +41,7 @@ class UpdateInputs:
     step: ir.Value
     weight_decay: float = 0.0
     adapt: bool = True
-    centralize: bool = False
+    centralize: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
     """The gradient with weight decay, centralized.
 
         g <- g + wd w
-        g <- g - mean(g, axes 1..n)     if the parameter is to be centralized
+        g <- g - mean(g, the given axes)     if the parameter is to be centralized
 
     Source of the second line: Yong et al., "Gradient Centralization", ECCV 2020, equation 1; the order
     is that of MindSpore's optimizers.
@@ -89,8 +89,7 @@ def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
     if decay and p.weight_decay:
         grad = b.op("Add", grad, b.op("Mul", p.weight, b.const(p.weight_decay)))
     if p.centralize:
-        rank = len(p.weight.shape or ())
-        axes = b.ints(*range(1, rank))
+        axes = b.ints(*p.centralize)
         grad = b.op("Sub", grad, b.op("ReduceMean", grad, axes, keepdims=1))
     return grad
 

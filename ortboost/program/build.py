@@ -110,27 +110,26 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     to_inference(evaluation)
 
     refuse_blockers(forward, engine)
+    # All that looks at layers comes before what makes several nodes of one, and before boundaries.
+    centralized: dict[str, tuple[int, ...]] = {}
+    if config.centralize is not None:
+        centralized, centering = centralize(model, trained, config.centralize)
+        reports.append(centering)
     reports.append(lower_precision(forward, config, engine))
     wrt = [parameter.name for parameter in trained]
     reports.append(decompose(model, wrt=wrt, loss=loss.objective, engine=engine))
     raw_next = _rename_raw(model, forward.next_of)
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
+    groups, freezing = _groups(model, trained, config)
     scale_groups = None
     if isinstance(config.loss_scale, GroupedScaleConfig):
         scale_groups, grouping = insert_boundaries(
             model, trained, loss.objective, config.loss_scale
         )
         reports.append(grouping)
-    groups, freezing = _groups(model, trained, config)
-    centralized = frozenset[str]()
-    if config.centralize is not None:
-        centralized, centering = centralize(model, trained, config.centralize)
-        reports.append(centering)
     reports += freezing
-    reports += engine.prepare(
-        model
-    )  # after all that looks at layers: it makes several nodes of one
+    reports += engine.prepare(model)
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
@@ -262,7 +261,7 @@ class _Plan:
         objective: Name of the scaled loss.
         values: Parameters, buffers and scale: name to initial value.
         buffers_next: Buffer to the raw next value that the forward pass computes.
-        centralized: Parameters whose gradient is centralized.
+        centralized: Parameter to the axes over which its gradient is centralized.
         scale_groups: Groups of the loss scale, if it is grouped.
     """
 
@@ -272,7 +271,7 @@ class _Plan:
     objective: str
     values: Mapping[str, NDArray[Any]]
     buffers_next: Mapping[str, str]
-    centralized: frozenset[str]
+    centralized: Mapping[str, tuple[int, ...]]
     scale_groups: ScaleGroups | None
 
     def entries(self) -> list[StateEntry]:

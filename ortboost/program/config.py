@@ -394,7 +394,8 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
     for key, value in arguments.items():
         if isinstance(value, (bool, tuple)):
             continue  # its configuration checks it
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        optional = value is None and key in ("min_scale", "max_scale")
+        if not (optional or isinstance(value, (int, float))):
             raise ConfigError(
                 f"{key} = {value!r} is not a number.",
                 where=f"loss_scale, {key}",

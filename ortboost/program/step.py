@@ -27,8 +27,9 @@ in MindSpore.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -80,7 +81,7 @@ def append_update(
     scale: ir.Value | None,
     *,
     group: int | None = None,
-    centralized: Collection[str] = (),
+    centralized: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     scale_groups: Mapping[str, int] | None = None,
     incoming: Mapping[int, Sequence[ir.Value]] | None = None,
 ) -> StepParts:
@@ -95,7 +96,7 @@ def append_update(
         scale: The loss-scale input; ``None`` for no scaling.
         group: Number of the freeze group that has an optimizer state of its own; ``None`` if there
             is one state for all.
-        centralized: Parameters whose gradient is centralized.
+        centralized: Parameter to the axes over which its gradient is centralized.
         scale_groups: Parameter to its scale group, with a grouped loss scale.
         incoming: Scale group to the gradients that come into it, with a grouped loss scale.
     """
@@ -113,7 +114,7 @@ def append_flush(
     trained: Sequence[Parameter],
     *,
     group: int | None = None,
-    centralized: Collection[str] = (),
+    centralized: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> StepParts:
     """Append the update with what a window of accumulation holds so far, see :func:`append_update`.
 
@@ -137,7 +138,7 @@ class _Writer:
         config: ProgramConfig,
         trained: Sequence[Parameter],
         group: int | None,
-        centralized: Collection[str],
+        centralized: Mapping[str, tuple[int, ...]],
     ) -> None:
         self.graph = model.graph
         self.config = config
@@ -174,7 +175,7 @@ class _Writer:
         """What the gate reads and keeps."""
         law = self.config.loss_scale
         if isinstance(law, DynamicScaleConfig):
-            self._add_state(names.GOOD_STEPS, "counter", np.int64(0))
+            self._add_state(names.GOOD_STEPS, "counter", np.int64(-law.late_growth))
             if law.hysteresis > 1:
                 self._add_state(names.LIVES, "counter", np.int64(law.hysteresis))
         if self.config.check_finite:
@@ -356,7 +357,7 @@ class _Writer:
                     step=step,
                     weight_decay=decay,
                     adapt=self._adapts(parameter),
-                    centralize=parameter.name in self.centralized,
+                    centralize=self.centralized.get(parameter.name, ()),
                 ),
             )
             next_of[parameter.name] = update.weight
@@ -438,7 +439,7 @@ class _Writer:
                 left = b.op("Sub", lives, one)
                 found[names.LIVES] = b.op("Where", last, one, left, dtype=_INT64)
             found[names.SCALE] = smaller
-            found[names.GOOD_STEPS] = b.const(0, _INT64)
+            found[names.GOOD_STEPS] = b.const(-int(law.late_growth), _INT64)
         elif isinstance(law, GroupedScaleConfig) and scale is not None:
             shrink, grow = b.const(law.shrink), b.const(law.grow)
             factors = []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 
+from ortboost.cli.app import run
 from ortboost.cli.parse_scale import parse_loss_scale
 from ortboost.errors import ConfigError, UsageError
 from ortboost.loss_scale import (
@@ -12,7 +16,7 @@ from ortboost.loss_scale import (
     FixedScaleConfig,
     GroupedScaleConfig,
 )
-from tests.support import assert_three_lines
+from tests.support import assert_three_lines, digits, model_path
 
 
 @pytest.mark.parametrize(
@@ -91,3 +95,46 @@ def test_bad_loss_scale_names_the_cure(text, kind, words):
         parse_loss_scale(text)
     assert_three_lines(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("dynamic:init=64,window=4,hysteresis=2", 64 * 2.0**4),
+        ("grouped:64;1024,groups=fc1.*;fc2.*", 64 * 2.0 ** (16 / 1000)),
+        ("grouped:64,groups=2", 64 * 2.0 ** (16 / 1000)),
+    ],
+)
+def test_a_program_of_such_a_scale_trains_and_goes_on(text, last, tmp_path, capsys):
+    images = digits()
+    np.savez(
+        tmp_path / "data.npz",
+        x=images["x_train"][:128].reshape(128, -1),
+        labels=images["y_train"][:128],
+    )
+    folder, data = str(tmp_path / "run"), str(tmp_path / "data.npz")
+    assert run(["convert", str(model_path("mlp")), "-o", folder, "--loss-scale", text, "-q"]) == 0
+    train = ["train", folder, "--data", data, "--batch-size", "16", "-q"]
+    assert run([*train, "--epochs", "1"]) == 0
+    assert run([*train, "--epochs", "2", "--resume"]) == 0
+    capsys.readouterr()
+    assert run(["inspect", folder, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["loss_scale"]["kind"] == text.split(":")[0]
+    log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    steps = [event for event in map(json.loads, log) if event["event"] == "step"]
+    assert not any(event["overflow"] for event in steps)
+    newest = max((tmp_path / "run" / "checkpoints").glob("*.json"))
+    scale = _number(json.loads(newest.read_text()), "loss_scale")
+    assert scale == pytest.approx(last, rel=1e-5)
+
+
+def _number(data, key):
+    """The first number of this name, wherever it is in the record."""
+    found = [value for name, value in _items(data) if name == key and isinstance(value, float)]
+    return found[0]
+
+
+def _items(data):
+    for key, value in data.items() if isinstance(data, dict) else ():
+        yield key, value
+        yield from _items(value)

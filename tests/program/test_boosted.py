@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ortboost.errors import ConfigError
-from ortboost.loss_scale import NO_SCALE
+from ortboost.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.boosted import boosted, not_in_this_version, split_settings, with_settings
@@ -93,6 +93,17 @@ def test_what_is_not_there_yet(source, missing):
         boosted(ProgramConfig(), boost)
     assert_three_lines(raised.value)
     assert missing in raised.value.what
+
+
+def test_groups_of_the_loss_scale_must_be_named():
+    boost = resolve_boost("O0", {"boost": {"mode": "manual", "loss_scale_group": True}})
+    with pytest.raises(ConfigError, match="loss_scale_group") as raised:
+        boosted(ProgramConfig(), boost)
+    assert_three_lines(raised.value)
+    config = ProgramConfig(loss_scale=GroupedScaleConfig(groups=3))
+    found, report = boosted(config, boost)
+    assert found == config
+    assert "names its groups" in report.kept["loss_scale_group"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -41,6 +41,7 @@ SCALES = {
     "patient": DynamicScaleConfig(
         init=2.0**12, window=2, hysteresis=3, consecutive_hysteresis=True
     ),
+    "late": DynamicScaleConfig(init=2.0**12, window=2, hysteresis=2, late_growth=True),
     "fixed": FixedScaleConfig(128.0),
     "off": NO_SCALE,
 }

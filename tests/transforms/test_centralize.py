@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from ortboost.errors import ConfigError
-from ortboost.loss_scale import NO_SCALE
+from ortboost.graph.query import find_parameters
+from ortboost.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
-from ortboost.transforms.centralize import CentralizeConfig
+from ortboost.transforms.centralize import CentralizeConfig, centralize
 from tests.support import (
     ENGINES,
     assert_same_bits,
@@ -115,6 +116,119 @@ def test_moments_of_every_optimizer_are_of_the_centralized_gradient(optimizer):
     moment = training.get(f"ortboost/slot/{slot}/w1")
     assert np.abs(moment).max() > 1e-4
     np.testing.assert_allclose(moment.mean(axis=1), 0, atol=1e-8)
+
+
+def layouts():
+    """Weights whose outputs lie along different axes; 4 inputs everywhere."""
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4,3,3] x, float[4,6,2,2] tw, float[6,4,1,1] cw, float[4,5] mw,
+             float[5,4] gw, float[4,5] nw, float[3,5] hw, float[3,3] sw)
+            => (float[batch,3] logits) {
+          [up] t = ConvTranspose(x, tw)
+          [act] a = Tanh(t)
+          [turn] cwt = Transpose<perm = [1, 0, 2, 3]>(cw)
+          [turned] c = Conv(a, cwt)
+          [pool] p = GlobalAveragePool(c)
+          [flat] f = Flatten(p)
+          [product] m = MatMul(f, mw)
+          [plain] g = Gemm(m, gw)
+          [again] n = Gemm(g, nw)
+          [turn2] hwt = Transpose(hw)
+          [head] h = MatMul(n, hwt)
+          [rows] s = Gemm<transA = 1, transB = 1>(sw, h)
+          [back] logits = Transpose(s)
+        }""",
+        tw=weights(4, 6, 2, 2, seed=1),
+        cw=weights(6, 4, 1, 1, seed=2),
+        mw=weights(4, 5, seed=3),
+        gw=weights(5, 4, seed=4),
+        nw=weights(4, 5, seed=5),
+        hw=weights(3, 5, seed=6),
+        sw=weights(3, 3, seed=7),
+    )
+
+
+# The axes of the inputs of one output, by hand: what is summed over in the layer.
+INPUTS = {
+    "tw": (0, 2, 3),
+    "cw": (0, 2, 3),
+    "mw": (0,),
+    "gw": (0,),
+    "nw": (0,),
+    "hw": (1,),
+    "sw": (0,),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_mean_is_over_the_inputs_of_an_output_whatever_the_layout(engine):
+    fields = {"optimizer": Sgd(), "engine": engine}
+    plain = stepper(build(layouts(), centralize=None, **fields))
+    central = stepper(build(layouts(), **fields))
+    batch, before = batch_for(plain.program, 6), plain.state()
+    for training in (plain, central):
+        training.step(batch, {"learning_rate": 1.0})
+    for name, axes in INPUTS.items():
+        moved = (before[name] - plain.get(name)).astype(np.float64)
+        assert np.abs(moved.mean(axis=axes)).max() > 1e-5, name  # there is a mean to take off
+        found = before[name] - central.get(name)
+        expected = moved - moved.mean(axis=axes, keepdims=True)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=3e-7, err_msg=name)
+
+
+def test_the_multiple_is_of_the_inputs():
+    found = report(build(layouts(), centralize=CentralizeConfig(multiple_of=4)))
+    assert set(found.changed) == {"tw", "mw", "nw"}
+    assert "it has 6 inputs" in found.kept["cw"]
+
+
+def test_groups_of_the_loss_scale_do_not_hide_a_layer():
+    """A boundary on the weight itself is no reader of it."""
+    law = GroupedScaleConfig(groups=(("dw", "fw"), ("*",)))
+    found = report(build(grouped(), loss_scale=law))
+    assert set(found.changed) == {"cw", "fw"}
+    assert "grouped" in found.kept["dw"]
+
+
+def test_what_is_used_in_two_ways_stays():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w, float[4,4] v, float[3,4] u, float[4,4] k)
+            => (float[batch,3] logits) {
+          [one] a = MatMul(x, w)
+          [two] b = Gemm<transB = 1>(a, w)
+          [same] c = MatMul(b, v)
+          [alike] d = Gemm(c, v)
+          [odd] z = Mul(k, k)
+          [by] e = MatMul(d, z)
+          [out] logits = Gemm<transB = 1>(e, u)
+        }""",
+        w=weights(4, 4),
+        v=weights(4, 4, seed=1),
+        u=weights(3, 4, seed=2),
+        k=weights(4, 4, seed=3),
+    )
+    found = report(build(model))
+    assert set(found.changed) == {"v", "u"}
+    assert "'one' and 'two'" in found.kept["w"]
+    assert "'odd'" in found.kept["k"]
+
+
+def test_an_embedding_and_a_recurrent_layer():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[s,b] x, float[9,4] table, float[1,20,4] w, float[1,20,5] r) => (float[1,b,5] y) {
+          [embed] e = Gather(table, x)
+          [cell] all, y = LSTM<hidden_size = 5>(e, w, r)
+        }""",
+        table=weights(9, 4),
+        w=weights(1, 20, 4),
+        r=weights(1, 20, 5),
+    )
+    trained = [p for p in find_parameters(model).values() if p.trainable]
+    chosen, _ = centralize(model, trained, EVERY)
+    assert chosen == {"table": (1,), "w": (2,), "r": (2,)}
 
 
 def test_it_comes_after_clipping():

@@ -60,6 +60,9 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
     if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in _attributes(node)):
         return Form((), (), reads, "control flow")
+    unknown = [v.name for v in (*node.inputs, *node.outputs) if v and v.name and v.dtype is None]
+    if unknown:
+        return Form((), (), reads, f"the type of '{unknown[0]}' is not known")
     domain = "" if node.domain == "ai.onnx" else node.domain
     if domain == "com.microsoft" and node.op_type in _MICROSOFT and low == _HALF_ONLY:
         return Form(reads, writes, ())

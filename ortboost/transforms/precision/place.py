@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import infer_shapes
 from ortboost.report import Report
+from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.policy import PrecisionConfig
 from ortboost.transforms.precision.spots import Spots, is_ours
 
@@ -75,6 +76,7 @@ def place_precision(
         return report
     if any(out.dtype is None for node in model.graph for out in node.outputs):
         infer_shapes(model)
+        complete_types(model)  # inference knows standard operators only
     spots = Spots(model, config, stored=weights == "stored", masters=masters, ranges=ranges or {})
     spots.find(fixed or {}, unsupported or {})
     spots.decide()
