@@ -103,7 +103,8 @@ def convert(
     emulate: Annotated[
         bool | None,
         typer.Option(
-            "--emulate", help="Write a float32 step that rounds as fp16 or bf16 would, for any device."
+            "--emulate",
+            help="Write a float32 step that rounds as fp16 or bf16 would, for any device.",
         ),
     ] = None,
     accumulate: Annotated[

@@ -27,7 +27,8 @@ def inspect(
         bool, typer.Option("--state", help="The state catalogue of a program.")
     ] = False,
     precision: Annotated[
-        bool, typer.Option("--precision", help="In which number format each node computes, and why.")
+        bool,
+        typer.Option("--precision", help="In which number format each node computes, and why."),
     ] = False,
     reports: Annotated[bool, typer.Option("--reports", help="What the rewrites did.")] = False,
     shape: Annotated[

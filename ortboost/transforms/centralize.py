@@ -144,10 +144,14 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
         return f"its outputs are another axis for {nodes}" if found else "no layer reads it"
     (axes,) = found
     inputs = parameter.shape[axes[0]]
-    return axes if inputs % multiple == 0 else f"it has {inputs} inputs, not a multiple of {multiple}"
+    return (
+        axes if inputs % multiple == 0 else f"it has {inputs} inputs, not a multiple of {multiple}"
+    )
 
 
-def _layers(value: ir.Value, perm: tuple[int, ...]) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
+def _layers(
+    value: ir.Value, perm: tuple[int, ...]
+) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
     """What reads a weight: the node, at which input, and which axis of the weight each of its axes is."""
     for usage in value.uses():
         node = usage.node

@@ -28,7 +28,9 @@ def test_convert_inspect_train_and_export(tmp_path, capsys):
     assert ["node_linear_2", "fp32", "as asked for"] in rows
     assert main(["inspect", run, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert {"node": "node_linear_2", "precision": "fp32", "why": "as asked for"} in data["precision"]
+    assert {"node": "node_linear_2", "precision": "fp32", "why": "as asked for"} in data[
+        "precision"
+    ]
     assert data["config"]["precision"]["compute"] == "fp16"
     assert main(["train", run, "--data", DIGITS, "--epochs", "1", "-q"]) == 0
     assert main(["export", run, "-o", out, "--verify", DIGITS]) == 0

@@ -42,7 +42,18 @@ def error_lines(capsys):
 
 @pytest.mark.parametrize(
     "verb",
-    ["check", "convert", "train", "export", "eval", "inspect", "doctor", "bench", "plot", "compare"],
+    [
+        "check",
+        "convert",
+        "train",
+        "export",
+        "eval",
+        "inspect",
+        "doctor",
+        "bench",
+        "plot",
+        "compare",
+    ],
 )
 def test_help_shows_examples(verb, capsys):
     assert main([verb, "--help"]) == 0

@@ -50,7 +50,9 @@ def batch_norm(b: Backward) -> Gradients:
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
     through = batch_centered(b.node) is not None
     if not through and any(_depends(value, b.active) for value in (mean, variance)):
-        raise Refusal("its statistics are computed from what is trained; write it as Sub, Div, Mul, Add")
+        raise Refusal(
+            "its statistics are computed from what is trained; write it as Sub, Div, Mul, Add"
+        )
     answers: list[ir.Value | None] = [None] * 5
     none = _filled(b, scale, 0.0)
 
