@@ -56,6 +56,8 @@ from ortboost.training import (
 )
 from ortboost.training import evaluate as evaluate_source
 from ortboost.training.data import open_source, static_batch
+from ortboost.training.evaluation import ignored_label
+from ortboost.training.metrics import strict
 
 __all__ = [
     "CHECKPOINTS",
@@ -300,8 +302,8 @@ def evaluate(
     Returns:
         Metric name to value.
     """
-    labels = "labels"
-    if Path(target).is_dir():
+    labels, bare = "labels", not Path(target).is_dir()
+    if not bare:
         program, state, _ = load_run(target, checkpoint)
         stepper = Stepper(program, device=device, threads=threads)
         stepper.load_state(state)
@@ -316,13 +318,15 @@ def evaluate(
         evaluator = ModelEvaluator(target, device=device, threads=threads)
         inputs = [*evaluator.inputs, TensorSpec("labels", np.dtype(np.int64), (None,))]
     source = open_source(data, inputs, split, static_batch(inputs) or batch_size, mapping)
+    wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
     found = evaluate_source(
         evaluator,
         source,
-        [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)],
+        [strict(metric) for metric in wanted] if bare else wanted,
         labels=labels,
         output=output,
         batch_size=static_batch(inputs),
+        ignored=ignored_label(inputs, labels),
     )
     return found or {}
 

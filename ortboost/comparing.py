@@ -140,7 +140,8 @@ def compare(
         if bisect:
             worst = _batch_of(parity.worst.sample, feeds)
             first = first_difference(
-                subject.export(optimize=False).model,
+                # As it was run above: bringing a model in inference form would hide a difference.
+                subject.export(optimize=False).model if Path(one).is_dir() else load_model(one),
                 load_model(other),
                 feeds[worst],
                 tolerance,

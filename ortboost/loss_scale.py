@@ -60,15 +60,19 @@ __all__ = [
     "update",
 ]
 
+_SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
+_LARGEST: Final = float(np.finfo(np.float32).max)
 MAX_BAD_STEPS: Final = 1000
 """Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
 
 
 def _positive(name: str, value: object) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (isinstance(value, (int, float)) and number and math.isfinite(value) and value > 0):
+    if not (isinstance(value, (int, float)) and number and _SMALLEST <= value <= _LARGEST):
         raise ConfigError(
-            f"'{name}' is {value}.", where="loss scale", fix="Use a finite number above 0."
+            f"'{name}' is {value}.",
+            where="loss scale",
+            fix="Use a finite number above 0, of the range of float32.",
         )
 
 

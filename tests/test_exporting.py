@@ -145,6 +145,25 @@ def test_a_model_in_training_mode(tmp_path):
     result = api.export(tmp_path / "t.onnx", tmp_path / "o.onnx", device="cpu")
     assert result.parity.ok
     assert [node.op_type for node in result.exported.model.graph] == ["BatchNormalization", "Relu"]
+    assert "training mode" in result.notes[0]
+    found = api.compare(tmp_path / "t.onnx", tmp_path / "o.onnx", bisect=True, device="cpu")
+    assert not found.parity.ok  # compared as it is
+    assert found.first.op_type == "BatchNormalization"
+
+
+def test_a_note_on_integers_only_where_there_are_some(convnet, tmp_path):
+    result = api.export(convnet, tmp_path / "o.onnx", target="tensorrt=10", device="cpu")
+    assert not any("INT64" in note for note in result.notes)
+    words = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[n,4] ids, float[9,2] table) => (float[n,4,2] y) { y = Gather(table, ids) }""",
+        table=weights(9, 2),
+    )
+    save_model(words, tmp_path / "w.onnx")
+    result = api.export(
+        tmp_path / "w.onnx", tmp_path / "p.onnx", target="tensorrt=10", device="cpu"
+    )
+    assert any("INT64" in note for note in result.notes)
 
 
 def test_external_data_everywhere(tmp_path, monkeypatch):

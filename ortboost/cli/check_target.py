@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Final
 
 from ortboost.cli.console import Output
 
 __all__ = ["TargetOptions", "refuse_training_options", "run_check"]
+
+_MANY: Final = 4
+"""So many findings of one kind have a row each."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,21 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
 
 
 def _table(printer: Output, report: Any) -> None:
-    rows = [
-        (f.severity, f.rule, f.node, f.op, f.reason, f.fix, "yes" if f.fixable else "")
-        for f in report.findings
-    ]
+    """A row a finding; of many of one kind the first stands for all, unless ``-v`` asks for each."""
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
+    for f in report.findings:
+        kinds.setdefault((f.severity, f.rule, f.op, f.fix, f.fixable), []).append(f)
+    rows, folded = [], False
+    for found in kinds.values():
+        fold = len(found) > _MANY and not printer.verbose
+        folded |= fold
+        for f in found[:1] if fold else found:
+            where = f"{f.node} and {len(found) - 1} more" if fold else f.node
+            fixable = "yes" if f.fixable else ""
+            rows.append((f.severity, f.rule, where, f.op, f.reason, f.fix, fixable))
     if rows:
         printer.table(["", "rule", "where", "op", "reason", "fix", "--fix"], rows)
-        printer.line()
+        printer.line("-v shows each of them.\n" if folded else "")
 
 
 def _verdict(report: Any) -> str:

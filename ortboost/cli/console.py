@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +42,9 @@ class Output:
         return not self.json and not self.quiet
 
     def result(self, data: Any) -> None:
-        """Print the result as JSON if that was asked for."""
+        """Print the result as JSON if that was asked for; null for what is not finite."""
         if self.json:
-            print(json.dumps(data, indent=2, default=str))
+            print(json.dumps(_strict(data), indent=2, default=str, allow_nan=False))
 
     def line(self, text: str = "") -> None:
         """Print a line for people."""
@@ -72,6 +73,17 @@ class Output:
             console.print(table)
         for text in capture.get().rstrip("\n").splitlines():
             print(text.rstrip())
+
+
+def _strict(data: Any) -> Any:
+    """JSON knows no NaN and no infinity."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(key): _strict(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_strict(value) for value in data]
+    return data
 
 
 def human_bytes(count: int) -> str:

@@ -302,6 +302,9 @@ def check(
         if count
         else "This model can be trained."
         f"\nnext: ortboost convert {quote(str(model))} -o run --loss {settled.loss.name}"
+        + (f" --output {quote(output)}" if output else "")
+        + "".join(f" --freeze {quote(pattern)}" for pattern in freeze or ())
+        + "".join(f" --trainable {quote(pattern)}" for pattern in trainable or ())
         + (f" --engine {engine}" if engine else "")
     )
     raise typer.Exit(4 if count else 0)
@@ -403,7 +406,7 @@ Examples:
   ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
-  ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.freeze_p=0.7 --explain
+  ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
   ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'""",
     ),
 )

@@ -109,7 +109,10 @@ def train(
             ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
             ("seconds", f"{summary.seconds:.3g}"),
             ("loss scale", summary.health),
-            ("checkpoint", summary.best_checkpoint or summary.checkpoint),
+            (
+                "best checkpoint" if summary.best_checkpoint else "checkpoint",
+                summary.best_checkpoint or summary.checkpoint,
+            ),
             ("log", summary.log),
             ("curves", summary.plot),
         ]

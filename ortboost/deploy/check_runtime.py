@@ -97,4 +97,4 @@ def _spec(model: ir.Model) -> Iterator[Finding]:
 
 
 def _without_flag(fix: str) -> str:
-    return "Export the model for inference." if "--fix" in fix else fix
+    return "ortboost export MODEL -o OUT mends it." if "--fix" in fix else fix

@@ -43,6 +43,7 @@ class Target:
         orders: Whether to write patterns in the order that ONNX Runtime fuses.
         cpu: Whether it is the CPU of ONNX Runtime, which has fusions that do not pay.
         notes: What a user should know, shown with the export.
+        keeps_int64: Inputs and outputs of 64-bit integers have to be fed and read as such.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Target:
     orders: bool = False
     cpu: bool = False
     notes: tuple[str, ...] = ()
+    keeps_int64: bool = False
 
     def require(self, precision: str = "fp32", opset: int | None = None) -> None:
         """Refuse what does not go together.
@@ -121,7 +123,7 @@ TARGETS: Final[dict[str, Target]] = {
                 ),
             ),
             lifts=True,
-            notes=("TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.",),
+            keeps_int64=True,
         ),
         Target(
             "tensorrt=11",
@@ -129,8 +131,8 @@ TARGETS: Final[dict[str, Target]] = {
             usual=22,
             ir_version=13,
             lifts=True,
+            keeps_int64=True,
             notes=(
-                "TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.",
                 "TensorRT 11 is strongly typed: the precision is the one written into this file.",
             ),
         ),

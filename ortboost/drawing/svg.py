@@ -177,7 +177,7 @@ def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
             parts.append(
                 f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" height="14" '
                 f'rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" font-size="{_n(size)}">'
-                "made or changed by a rewrite</text>"
+                "new or changed</text>"
             )
         else:
             parts.append(

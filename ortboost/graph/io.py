@@ -122,6 +122,12 @@ def save_model(
             where=str(target.parent),
             fix="Create it, or give another path.",
         )
+    if target.is_dir():
+        raise FileError(
+            "A folder stands where the model is to be saved.",
+            where=str(target),
+            fix="Give the name of a file, such as model.onnx.",
+        )
     external = sum(tensor.nbytes for _, tensor in all_tensors(model)) >= external_data_threshold
     workshop = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ortboost.graph.cost import count_cost, with_lengths
-from ortboost.graph.query import Parameter, static_shape
+from ortboost.graph.query import Parameter, known_shape, static_shape
 
 __all__ = ["Layer", "find_layers"]
 
+_OPEN = 128  # length of a sequence or side of an image that the model leaves open
 _ELEMENT = 32  # multiply-accumulates that take as long as the traffic of one element
 
 
@@ -80,10 +81,27 @@ def _before_cast(value: ir.Value | None) -> ir.Value | None:
     return node.inputs[0] if node is not None and node.op_type == "Cast" else value
 
 
+def _lengths(model: ir.Model) -> dict[str, tuple[int, ...]]:
+    """One sample, and some length for each other dimension that is open: costs are only compared."""
+    shapes = {value.name or "": known_shape(value) or () for value in model.graph.inputs}
+    samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
+
+    def length(index: int, dim: int | str | None) -> int:
+        if isinstance(dim, int):
+            return dim
+        return 1 if index == 0 or dim in samples else _OPEN
+
+    return {
+        name: tuple(length(index, dim) for index, dim in enumerate(shape))
+        for name, shape in shapes.items()
+        if not all(isinstance(dim, int) for dim in shape)
+    }
+
+
 def _costs(model: ir.Model) -> dict[str, int]:
     """Node to the cost of its forward pass for one sample, where shapes are known."""
-    settled = with_lengths(model, {})
-    found = dict(count_cost(model).nodes)
+    settled = with_lengths(model, _lengths(model))
+    found = dict(count_cost(settled).nodes)
     for node in settled.graph:
         for output in node.outputs:
             shape = static_shape(output)

@@ -98,7 +98,7 @@ class LessBnSection:
     Args:
         fn_flag: Make the last fully connected layer a full-normalization head.
         gc_flag: Centralize the gradients of weights.
-        gc_multiple_of: Only of weights whose axis 1 is a multiple of this (ours; MindSpore has 16
+        gc_multiple_of: Only of weights with a multiple of this many inputs (ours; MindSpore has 16
             without saying so).
     """
 

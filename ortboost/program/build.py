@@ -297,16 +297,16 @@ def _build_step(
     states = {entry.name for entry in entries}
     step = plan.engine.differentiate(plan.forward.model, plan.objective, [p.name for p in trained])
     groups, incoming = plan.scale_groups, None
-    named: dict[int, list[str]] = {}
+    named: dict[tuple[int, int], list[str]] = {}
     if groups is not None:
         scales = next(value for value in step.graph.inputs if value.name == names.SCALE)
         incoming = resolve_boundaries(step, groups, scales)
-        named = {group: [value.name or "" for value in found] for group, found in incoming.items()}
+        named = {ends: [value.name or "" for value in found] for ends, found in incoming.items()}
     if config.precision.emulate and config.precision.low is not None:
         emulate_precision(step, config.precision.low)
         if incoming is not None:  # the rounded tensors have taken the names over
             made = values_by_name(step.graph)
-            incoming = {group: [made[name] for name in found] for group, found in named.items()}
+            incoming = {ends: [made[name] for name in found] for ends, found in named.items()}
     batch = [value for value in step.graph.inputs if value.name not in states]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(
@@ -404,7 +404,19 @@ def _metrics(
     guess = b.op("ArgMax", values[loss.prediction], axis=1, keepdims=0, dtype=int64)
     right = b.op("Equal", guess, values[loss.labels], dtype=ir.DataType.BOOL)
     share = b.op("Cast", right, to=single, dtype=single)
-    accuracy = b.op("ReduceMean", share, keepdims=0, name="accuracy", shape=())
+    if config.loss.ignore_index is None:
+        accuracy = b.op("ReduceMean", share, keepdims=0, name="accuracy", shape=())
+    else:  # the mean over the labels that count; 0 if none does
+        stray = b.op(
+            "Equal",
+            values[loss.labels],
+            b.const(config.loss.ignore_index, int64),
+            dtype=ir.DataType.BOOL,
+        )
+        counted = b.op("Cast", b.op("Not", stray, dtype=ir.DataType.BOOL), to=single, dtype=single)
+        hits = b.op("ReduceSum", b.op("Mul", share, counted), keepdims=0)
+        number = b.op("Max", b.op("ReduceSum", counted, keepdims=0), b.const(1.0))
+        accuracy = b.op("Div", hits, number, name="accuracy", shape=())
     b.flush()
     return [accuracy]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -83,7 +84,7 @@ class ClipConfig:
             raise ConfigError(
                 f"Unknown clipping '{self.by}'.", where="clip", fix=nearest(self.by, _CLIPS)
             )
-        if not 0 < self.limit < float("inf"):
+        if not (_is_number(self.limit) and 0 < self.limit < float("inf")):
             raise ConfigError(
                 f"A clipping limit of {self.limit} makes no sense.",
                 where=f"clip {self.by}",
@@ -194,7 +195,7 @@ class ProgramConfig:
     def __post_init__(self) -> None:
         self._check_kinds()
         _check_decay(self.weight_decay, "weight_decay")
-        for key in ("trainable", "freeze", "frozen_norm", "metrics"):
+        for key in ("trainable", "freeze", "frozen_norm", "metrics", "adapt"):
             _check_patterns(key, getattr(self, key), key)
         if self.decay not in _DECAY_FILTERS:
             raise ConfigError(
@@ -221,17 +222,17 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
-        if self.accumulate < 1:
+        if not _is_number(self.accumulate) or self.accumulate < 1 or self.accumulate % 1:
             raise ConfigError(
                 f"accumulate = {self.accumulate} makes no sense.",
                 where="accumulate",
                 fix="Give the number of micro-batches of an update, 1 for no accumulation.",
             )
-        if not 0 < self.gradient_divisor < float("inf"):
+        if not (_is_number(self.gradient_divisor) and 1e-37 < self.gradient_divisor < 1e37):
             raise ConfigError(
                 f"gradient_divisor = {self.gradient_divisor} makes no sense.",
                 where="gradient_divisor",
-                fix="Give a number above 0.",
+                fix="Give a number above 0; it and its reciprocal must be of the range of float32.",
             )
         moving = isinstance(self.loss_scale, (DynamicScaleConfig, GroupedScaleConfig))
         if moving and not self.check_finite:
@@ -252,7 +253,7 @@ class ProgramConfig:
                     fix=f"Build the configuration of plain data: "
                     f"ProgramConfig.from_dict({{'{key}': {{{kind}}}}}).",
                 )
-        for key in ("less_bn", "full_norm_head"):
+        for key in ("less_bn", "full_norm_head", "check_finite", "gate_buffers"):
             if not isinstance(getattr(self, key), bool):
                 raise ConfigError(
                     f"'{key}' is {getattr(self, key)!r}; it is on or off.",
@@ -293,8 +294,19 @@ class ProgramConfig:
         """Rebuild from :meth:`to_dict`; keys may stay out.
 
         Raises:
-            ConfigError: Unknown keys; the nearest one is named.
+            ConfigError: Unknown keys; the nearest one is named. Or a value of another kind.
         """
+        try:
+            return cls._from_dict(data)
+        except TypeError as error:  # a part that needs more keys, a number where a list belongs
+            raise ConfigError(
+                "The configuration has a value of another kind than is needed.",
+                where=f"configuration: {error}",
+                fix="Give every key that a part needs, each with a value of its kind.",
+            ) from error
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> ProgramConfig:
         arguments = _known(cls, data, "configuration")
         if isinstance(arguments.get("loss"), Mapping):
             loss = _known(LossConfig, arguments["loss"], "loss")
@@ -320,7 +332,7 @@ class ProgramConfig:
                 ParameterGroup(**_listed(_known(ParameterGroup, group, "groups"), "patterns"))
                 for group in arguments["groups"]
             )
-        return cls(**_listed(arguments, "trainable", "freeze", "frozen_norm", "metrics"))
+        return cls(**_listed(arguments, "trainable", "freeze", "frozen_norm", "metrics", "adapt"))
 
 
 def decays(parameter: Parameter, decay: DecayFilter) -> bool:
@@ -333,10 +345,14 @@ def decays(parameter: Parameter, decay: DecayFilter) -> bool:
 
 
 def _check_decay(value: float | None, where: str) -> None:
-    if value is not None and not 0 <= value < float("inf"):
+    if value is not None and not (_is_number(value) and 0 <= value < float("inf")):
         raise ConfigError(
             f"A weight decay of {value} makes no sense.", where=where, fix="Give 0 or more."
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _check_patterns(key: str, value: object, where: str) -> None:

@@ -208,7 +208,7 @@ def choose_trainable(
     Args:
         model: The forward graph, for error messages.
         parameters: All float initializers, from :func:`ortboost.graph.query.find_parameters`.
-        config: Patterns of ``trainable`` and ``freeze``, and the groups.
+        config: Patterns of ``trainable``, ``freeze`` and ``adapt``, and the groups.
 
     Raises:
         UsageError: A pattern matches no tensor.
@@ -216,8 +216,9 @@ def choose_trainable(
     """
     wanted, idle = match_names(parameters, config.trainable)
     frozen, idle_freeze = match_names(parameters, config.freeze)
-    grouped = [pattern for group in config.groups for pattern in group.patterns]
-    idle += idle_freeze + match_names(parameters, grouped)[1]
+    others = [pattern for group in config.groups for pattern in group.patterns]
+    others += config.adapt or ()
+    idle += idle_freeze + match_names(parameters, others)[1]
     if idle:
         raise UsageError(
             f"The pattern '{idle[0]}' matches no tensor of the model.",

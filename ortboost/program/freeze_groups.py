@@ -61,9 +61,16 @@ def freeze_groups(
         raise ConfigError(
             f"{number} groups are wanted, and the network has {len(layers)} layers to train.",
             where="grad_freeze, param_groups",
-            fix=f"Use param_groups={max(1, min(len(layers), number // 2))} or less.",
+            fix=f"Use {max(1, min(len(layers), number // 2))} or less: --set grad_freeze.param_groups=N, "
+            "param_groups of FreezeConfig.",
         )
     costs = np.array([layer.cost for layer in layers], np.float64)
+    if config.freeze_type == COST and not costs.any():
+        raise ConfigError(
+            "The cost of the layers is not known.",
+            where="grad_freeze, freeze_type",
+            fix="Use freeze_type=1, which goes by the number of layers, or export with fixed shapes.",
+        )
     shares = np.concatenate([[0.0], np.cumsum(costs) / max(costs.sum(), 1.0)])
     cuts = [_cut(index, number, shares, config) for index in range(number)]
     groups = []
@@ -87,6 +94,8 @@ def freeze_groups(
 def _cut(index: int, number: int, shares: NDArray[np.float64], config: FreezeConfig) -> int:
     """How many layers a group drops; at least the last one stays."""
     layers = len(shares) - 1
+    if index == 0:
+        return 0  # everything, what costs nothing too
     if config.freeze_type != COST:
         return index * (layers // number)
     affordable = int(np.searchsorted(shares, index / number + 1e-9, side="right")) - 1

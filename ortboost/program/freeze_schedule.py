@@ -41,6 +41,7 @@ CONTINUOUS: Final = 0
 INTERVAL: Final = 1
 COST: Final = 2
 _TYPES = (CONTINUOUS, INTERVAL, COST)
+_SEEDS = 2**32  # numpy's legacy generator takes no more
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,28 @@ class FreezeConfig:
                 where="grad_freeze, separate_state",
                 fix="Give true or false.",
             )
+        if self.seed >= _SEEDS:
+            raise ConfigError(
+                f"seed = {self.seed} is out of range.",
+                where="grad_freeze, seed",
+                fix=f"Give a number below {_SEEDS}.",
+            )
+        if self.groups is not None and not (
+            _is_list(self.groups)
+            and all(_is_list(group) for group in self.groups)
+            and all(isinstance(name, str) for group in self.groups for name in group)
+        ):
+            raise ConfigError(
+                f"groups = {self.groups!r} are no lists of names.",
+                where="grad_freeze, groups",
+                fix="Give (('fc.weight', 'fc.bias'), ...).",
+            )
+        if self.sequence is not None and not _is_list(self.sequence):
+            raise ConfigError(
+                f"sequence = {self.sequence!r} is no list.",
+                where="grad_freeze, sequence",
+                fix="Give the number of a group for each update: (0, 1, 0).",
+            )
         if self.groups is not None and not (self.groups and all(self.groups)):
             raise ConfigError(
                 "A group has no parameters.",
@@ -159,6 +182,10 @@ class FreezeConfig:
         if arguments.get("sequence") is not None:
             arguments["sequence"] = tuple(arguments["sequence"])
         return cls(**arguments)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def generate_freeze_index_sequence(

@@ -44,7 +44,7 @@ class ScaledGradients:
         gradients: Parameter name to its scaled gradient.
         scale: `S`, float32 scalar, or ``[groups]`` with groups; ``None`` for no scaling.
         groups: Parameter to its scale group, from 1; ``None`` if there is one scale for all.
-        incoming: Scale group to the gradients that come into it from the groups above.
+        incoming: A group and the one above it, to the gradients that come from there into it.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ScaledGradients:
         gradients: Mapping[str, ir.Value],
         scale: ir.Value | None,
         groups: Mapping[str, int] | None = None,
-        incoming: Mapping[int, Sequence[ir.Value]] | None = None,
+        incoming: Mapping[tuple[int, int], Sequence[ir.Value]] | None = None,
     ) -> None:
         self.b, self.config, self.gradients = b, config, gradients
         self.incoming = incoming or {}
@@ -82,17 +82,33 @@ class ScaledGradients:
     def blamed(self) -> dict[int, ir.Value]:
         """Scale group to whether it overflowed, and nothing that came in from above did: bool scalars.
 
-        The last group is always to blame for what is not finite in it.
+        What a group sends down counts too: it may overflow where the gradients of its parameters do not, and
+        a group that this graph does not train has nothing else. The last group is always to blame for
+        what is not finite in it.
         """
+        crossing = {
+            ends: [_zero_sum(self.b, value) for value in values]
+            for ends, values in self.incoming.items()
+        }
+        senders = {above for _, above in crossing if 0 < above <= self._groups}
+        numbers = sorted({*self.bundles, *senders})
         found = {}
-        for number, bundle in self.bundles.items():
-            bad = self.b.op("Not", _is_zero(self.b, self._zeros(bundle)), shape=())
-            above = self.incoming.get(number, ())
-            if above and number != max(self.bundles):
-                zeros = [_zero_sum(self.b, value) for value in above]
-                bad = self.b.op("And", bad, _is_zero(self.b, zeros), shape=())
+        for number in numbers:
+            own = self._zeros(self.bundles[number]) if number in self.bundles else []
+            own += [zero for ends, zeros in crossing.items() if ends[1] == number for zero in zeros]
+            above = [
+                zero for ends, zeros in crossing.items() if ends[0] == number for zero in zeros
+            ]
+            bad = self.b.op("Not", _is_zero(self.b, own), shape=())
+            if above and number != numbers[-1]:
+                bad = self.b.op("And", bad, _is_zero(self.b, above), shape=())
             found[number] = bad
         return found
+
+    @property
+    def _groups(self) -> int:
+        law = self.config.loss_scale
+        return law.number if isinstance(law, GroupedScaleConfig) else 0
 
     def unscaled(self) -> dict[str, ir.Value]:
         """Parameter name to `G / S / d`."""

@@ -83,7 +83,7 @@ def append_update(
     group: int | None = None,
     centralized: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     scale_groups: Mapping[str, int] | None = None,
-    incoming: Mapping[int, Sequence[ir.Value]] | None = None,
+    incoming: Mapping[tuple[int, int], Sequence[ir.Value]] | None = None,
 ) -> StepParts:
     """Append finite check, gate, un-scaling, clipping, optimizer and scale update to a gradient graph.
 
@@ -98,7 +98,8 @@ def append_update(
             is one state for all.
         centralized: Parameter to the axes over which its gradient is centralized.
         scale_groups: Parameter to its scale group, with a grouped loss scale.
-        incoming: Scale group to the gradients that come into it, with a grouped loss scale.
+        incoming: A scale group and the one above it, to the gradients that come from there into it,
+            with a grouped loss scale.
     """
     writer = _Writer(model, config, trained, group, centralized)
     writer.declare_step()
@@ -228,7 +229,11 @@ class _Writer:
 
         def good() -> dict[str, ir.Value]:
             moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-            return {**moved, **buffers_next, **self._passed(scale, tuple(blamed))}
+            return {
+                **moved,
+                **buffers_next,
+                **self._passed(scale, tuple(scaled.bundles) if grouped else ()),
+            }
 
         def bad() -> dict[str, ir.Value]:
             kept = self._waiting() if accumulating else self._unchanged()

@@ -189,7 +189,7 @@ def inner_tensors(
         threads: Threads within an operator.
         seed: Seed of the random numbers, if any are drawn.
     """
-    copy = emulated_for(model, device).clone()
+    copy = emulated_for(model, device, keep_names=True).clone()
     shown: list[ir.Value] = []
     keys: list[str] = []
     for node in list(copy.graph):
@@ -281,7 +281,9 @@ def diagnose(
 
 
 def _type(value: ir.Value) -> str | None:
-    return "bfloat16" if value.dtype == ir.DataType.BFLOAT16 else None
+    """Its type where the array has another: widened for numpy, or emulated."""
+    kinds = {ir.DataType.BFLOAT16: "bfloat16", ir.DataType.FLOAT16: "float16"}
+    return kinds.get(value.dtype) if value.dtype is not None else None
 
 
 def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorStats, ...]:

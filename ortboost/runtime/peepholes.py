@@ -60,19 +60,20 @@ def for_device(model: ir.Model, device: str) -> ir.Model:
     return changed
 
 
-def emulated_for(model: ir.Model, device: str) -> ir.Model:
+def emulated_for(model: ir.Model, device: str, *, keep_names: bool = False) -> ir.Model:
     """The model itself, or on the CPU a copy in which 16-bit types are emulated.
 
     Args:
         model: The graph; it is not changed.
         device: ``cpu`` or ``cuda``.
+        keep_names: Keep every tensor of the graph, to look at it.
     """
     short = _short_types(model) if device == "cpu" else []
     if not short:
         return model
     changed = model.clone()
     for dtype in short:
-        emulate_precision(changed, dtype)
+        emulate_precision(changed, dtype, keep_names=keep_names)
     return changed
 
 

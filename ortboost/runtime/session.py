@@ -139,7 +139,8 @@ def open_session(
             raise ModelError(
                 f"{known[1]} is too new for this onnxruntime, which knows up to {known[2]}.",
                 where=f"onnxruntime {ort.__version__}",
-                fix=f"Use a model of {known[2]} or older.",
+                fix=f"Use a model of {known[2]} or older, or an environment with a newer onnxruntime: "
+                "pip install 'ortboost[ort]'.",
             ) from error
         raise ModelError(
             "onnxruntime does not accept the model.",

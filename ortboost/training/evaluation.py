@@ -12,7 +12,7 @@ from ortboost.training.data.sources import Source
 from ortboost.training.metrics import Mean, Metric
 from ortboost.training.protocols import Array, Batch, Evaluator
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "ignored_label"]
 
 _LOSS = "loss"
 
@@ -25,6 +25,7 @@ def evaluate(
     labels: str = "labels",
     output: str | None = None,
     batch_size: int | None = None,
+    ignored: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Run the model over one epoch of a source.
@@ -37,6 +38,7 @@ def evaluate(
         output: The output that holds the scores; None takes the first one that is not the loss.
         batch_size: The size that the graph is fixed to, if it is; short batches are padded, and
             the padding counts neither in the metrics nor in the loss.
+        ignored: A label that does not count in the metrics, as it does not in the loss.
         stop: Asked after each batch; when it says True the evaluation ends without a result.
 
     Returns:
@@ -59,8 +61,11 @@ def evaluate(
             if metric.function is None:
                 continue
             scores = np.asarray(_scores(outputs, output))[:length]
-            values = metric.function(scores, _labels(batch, labels, metric.name))
-            means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), length)
+            known = _labels(batch, labels, metric.name)
+            if ignored is not None:
+                scores, known = _counted(scores, known, ignored)
+            values = metric.function(scores, known) if len(scores) else np.zeros(0)
+            means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
         if stop():
             return None
     if not means:
@@ -70,6 +75,15 @@ def evaluate(
             fix="The data must have at least one batch, and the model a loss or metrics.",
         )
     return {name: mean.value for name, mean in means.items()}
+
+
+def ignored_label(inputs: Sequence[object], labels: str) -> int | None:
+    """The label that does not count, where the specification of the labels input names one."""
+    for spec in inputs:
+        if getattr(spec, "name", None) == labels:
+            found: int | None = getattr(spec, "ignored", None)
+            return found
+    return None
 
 
 def _padded(
@@ -112,6 +126,14 @@ def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:
             fix=nearest(output or "", names) if names else "Turn the metrics off.",
         )
     return outputs[output]
+
+
+def _counted(scores: Array, labels: Array, ignored: int) -> tuple[Array, Array]:
+    """Scores ``[n, C]`` and labels ``[n]`` of the ``n`` positions whose label counts."""
+    if scores.ndim < 2 or labels.size * scores.shape[1] != scores.size:
+        return scores, labels  # no class numbers; the metric says so
+    rows, flat = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), labels.reshape(-1)
+    return rows[flat != ignored], flat[flat != ignored]
 
 
 def _labels(batch: Batch, labels: str, metric: str) -> Array:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortboost.errors import UsageError, nearest
 from ortboost.training.protocols import Array
 
-__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "top_k"]
+__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "strict", "top_k"]
 
 METRICS = ("accuracy", "top5", "loss")
 """Names for :func:`get_metric`; ``topK`` works for every K."""
@@ -120,6 +120,34 @@ def get_metric(name: str) -> Metric:
     if match:
         return Metric(f"top{match[1]}", top_k(int(match[1])))
     raise UsageError(f"There is no metric '{name}'.", where="metrics", fix=nearest(name, METRICS))
+
+
+def strict(metric: Metric) -> Metric:
+    """The metric, but a label that is no class is refused instead of counted as a miss.
+
+    It is for a bare model: nothing says there which label does not count.
+
+    Example:
+        >>> strict(get_metric("accuracy")).function(np.array([[0.1, 0.9]]), np.array([1])).tolist()
+        [1.0]
+    """
+    function = metric.function
+    if function is None:
+        return metric
+
+    def checked(scores: Array, labels: Array) -> NDArray[np.float64]:
+        if scores.ndim > 1 and scores.shape[1] > 1:
+            count, classes = scores.shape[1], _class_labels(scores, labels)
+            strays = classes[~((classes >= 0) & (classes < count))]
+            if strays.size:
+                raise UsageError(
+                    f"The label {strays.flat[0]:g} is no class: the model has {count}, 0 to {count - 1}.",
+                    where=f"metric '{metric.name}'",
+                    fix="Mend the labels, or name the output that holds the class scores (--output).",
+                )
+        return function(scores, labels)
+
+    return Metric(metric.name, checked)
 
 
 def _class_labels(scores: Array, labels: Array) -> Array:

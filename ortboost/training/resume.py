@@ -88,7 +88,9 @@ def verify_run(
             )
     changed = _difference(progress["run"]["schedules"], run["schedules"], "")
     if changed:
-        return [f"warning: the learning rate schedule changed since the checkpoint: {changed}"]
+        return [
+            f"warning: the learning rate schedule changed since the checkpoint: {changed.lstrip('.')}"
+        ]
     return []
 
 

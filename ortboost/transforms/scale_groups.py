@@ -17,8 +17,9 @@ The boundary is written as `y = x * 1` with a graph input for the `1`: both engi
 After differentiation the first product is removed and the `1` of the second becomes the ratio. This needs
 nothing from the engines.
 
-An overflow belongs to the group where it began: a gradient of its parameters is not finite, and the
-gradients that came in over its boundaries are. What is below of it is not finite either, but has no fault.
+An overflow belongs to the group where it began: a gradient of its parameters, or one that it sends over a
+boundary, is not finite, and the gradients that came in over its boundaries are. What is below of it is not
+finite either, but has no fault.
 
 Source of the method: MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager`` (there the flags of the groups
 come from an Ascend kernel, and groups are consecutive by the user's own calls).
@@ -282,7 +283,7 @@ def _mismatch(name: str, one: int, other: int, outside: int) -> ConfigError:
 
 def resolve_boundaries(
     model: ir.Model, groups: ScaleGroups, scales: ir.Value
-) -> dict[int, list[ir.Value]]:
+) -> dict[tuple[int, int], list[ir.Value]]:
     """After differentiation: make the ratios real, and the forward pass what it was.
 
     Args:
@@ -291,13 +292,14 @@ def resolve_boundaries(
         scales: The scales of the groups, float32 ``[number]``, an input of the graph.
 
     Returns:
-        Group to the gradients that come in over its boundaries, before their ratio.
+        Each two groups with a boundary, the lower one first, to the gradients that cross it downward,
+        before their ratio.
     """
     graph = model.graph
     builder = Builder(graph, _PREFIX)
     inputs = {value.name: value for value in graph.inputs}
     made = {o.name: o for node in graph for o in node.outputs if o.name}
-    incoming: dict[int, list[ir.Value]] = {}
+    incoming: dict[tuple[int, int], list[ir.Value]] = {}
     for boundary in groups.boundaries:
         output = made.get(boundary.output)
         forward = None if output is None else output.producer()
@@ -316,7 +318,7 @@ def resolve_boundaries(
             node.replace_input_with(usage.idx, ratio)
             other = next((v for v in node.inputs if v is not None and v is not ratio), None)
             if other is not None:
-                incoming.setdefault(boundary.before, []).append(other)
+                incoming.setdefault((boundary.before, boundary.after), []).append(other)
         graph.inputs.remove(one)
     return incoming
 

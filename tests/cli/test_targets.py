@@ -58,6 +58,12 @@ def test_a_target_that_does_not(capsys):
     assert main(["check", TINY, "--for", "tensorrt=11", "--json"]) == 4
     data = json.loads(capsys.readouterr().out)
     assert data["counts"]["error"] == 6
+    assert "node_native_dropout__1 and 4 more" in text
+    assert "node_native_dropout_3__1" not in text
+    assert main(["check", TINY, "--for", "tensorrt=11", "-v"]) == 4
+    text = capsys.readouterr().out
+    assert "node_native_dropout_3__1" in text
+    assert "more" not in text
     assert main(["check", MLP, "--for", "tensorrt", "--shape", "y:3"]) == 4
     assert "no input 'y'" in capsys.readouterr().out
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ortboost.cli import main
+from ortboost.cli.console import Output
 from ortboost.deploy.pipeline import REWRITES
 from tests.support import needs_native
 
@@ -387,3 +388,45 @@ def test_what_the_file_system_refuses_is_no_bug(trained, tmp_path, capsys, monke
     text = error_lines(capsys)
     assert "Permission denied" in text
     assert str(tmp_path) in text
+
+
+def test_labels_that_do_not_count_are_in_no_accuracy(tmp_path, capsys):
+    digits = np.load(DIGITS)
+    labels = digits["y_test"].copy()
+    clean = tmp_path / "clean.npz"
+    np.savez(clean, x=digits["x_test"][1::2].reshape(-1, 64), y=labels[1::2])
+    labels[::2] = -100
+    half = tmp_path / "half.npz"
+    np.savez(half, x=digits["x_test"].reshape(-1, 64), y=labels)
+    run = tmp_path / "run"
+    words = ["convert", MLP, "-o", str(run), "--ignore-index", "-100", "--lr", "0", "-q"]
+    assert main(words) == 0
+    assert main(["train", str(run), "--data", str(half), "--epochs", "1", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["metrics"]["train_accuracy"]
+    answers = []
+    for target, data in ((run, half), (run, clean), (MLP, clean)):
+        assert main(["eval", str(target), "--data", str(data), "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["accuracy"])
+    assert answers[0] == answers[1] == answers[2] == pytest.approx(shown, abs=0.03)
+    assert main(["eval", MLP, "--data", str(half), "--metric", "top5"]) == 2  # what does not count?
+    assert "The label -100 is no class" in error_lines(capsys)
+
+
+def test_json_has_null_for_what_is_not_finite(capsys):
+    Output(json=True).result({"loss": float("nan"), "all": [float("inf"), 1.5], "n": 3})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "all": [None, 1.5], "n": 3}
+
+
+def test_the_list_of_verbs_is_not_cut_off(capsys):
+    assert main(["--help"]) == 0
+    assert "..." not in capsys.readouterr().out
+
+
+def test_check_proposes_a_convert_with_the_same_weights(capsys):
+    assert main(["check", MLP, "--freeze", "fc1.*"]) == 0
+    assert "--freeze 'fc1.*'" in capsys.readouterr().out
+
+
+def test_a_folder_is_no_file_to_write(trained, tmp_path, capsys):
+    assert main(["export", str(trained), "-o", str(tmp_path)]) == 8
+    assert "A folder stands where" in error_lines(capsys)

@@ -9,7 +9,7 @@ import pytest
 
 from ortboost.errors import ConfigError
 from ortboost.graph.io import load_model
-from ortboost.graph.layers import find_layers
+from ortboost.graph.layers import Layer, find_layers
 from ortboost.graph.query import find_parameters
 from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Adam, Momentum, Sgd
@@ -28,6 +28,8 @@ from tests.support import (
     small_convnet,
     small_mlp,
     stepper,
+    text_model,
+    weights,
 )
 
 RATE = {"learning_rate": 0.1}
@@ -48,6 +50,54 @@ def train(training, steps, seed=0):
         batch = batch_for(training.program, 6, seed=seed + step)
         results.append(training.step(batch, RATE))
     return results
+
+
+def sequences(first="one", embedded=True):
+    """Layers over a sequence whose length the model leaves open; an embedding costs no product."""
+    reads = "int64[batch,n] x, float[9,4] t" if embedded else "float[batch,n,4] x, float[4,4] t"
+    op = "Gather(t, x)" if embedded else "MatMul(x, t)"
+    return text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net ({reads}, float[4,4] v, float[4,4] w, float[3,4] u) => (float[batch,3] logits)
+            <int64[1] axes = {{1}}> {{
+          [{first}] a = {op}
+          [two] b = MatMul(a, v)
+          [three] c = MatMul(b, w)
+          [pool] d = ReduceMean<keepdims = 0>(c, axes)
+          [head] logits = Gemm<transB = 1>(d, u)
+        }}""",
+        t=weights(9 if embedded else 4, 4),
+        v=weights(4, 4, seed=1),
+        w=weights(4, 4, seed=2),
+        u=weights(3, 4, seed=3),
+    )
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_by_cost_group_0_trains_everything_where_lengths_are_open(embedded):
+    model = sequences(embedded=embedded)
+    wanted = trainable(model)
+    costs = [layer.cost for layer in find_layers(model, wanted)]
+    assert len(costs) == 4
+    assert min(costs[1:3]) > 8 * costs[3] > 0
+    groups, _ = freeze_groups(model, wanted, FreezeConfig(param_groups=4, freeze_type=COST))
+    assert groups[0] == ("t", "v", "w", "u")
+    assert groups[3] in (("w", "u"), ("u",))
+
+
+def test_by_cost_group_0_trains_layers_that_cost_nothing(monkeypatch):
+    model = sequences()
+    free = [Layer("one", ["t"], 0), Layer("two", ["v"], 0), Layer("three", ["w", "u"], 9)]
+    monkeypatch.setattr("ortboost.program.freeze_groups.find_layers", lambda *_: free)
+    groups, _ = freeze_groups(
+        model, trainable(model), FreezeConfig(param_groups=2, freeze_type=COST)
+    )
+    assert groups == (("t", "v", "w", "u"), ("w", "u"))
+    for layer in free:
+        layer.cost = 0
+    with pytest.raises(ConfigError, match="not known") as caught:
+        freeze_groups(model, trainable(model), FreezeConfig(param_groups=2, freeze_type=COST))
+    assert_three_lines(caught.value)
 
 
 # ---- groups ------------------------------------------------------------------------------------

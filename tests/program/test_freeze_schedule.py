@@ -104,6 +104,11 @@ def test_the_plan_of_a_program_follows_from_its_configuration():
         {"sequence": ()},
         {"sequence": (0, 10)},
         {"groups": (("a",),), "sequence": (1,)},
+        {"seed": 2**32},
+        {"groups": 5},
+        {"groups": ("ab", "cd")},
+        {"groups": ((1,),)},
+        {"sequence": 5},
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments):

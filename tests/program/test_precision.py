@@ -203,6 +203,24 @@ def test_a_scale_that_is_too_large_overflows_really(engine):
     assert not stepper(exact).step(feeds, RATE).overflow  # float32 has room for it
 
 
+@pytest.mark.parametrize("emulate", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_tensor_that_overflowed_is_named(engine, emulate):
+    precision = PrecisionConfig("fp16", emulate=emulate)
+    program = build_program(small_convnet(), ProgramConfig(engine=engine, precision=precision))
+    training, feeds = stepper(program), batch_for(program, 4)
+    training.set("cw", training.get("cw") * 1000)
+    feeds["x"] *= np.float32(1000)
+    assert training.step(feeds, RATE).overflow
+    first = training.diagnose(feeds, RATE).findings[0]
+    assert first.where == "forward"
+    assert first.tensor.name.endswith("round/c" if emulate else "c")
+    assert first.tensor.limit == 65504.0
+    assert first.tensor.inf > 0
+    if not emulate:
+        assert (first.node, first.op) == ("conv", "Conv")
+
+
 # ---- batch normalization ------------------------------------------------------------------------
 
 

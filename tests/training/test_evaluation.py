@@ -9,7 +9,7 @@ from linear_stepper import LinearEvaluator, LinearStepper, make_data
 from ortboost.errors import UsageError
 from ortboost.training.data import ArraySource
 from ortboost.training.evaluation import evaluate
-from ortboost.training.metrics import Metric, get_metric
+from ortboost.training.metrics import Metric, get_metric, strict
 
 DATA = make_data(23)
 
@@ -95,3 +95,28 @@ def test_what_cannot_be_measured_is_refused():
     only_loss.evaluate = lambda feeds: {"loss": np.float32(1)}
     with pytest.raises(UsageError, match="no output but its loss"):
         evaluate(only_loss, ArraySource(DATA, 8), [ERROR])
+
+
+@pytest.mark.parametrize("dims", [(), (3,)])
+def test_a_label_that_does_not_count_is_left_out(dims):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(11, 4, *dims)).astype(np.float32)
+    labels = rng.integers(0, 4, (11, *dims))
+    labels[::2] = -100
+    guess, counted = scores.argmax(axis=1), labels != -100
+    run = LinearEvaluator(LinearStepper())
+    run.evaluate = lambda feeds: {"scores": feeds["x"]}
+    source = ArraySource({"x": scores, "labels": labels}, 4)
+    metrics = [get_metric("accuracy"), get_metric("top2"), get_metric("top4")]
+    found = evaluate(run, source, metrics, ignored=-100)
+    assert found["accuracy"] == pytest.approx((guess == labels)[counted].mean())
+    assert found["accuracy"] <= found["top2"] <= found["top4"] == 1.0
+
+
+def test_a_bare_model_refuses_labels_that_are_no_class():
+    metric = strict(get_metric("top5"))
+    scores = np.eye(6, dtype=np.float32)
+    assert metric.function(scores, np.arange(6)).tolist() == [1.0] * 6
+    for stray in (6, -1):
+        with pytest.raises(UsageError, match=f"The label {stray} is no class"):
+            metric.function(scores, np.array([0, 1, 2, 3, 4, stray]))

@@ -194,6 +194,42 @@ def test_ten_steps_are_those_of_mindspore(engine):
         np.testing.assert_allclose(have, want, rtol=0, atol=1e-6)
 
 
+def steep():
+    """The gradient of `w2` is tiny, for its input is; what goes down through it is huge."""
+    return text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] w1, float[4,4] w2, float[3,4] w3)
+            => (float[batch,3] logits) {
+          [one] a = MatMul(x, w1)
+          [act1] b = Tanh(a)
+          [two] c = MatMul(b, w2)
+          [act2] d = Tanh(c)
+          [out] logits = Gemm<transB = 1>(d, w3)
+        }""",
+        w1=weights(4, 4) * np.float32(1e-30),
+        w2=weights(4, 4, seed=1) * np.float32(1e4),
+        w3=weights(3, 4, seed=2),
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_group_is_to_blame_for_what_it_sends_down(frozen, engine):
+    """Else nobody is, every scale grows, and all steps from then on are skipped."""
+    law = GroupedScaleConfig(
+        (2.0**10, 2.0**126, 2.0**10), (("w1",), ("w2",), ("w3",)), min_scale=None, max_scale=None
+    )
+    fields = {}
+    if frozen:  # the graph trains nothing of the group that is to blame
+        fields["grad_freeze"] = FreezeConfig(groups=(("w1", "w3"), ("w2",)), sequence=(0,))
+    loss = LossConfig(reduction="sum")
+    training = stepper(build(steep(), law, engine, loss=loss, optimizer=Sgd(), **fields))
+    result = training.step(batch_for(training.program, 64), RATE)
+    assert result.overflow
+    expected = grouped_update(law.starts(), np.array([False, True, False]), law)
+    np.testing.assert_array_equal(training.get(names.SCALE), expected)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

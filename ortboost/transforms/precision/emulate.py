@@ -36,12 +36,13 @@ _EXACT = frozenset(
 _ROUND = "ortboost/precision/round"
 
 
-def emulate_precision(model: ir.Model, low: ir.DataType) -> Report:
+def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = False) -> Report:
     """Replace a 16-bit type by float32 with rounding, in place.
 
     Args:
         model: A mixed graph, differentiated or not.
         low: FLOAT16 or BFLOAT16.
+        keep_names: Keep every tensor of the model; what would be dropped becomes an Identity.
 
     Returns:
         The report: the nodes whose results are rounded. A second call changes nothing.
@@ -68,7 +69,10 @@ def emulate_precision(model: ir.Model, low: ir.DataType) -> Report:
     ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
     _widen_inputs(model.graph, low, builder)
     for node in nodes:
-        if id(node) in backs:
+        if id(node) in backs and keep_names:
+            node.op_type = "Identity"
+            node.attributes.clear()
+        elif id(node) in backs:
             _drop_cast(node)
         else:
             _emulate_node(node, low, short, builder, report)
@@ -125,8 +129,8 @@ def _emulate_node(
         if node.op_type in _EXACT and node.domain in ("", "ai.onnx", "com.microsoft"):
             continue
         name, readers = value.name or "", list(value.uses())
-        value.name = builder.unique(f"{name}/exact")
         wide = _rounded(value, low, builder)
+        value.name = builder.unique(f"{name}/exact")
         _take_over(value, wide, graph, readers)
         graph.insert_after(node, builder.take())
         wide.name = name
@@ -188,7 +192,8 @@ def _is_rounded(value: ir.Value) -> bool:
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
     """The pair of Casts."""
-    down = builder.op("Cast", value, name=_ROUND, dtype=low, shape=value.shape, to=int(low))
+    name = f"{_ROUND}/{value.name}"
+    down = builder.op("Cast", value, name=name, dtype=low, shape=value.shape, to=int(low))
     return builder.op("Cast", down, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
 
 

@@ -108,8 +108,8 @@ def _kinds(values: Sequence[ir.Value | None], formals: object) -> dict[int, str]
 def complete_types(model: ir.Model) -> None:
     """Give a type to the values that have none, in place: the native engine leaves some open.
 
-    The type follows from what the node reads, by the definition of the operator; where there is none (gradient
-    kernels), the first output has the type of the first float that is read.
+    The type follows from what the node reads, by the definition of the operator. The kernels of onnxruntime
+    (gradients among them) have none at hand: their first output has the type of the first float that is read.
     """
     for node in model.graph.all_nodes():
         for index, value in enumerate(node.outputs):
@@ -128,7 +128,8 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
         schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
     except onnx.defs.SchemaError:
         floats = [dtype for dtype in types if dtype in FLOAT_TYPES]
-        return floats[0] if floats and index == 0 else None
+        known = domain == "com.microsoft" and index == 0
+        return floats[0] if floats and known else None
     kind = _formal(schema.outputs, index)
     if kind in _NAMED:
         return _NAMED[kind]

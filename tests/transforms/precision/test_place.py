@@ -324,6 +324,30 @@ def test_casts_of_the_model_are_joined():
     assert ops(model) == ["Cast", "Cast", "MatMul", "MatMul", "Cast"]
 
 
+def test_operators_of_onnxruntime_and_of_others():
+    """A type that nobody knows stays in float32, and what reads it does too."""
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1, "strange" : 1]>
+        net (float[N,4] x, float[4,4] w) => (float[N,4] y) {
+          h = MatMul(x, w)
+          [gelu] g = com.microsoft.Gelu(h)
+          [two] m = MatMul(g, w)
+          [odd] o = strange.Thing(m)
+          [sum] s = Add(o, m)
+          y = Relu(s)
+        }""",
+        w=weights(4, 4),
+    )
+    report = place_precision(model, FP16)
+    assert report.changed["gelu"] == "fp16: it follows its neighbours"
+    assert report.kept["odd"] == "fp32: the type of 'o' is not known"
+    types = {v.name: v.dtype for node in model.graph for v in node.outputs}
+    assert types["g"] == ir.DataType.FLOAT16
+    for node in model.graph:
+        if node.op_type in ("Add", "Thing", "Gelu"):
+            assert len({v.dtype for v in (*node.inputs, *node.outputs)} - {None}) == 1
+
+
 def test_float32_is_left_alone():
     model = network()
     before = structure(model)
