@@ -208,8 +208,13 @@ class GroupedScaleConfig:
                 where="loss scale",
                 fix="Give their number, or a list of patterns for each: [['conv*'], ['fc*']].",
             )
-        for mark in self.marks:
-            if not (isinstance(mark, tuple) and len(mark) == 3 and isinstance(mark[0], str)):
+        for mark in self.marks if isinstance(self.marks, tuple) else (self.marks,):
+            if not (
+                isinstance(mark, tuple)
+                and len(mark) == 3
+                and isinstance(mark[0], str)
+                and all(isinstance(group, int) for group in mark[1:])
+            ):
                 raise ConfigError(
                     f"'{mark}' is no mark.",
                     where="loss scale, marks",

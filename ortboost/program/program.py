@@ -162,6 +162,7 @@ class Program:
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
             "state": STATE,
             "config": self.config.to_dict(),
+            "settings": _settings_digest(self.config.to_dict()),
             "catalogue": self.catalogue.to_dict(),
             "reports": [report.to_dict() for report in self.reports],
         }
@@ -220,6 +221,13 @@ class Program:
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
                 fix=again,
             )
+        settings = _settings_digest(manifest["config"])
+        if settings != manifest.get("settings", settings):
+            raise FileError(
+                "The configuration is not the one that the graphs were made with.",
+                where=f"{source / MANIFEST}: config",
+                fix="Convert the model again; only learning rates may be changed afterwards.",
+            )
         if _digest(program.evaluation) != manifest.get("evaluation"):
             raise FileError(
                 "The evaluation graph is not the one that the manifest describes.",
@@ -248,6 +256,17 @@ def _serialized(model: ir.Model) -> bytes:
 
 def _digest(model: ir.Model) -> str:
     return hashlib.sha256(_serialized(model)).hexdigest()[:32]
+
+
+def _settings_digest(config: Any) -> str:
+    """Of a configuration as JSON data, without the learning rates, which are no part of the graphs."""
+    if isinstance(config, Mapping):
+        config = {**config, "learning_rate": None}
+        groups = config.get("groups") or ()
+        config["groups"] = [
+            {**group, "learning_rate": group.get("learning_rate") is None} for group in groups
+        ]
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _state_digest(state: Mapping[str, NDArray[Any]]) -> str:

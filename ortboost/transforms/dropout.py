@@ -9,6 +9,18 @@ from ortboost.report import Report
 
 __all__ = ["add_mask", "dropout_to_training"]
 
+# Their kernels are seeded when a session is opened; only Dropout can be seeded at a step.
+_OTHERS = frozenset(
+    {
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+
 
 def dropout_to_training(model: ir.Model) -> Report:
     """Switch the Dropout nodes of the main graph on, in place.
@@ -20,9 +32,16 @@ def dropout_to_training(model: ir.Model) -> Report:
         model: Model whose main graph is changed.
 
     Returns:
-        The report. A second call changes nothing.
+        The report; it says of other operators that draw random numbers that their draws cannot be
+        repeated. A second call changes nothing.
     """
     report = Report("dropout_to_training")
+    drawing = [node for node in model.graph.all_nodes() if node.op_type in _OTHERS]
+    if drawing:
+        report.notes.append(
+            f"{drawing[0].op_type} '{drawing[0].name}' draws from a generator that the runtime keeps "
+            "for itself: a run that is resumed draws other numbers than one that never stopped"
+        )
     builder = Builder(model.graph, "ortboost/dropout")
     for node in model.graph:
         if node.op_type != "Dropout" or node.domain not in ("", "ai.onnx"):

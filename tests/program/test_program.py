@@ -15,7 +15,7 @@ from ortboost.errors import FileError
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue
-from ortboost.program.config import ProgramConfig
+from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.program.program import Program, check_state, read_tensors
 from tests.support import (
     NAMES,
@@ -127,11 +127,36 @@ def edited(folder, edit):
         lambda m: m.update(reports=[1]),
         lambda m: m.update(reports=[{"rewrite": "x"}]),
         lambda m: m.pop("engine"),
+        lambda m: m.update(config=[]),
+        lambda m: m["config"].update(accumulate=3),
+        lambda m: m["config"].update(grad_freeze={"param_groups": 3, "sequence": [0, 2]}),
+        lambda m: m["config"].update(weight_decay=0.25),
     ],
 )
 def test_a_damaged_manifest_is_named(folder, edit):
     edited(folder, edit)
     damaged(folder, "program.json")
+
+
+def test_learning_rates_may_be_edited_and_other_settings_not(tmp_path):
+    """The host counts by the configuration what the graphs count by themselves."""
+    groups = (ParameterGroup("head", ("w2",), "0.1"),)
+    build_program(small_mlp(), ProgramConfig(accumulate=2, groups=groups)).save(tmp_path)
+
+    def rates(manifest):
+        manifest["config"]["learning_rate"] = "cosine:0.5"
+        manifest["config"]["groups"][0]["learning_rate"] = "0.2"
+
+    edited(tmp_path, rates)
+    config = Program.load(tmp_path).config
+    assert (config.learning_rate, config.groups[0].learning_rate) == ("cosine:0.5", "0.2")
+    edited(tmp_path, lambda m: m["config"]["groups"][0].pop("learning_rate"))
+    damaged(tmp_path, "program.json")
+
+
+def test_a_manifest_of_before_settings_were_signed(folder):
+    edited(folder, lambda m: m.pop("settings"))
+    Program.load(folder)
 
 
 def test_a_manifest_that_is_no_object(folder):

@@ -91,7 +91,10 @@ def test_the_digits_keep_their_accuracy(trained, target, calibration):
     assert after >= before - 0.01
     answers = run(quantized, {"x": test[0]})["logits"]
     exact = run(model, {"x": test[0]})["logits"]
-    assert 0 < np.abs(answers - exact).max() < 0.15 * np.abs(exact).max()
+    error, size = answers - exact, np.sqrt(np.mean(exact**2))
+    clips = calibration != "minmax"  # it gives outliers up, so the largest error says nothing
+    assert 0 < np.sqrt(np.mean(error**2)) < (0.1 if clips else 0.02) * size
+    assert clips or np.abs(error).max() < 0.05 * np.abs(exact).max()
     stored = [v for v in quantized.graph.initializers.values() if v.dtype == ir.DataType.FLOAT]
     assert max(v.const_value.size for v in stored) <= 120  # biases and scales: no weight is left
 
