@@ -20,9 +20,8 @@ A micro-batch that overflows is skipped and does not count; the learning rate is
 MindSpore's `GradientAccumulation`, a mean. What is left of a window can be applied as the mean over its
 `k` micro-batches: :func:`flush_graph`.
 
-The law of the scale is that of MindSpore's `DynamicLossScaleUpdateCell`, with bounds; its host twin is
-:mod:`ortboost.loss_scale`. Overflow means non-finite gradients; the loss itself is not looked at, as
-in MindSpore.
+Overflow means non-finite gradients; the loss itself is not looked at, as in MindSpore. What becomes of
+the scale: :mod:`ortboost.program.scale_law`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import Parameter, match_names
-from ortboost.loss_scale import DynamicScaleConfig, GroupedScaleConfig
+from ortboost.loss_scale import GroupedScaleConfig
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
+from ortboost.program import scale_law
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig, decays
 from ortboost.program.gate import choose
@@ -174,15 +174,8 @@ class _Writer:
 
     def declare_step(self) -> None:
         """What the gate reads and keeps."""
-        law = self.config.loss_scale
-        if isinstance(law, DynamicScaleConfig):
-            self._add_state(names.GOOD_STEPS, "counter", np.int64(-law.late_growth))
-            if law.hysteresis > 1:
-                self._add_state(names.LIVES, "counter", np.int64(law.hysteresis))
-        if self.config.check_finite:
-            self._add_state(names.LAST_SKIPPED, "counter", np.int64(0))
-            self._add_state(names.CONSECUTIVE_SKIPS, "counter", np.int64(0))
-            self._add_state(names.TOTAL_SKIPS, "counter", np.int64(0))
+        for name, start in scale_law.counters(self.config).items():
+            self._add_state(name, "counter", np.int64(start))
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
         value = ir.Value(name=self.b.unique(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -229,11 +222,9 @@ class _Writer:
 
         def good() -> dict[str, ir.Value]:
             moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-            return {
-                **moved,
-                **buffers_next,
-                **self._passed(scale, tuple(scaled.bundles) if grouped else ()),
-            }
+            groups = tuple(scaled.bundles) if grouped else ()
+            law = scale_law.passed(self.b, self.config, self.inputs, scale, groups)
+            return {**moved, **buffers_next, **law}
 
         def bad() -> dict[str, ir.Value]:
             kept = self._waiting() if accumulating else self._unchanged()
@@ -241,7 +232,8 @@ class _Writer:
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            return {**kept, **buffers, **self._skipped(scale, blamed)}
+            law = scale_law.skipped(self.b, self.config, self.inputs, scale, blamed)
+            return {**kept, **buffers, **law}
 
         results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
         if accumulating:
@@ -258,7 +250,8 @@ class _Writer:
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
         accumulating = self.config.accumulate > 1
         moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-        results = self._named({**moved, **buffers_next, **self._passed(scale)})
+        law = scale_law.passed(self.b, self.config, self.inputs, scale)
+        results = self._named({**moved, **buffers_next, **law})
         self.b.flush()
         if accumulating:
             results |= self._update_if_full(results)
@@ -398,74 +391,6 @@ class _Writer:
         """The window as it is."""
         kept = [names.accumulator_name(p.name) for p in self.trained] + [names.MICRO_STEPS]
         return {**{name: self.inputs[name] for name in kept}, _FULL: self.b.const(False, _BOOL)}
-
-    def _passed(self, scale: ir.Value | None, groups: Sequence[int] = ()) -> dict[str, ir.Value]:
-        """Scale and counters of a step whose gradients are finite (or are not looked at).
-
-        The scale grows after `window` good steps; host twin: :func:`ortboost.loss_scale.update`.
-        """
-        b, law = self.b, self.config.loss_scale
-        found: dict[str, ir.Value] = {}
-        if isinstance(law, DynamicScaleConfig) and scale is not None:
-            good = b.op("Add", self.inputs[names.GOOD_STEPS], b.const(1, _INT64))
-            grow = b.op("GreaterOrEqual", good, b.const(law.window, _INT64), dtype=_BOOL)
-            larger = b.op("Mul", scale, b.const(law.factor))
-            if law.max_scale is not None:
-                larger = b.op("Min", larger, b.const(law.max_scale))
-            found[names.SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
-            found[names.GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
-            if law.hysteresis > 1:
-                full = b.const(law.hysteresis, _INT64)
-                kept = full if law.consecutive_hysteresis else self.inputs[names.LIVES]
-                found[names.LIVES] = b.op("Where", grow, full, kept, dtype=_INT64)
-        elif isinstance(law, GroupedScaleConfig) and scale is not None:
-            factors = np.ones(law.number, np.float32)
-            factors[[number - 1 for number in groups]] = law.grow
-            found[names.SCALE] = self._bounded(b.op("Mul", scale, b.const(factors)), law)
-        if self.config.check_finite:
-            zero = b.const(0, _INT64)
-            found[names.LAST_SKIPPED] = found[names.CONSECUTIVE_SKIPS] = zero
-            found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
-        return found
-
-    def _skipped(
-        self, scale: ir.Value | None, blamed: Mapping[int, ir.Value]
-    ) -> dict[str, ir.Value]:
-        """Scale and counters of a skipped step: it shrinks, but not below the minimum."""
-        b, law, one = self.b, self.config.loss_scale, self.b.const(1, _INT64)
-        found: dict[str, ir.Value] = {}
-        if isinstance(law, DynamicScaleConfig) and scale is not None:
-            smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(law.factor)))
-            smaller = b.op("Max", smaller, b.const(law.min_scale))
-            if law.hysteresis > 1:
-                lives = self.inputs[names.LIVES]
-                last = b.op("Equal", lives, one, dtype=_BOOL)
-                smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
-                left = b.op("Sub", lives, one)
-                found[names.LIVES] = b.op("Where", last, one, left, dtype=_INT64)
-            found[names.SCALE] = smaller
-            found[names.GOOD_STEPS] = b.const(-int(law.late_growth), _INT64)
-        elif isinstance(law, GroupedScaleConfig) and scale is not None:
-            shrink, grow = b.const(law.shrink), b.const(law.grow)
-            factors = []
-            for number in range(1, law.number + 1):
-                factor = b.const(1.0)  # nothing of this group is trained by this graph
-                if number in blamed:
-                    factor = b.op("Where", blamed[number], shrink, grow, dtype=_FLOAT, shape=())
-                factors.append(b.op("Reshape", factor, b.ints(1), shape=(1,)))
-            ratio = b.op("Concat", *factors, axis=0, shape=(law.number,))
-            found[names.SCALE] = self._bounded(b.op("Mul", scale, ratio), law)
-        found[names.LAST_SKIPPED] = one
-        found[names.CONSECUTIVE_SKIPS] = b.op("Add", self.inputs[names.CONSECUTIVE_SKIPS], one)
-        found[names.TOTAL_SKIPS] = b.op("Add", self.inputs[names.TOTAL_SKIPS], one)
-        return found
-
-    def _bounded(self, scales: ir.Value, law: GroupedScaleConfig) -> ir.Value:
-        if law.min_scale is not None:
-            scales = self.b.op("Max", scales, self.b.const(law.min_scale))
-        if law.max_scale is not None:
-            scales = self.b.op("Min", scales, self.b.const(law.max_scale))
-        return scales
 
     def _group(self, parameter: Parameter) -> tuple[ir.Value, float]:
         """Learning-rate input and weight decay of a parameter."""
