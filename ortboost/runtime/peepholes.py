@@ -7,7 +7,8 @@ the provider has faster ways to some of them, each a rewrite of its own in :mod:
 * BatchNormalization in training mode as the one kernel that stock onnxruntime has for it;
 * convolutions in the blocked layout that the runtime itself uses for constant weights only;
 * the gradient of a depthwise weight as one convolution in that layout;
-* the gradient of a global mean spread over its positions by a product with ones.
+* the gradient of a global mean spread over its positions by a product with ones;
+* scalars with as many dimensions as the tensors that they meet.
 
 They compute the same; sums in another order, so the last digits may differ.
 
@@ -25,6 +26,7 @@ from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.depthwise import depthwise_gradients
 from ortboost.runtime.cpu.masks import steep_masks
+from ortboost.runtime.cpu.scalars import full_rank_scalars
 from ortboost.runtime.cpu.spread import spread_by_products
 from ortboost.transforms.precision import emulate_precision
 
@@ -36,6 +38,7 @@ _CPU = (
     blocked_convolutions,
     depthwise_gradients,
     spread_by_products,
+    full_rank_scalars,
 )
 
 
