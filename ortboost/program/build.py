@@ -325,6 +325,7 @@ def _build_step(
         values[loss.loss],
         parts.overflow,
         parts.loss_scale,
+        *(() if parts.loss_scales is None else (parts.loss_scales,)),
         *_metrics(step, config, values, loss),
     ]
     specs = tuple(_batch_input(value, config, loss) for value in batch)

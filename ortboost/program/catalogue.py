@@ -32,6 +32,7 @@ __all__ = [
     "LIVES",
     "LOSS",
     "LOSS_SCALE",
+    "LOSS_SCALES",
     "METADATA_KEY",
     "MICRO_STEPS",
     "OVERFLOW",
@@ -55,6 +56,7 @@ __all__ = [
 LOSS = "loss"
 OVERFLOW = "overflow"
 LOSS_SCALE = "loss_scale"
+LOSS_SCALES = "loss_scales"
 LEARNING_RATE = "learning_rate"
 SCALE = "ortboost/loss_scale"
 GOOD_STEPS = "ortboost/good_steps"
@@ -259,7 +261,8 @@ class Catalogue:
         batch: Inputs fed with data at each step, labels included.
         hyper: Inputs fed with numbers at each step, the learning rates.
         state: The state tensors.
-        outputs: Outputs for people: loss, overflow, loss_scale and metrics.
+        outputs: Outputs for people: loss, overflow, loss_scale, with a grouped scale loss_scales,
+            and metrics.
         randomness: Whether the graph draws random numbers (Dropout), so that each step needs a seed.
     """
 

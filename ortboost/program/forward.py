@@ -197,7 +197,8 @@ def _leave_prefix(model: ir.Model) -> None:
 def _reserved(config: ProgramConfig) -> list[str]:
     """Names of inputs and outputs of a step that a model may happen to use for its own tensors."""
     rates = [names.learning_rate_name(group.name) for group in config.groups]
-    return [names.OVERFLOW, names.LOSS_SCALE, names.LEARNING_RATE, *rates, *config.metrics]
+    ours = [names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES, names.LEARNING_RATE]
+    return [*ours, *rates, *config.metrics]
 
 
 def choose_trainable(

@@ -61,7 +61,9 @@ class StepParts:
         initial: Their initial values.
         next_of: State to the value that is next, for every state a step changes.
         overflow: bool scalar.
-        loss_scale: float32 scalar, the scale after this step.
+        loss_scale: float32 scalar, the scale after this step; with a grouped scale that of the first
+            group.
+        loss_scales: float32 ``[groups]``, with a grouped scale.
     """
 
     hyper: tuple[ir.Value, ...]
@@ -70,6 +72,7 @@ class StepParts:
     next_of: Mapping[str, ir.Value]
     overflow: ir.Value
     loss_scale: ir.Value
+    loss_scales: ir.Value | None = None
 
 
 def append_update(
@@ -319,7 +322,9 @@ class _Writer:
     ) -> StepParts:
         """Close the graph and describe what was added."""
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
+        scales = None
         if isinstance(self.config.loss_scale, GroupedScaleConfig) and scale is not None:
+            scales = self.b.op("Identity", last, name=names.LOSS_SCALES, shape=scale.shape)
             last = self.b.op("Gather", last, self.b.const(0, _INT64), shape=())
         loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
         self.b.flush()
@@ -330,6 +335,7 @@ class _Writer:
             next_of,
             overflow,
             loss_scale,
+            scales,
         )
 
     # ---- what moves ---------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class StepResult:
     Args:
         loss: Unscaled loss before the update; one number, or for the reduction ``none`` their mean.
         overflow: Whether a gradient was not finite, so that nothing was updated.
-        loss_scale: The scale after this step.
+        loss_scale: The scale after this step; with a grouped scale that of the first group.
         applied_steps: Updates applied so far.
         consecutive_skips: Skipped steps in a row, this one included.
         total_skips: Skipped steps so far.
@@ -47,6 +47,7 @@ class StepResult:
         updated: Whether this step updated the parameters: no overflow, and with accumulation the
             last micro-batch of its window.
         group: The freeze group that was trained; 0 is everything.
+        loss_scales: With a grouped scale, the scale of each group after this step.
     """
 
     loss: float
@@ -59,6 +60,7 @@ class StepResult:
     losses: NDArray[Any] = field(default_factory=lambda: np.zeros(()))
     updated: bool = True
     group: int = 0
+    loss_scales: tuple[float, ...] = ()
 
 
 class Stepper:
@@ -176,6 +178,7 @@ class Stepper:
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)
         losses = values.pop(names.LOSS)
+        scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         return StepResult(
             loss=float(losses.mean()),
             overflow=overflow,
@@ -187,6 +190,7 @@ class Stepper:
             losses=losses,
             updated=self._counters[names.STEP] > before,
             group=group,
+            loss_scales=tuple(float(scale) for scale in scales),
         )
 
     def flush(self, hyper: Mapping[str, float]) -> bool:

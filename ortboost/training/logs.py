@@ -4,8 +4,8 @@ Every line has ``event`` and ``step`` (steps done when it was written). Numbers 
 are written as null. The events and their further keys:
 
 - ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``, ``steps_per_epoch`` (or null)
-- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step),
-  ``learning_rate`` (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
+- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a grouped scale
+  that of the first group, and all of them as ``loss_scales``), ``learning_rate`` (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
 - ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
 - ``epoch``: ``epoch`` and the means over it by name (``train_loss``, ...)
 - ``checkpoint``: ``path``, ``best`` (bool)

@@ -160,23 +160,58 @@ def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.log2(scale)
     x = _column(steps, "step")
-    axis.step(x, exponents, where="post", color=_BLUE, linewidth=1.6)
+    groups = [event.get("loss_scales") or [] for event in steps]
+    if any(groups):
+        exponents = _draw_groups(axis, x, groups)
+    else:
+        axis.step(x, exponents, where="post", color=_BLUE, linewidth=1.6)
     overflow = np.array([bool(event.get("overflow")) for event in steps])
     if overflow.any():
         axis.plot(
             x[overflow],
-            exponents[overflow],
+            exponents[overflow] if exponents.ndim == 1 else _guilty(exponents)[overflow],
             linestyle="none",
             marker="v",
             markersize=5,
             color=_RED,
             label="overflow",
         )
+    if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, loc="best")
     axis.yaxis.get_major_locator().set_params(integer=True)
     finite = exponents[np.isfinite(exponents)]
     if len(finite):
         axis.set_ylim(finite.min() - 1, finite.max() + 1)
+
+
+def _draw_groups(axis: Any, x: NDArray[Any], groups: list[list[Any]]) -> NDArray[Any]:
+    """A line for each group of a grouped scale; the exponents, ``[steps, groups]``."""
+    number = max(map(len, groups))
+    rows = [[np.nan if scale is None else float(scale) for scale in row] for row in groups]
+    rows = [row + [np.nan] * (number - len(row)) for row in rows]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        exponents: NDArray[Any] = np.log2(np.array(rows, np.float64))
+    for group in range(number):
+        shade = 1.0 - 0.7 * group / max(number - 1, 1)
+        label = f"group {group + 1}" if group in (0, number - 1) else None
+        axis.step(
+            x,
+            exponents[:, group],
+            where="post",
+            color=_BLUE,
+            alpha=shade,
+            linewidth=1.4,
+            label=label,
+        )
+    return exponents
+
+
+def _guilty(exponents: NDArray[Any]) -> NDArray[Any]:
+    """At each step the exponent of the group whose scale fell, or the highest one."""
+    moved = np.diff(exponents, axis=0, prepend=exponents[:1])
+    group = np.where(moved.min(axis=1) < 0, moved.argmin(axis=1), exponents.argmax(axis=1))
+    found: NDArray[Any] = exponents[np.arange(len(group)), group]
+    return found
 
 
 def _draw_skips(axis: Any, steps: list[dict[str, Any]]) -> None:

@@ -71,6 +71,10 @@ class StepResult(Protocol):
         """The scale *after* the step's scale update; 1 when scaling is off."""
 
     @property
+    def loss_scales(self) -> Sequence[float]:
+        """With a grouped scale, that of each group after the step; else empty."""
+
+    @property
     def applied_steps(self) -> int:
         """Updates applied since the start of training, this one included."""
 

@@ -231,6 +231,7 @@ class Trainer:
                 loss=float(result.loss),
                 overflow=bool(result.overflow),
                 loss_scale=float(result.loss_scale),
+                **({"loss_scales": list(result.loss_scales)} if result.loss_scales else {}),
                 learning_rate=hyper,
                 applied_steps=int(result.applied_steps),
                 total_skips=int(result.total_skips),

@@ -27,6 +27,7 @@ class Result:
     consecutive_skips: int
     total_skips: int
     metrics: dict[str, float] = field(default_factory=dict)
+    loss_scales: tuple[float, ...] = ()
 
 
 class LinearStepper:

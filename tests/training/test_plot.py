@@ -11,7 +11,7 @@ import pytest
 
 from ortboost.errors import DependencyError, UsageError
 from ortboost.training.logs import EventLog
-from ortboost.training.plot import _smooth, plot_log
+from ortboost.training.plot import _draw_scale, _smooth, plot_log
 
 
 def write_log(path, steps, *, validate=True):
@@ -41,6 +41,29 @@ def test_draws_a_png(tmp_path, steps, validate):
     assert width > 1000
     assert height > 600
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "log.jsonl"]
+
+
+def test_a_grouped_scale_has_a_line_for_each_group(tmp_path):
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    scales = [[8.0, 2.0, 4.0], [8.0, 1.0, 4.0], [None, 1.0, 2.0]]
+    steps = [
+        {
+            "step": i + 1,
+            "loss_scale": row[0],
+            "loss_scales": row,
+            "overflow": True,
+            "total_skips": i,
+        }
+        for i, row in enumerate(scales)
+    ]
+    _draw_scale(axes, steps[:2])
+    *groups, marks = axes.get_lines()
+    assert [line.get_ydata().tolist() for line in groups] == [[3, 3], [1, 0], [2, 2]]
+    assert marks.get_ydata().tolist() == [
+        3,
+        0,
+    ]  # where nothing is known, the highest; the one that fell
+    _draw_scale(axes, steps)
 
 
 def test_no_global_state_of_matplotlib_is_touched(tmp_path):

@@ -143,6 +143,7 @@ def test_the_group_where_an_overflow_begins_is_to_blame(guilty, engine):
     expected = grouped_update(law.starts(), np.arange(1, 4) == guilty, law)
     np.testing.assert_array_equal(training.get(names.SCALE), expected)
     assert result.loss_scale == expected[0]
+    assert result.loss_scales == tuple(expected)
     for entry in training.catalogue.entries("parameter", "buffer", "slot"):
         assert training.get(entry.name).tobytes() == before[entry.name].tobytes()
 
