@@ -57,6 +57,7 @@ __all__ = [
     "grouped_update",
     "host_update",
     "initial_state",
+    "scale_text",
     "update",
 ]
 
@@ -422,3 +423,14 @@ def host_update(
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data.",
         )
     return HostScaleState(scale, state.cur_iter + 1, last, bad)
+
+
+def scale_text(scale: float) -> str:
+    """A scale for people: large powers of two, as most are, as such.
+
+    Example:
+        >>> scale_text(2.0**24), scale_text(1024.0), scale_text(4.5)
+        ('2^24', '1024', '4.5')
+    """
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and exponent > 14 else f"{scale:g}"

@@ -291,7 +291,7 @@ def check(
         printer.table(["blocker", "op", "reason", "fix"], rows)
     if report.rewrites:
         rewritten = [(node, what) for r in report.rewrites for node, what in r.changed.items()]
-        printer.table(["will be rewritten", "how"], rewritten)
+        printer.table(["will be rewritten", "how"], rewritten if verbose else _folded(rewritten))
     for note in report.notes:
         printer.line(f"note: {note}")
     if report.blockers or report.rewrites or report.notes:
@@ -308,6 +308,17 @@ def check(
         + (f" --engine {engine}" if engine else "")
     )
     raise typer.Exit(4 if count else 0)
+
+
+def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """One row for all nodes with which the same is done; ``-v`` lists each."""
+    nodes: dict[str, list[str]] = {}
+    for node, what in rows:
+        nodes.setdefault(what, []).append(node)
+    return [
+        (found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more", what)
+        for what, found in nodes.items()
+    ]
 
 
 def _optimizer(name: str | None, arguments: list[str] | None) -> Any:

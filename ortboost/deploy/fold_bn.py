@@ -45,6 +45,11 @@ def fold_bn(model: ir.Model) -> Report:
         if node.op_type == "BatchNormalization"
         and (producer := _producer(node.inputs[0])) is not None
     }
+    makers = {
+        node.outputs[0].name: hosts[node.name or ""]
+        for node in model.graph
+        if wanted.get(node.name or "") == ""
+    }
     rewriter.rewrite(
         model,
         [
@@ -53,6 +58,9 @@ def fold_bn(model: ir.Model) -> Report:
             fuse_batchnorm_into_gemm_rule,
         ],
     )
+    for node in model.graph:  # what is made takes its place under the name that people know
+        if node.op_type in _HOSTS and node.outputs[0].name in makers:
+            node.name = makers[node.outputs[0].name]
     left = {node.name for node in model.graph if node.op_type == "BatchNormalization"}
     for name, obstacle in wanted.items():
         if name in left:

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from ortboost.errors import UsageError, nearest
+from ortboost.loss_scale import scale_text
 
 __all__ = [
     "MODES",
@@ -47,7 +48,7 @@ class StepInfo:
 
     def __str__(self) -> str:
         text = f"epoch {self.epoch + 1}/{self.epochs}  loss {self.loss:.4f}  lr {self.learning_rate:.3g}"
-        text += f"  scale {self.loss_scale:g}" if self.loss_scale != 1.0 else ""
+        text += f"  scale {scale_text(self.loss_scale)}" if self.loss_scale != 1.0 else ""
         return text + (f"  skipped {self.skips}" if self.skips else "")
 
 

@@ -6,7 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ortboost.loss_scale import DynamicScaleConfig, GroupedScaleConfig, NoScaleConfig
+from ortboost.loss_scale import (
+    DynamicScaleConfig,
+    GroupedScaleConfig,
+    NoScaleConfig,
+    scale_text,
+)
 from ortboost.training.config import TrainConfig
 from ortboost.training.protocols import StepResult
 
@@ -69,7 +74,7 @@ class StopRule:
         count, self._shrinkings = len(self._shrinkings), []
         return (
             f"step {step}: the loss scale shrank {count} times within {window} steps, "
-            f"to {result.loss_scale:g}; training stops after {self._config.max_skips_at_min} "
+            f"to {scale_text(result.loss_scale)}; training stops after {self._config.max_skips_at_min} "
             "overflows at its minimum. A lower learning rate or gradient clipping may help."
         )
 

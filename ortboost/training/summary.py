@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ortboost.loss_scale import scale_text
 from ortboost.training.callbacks import BestModel, Callback, EarlyStopping
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.logs import EventLog, finite_or_none
@@ -86,12 +87,12 @@ def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
         'healthy: 3 of 1000 steps skipped (0.3 %), all within the first 3, while the scale found its place; scale 1024'
     """
     if not state.total_skips:
-        return True, f"healthy: no step was skipped; scale {state.loss_scale:g}"
+        return True, f"healthy: no step was skipped; scale {scale_text(state.loss_scale)}"
     text = f"{state.total_skips} of {state.step} steps skipped ({_percent(state.total_skips, state.step)})"
     well, tail = _judge(state) if dynamic else _judge_fixed(state)
     advice = "" if well else "; lower the learning rate, clip gradients, or see --debug-overflow"
     kind = "healthy" if well else "not healthy"
-    return well, f"{kind}: {text}{tail}{advice}; scale {state.loss_scale:g}"
+    return well, f"{kind}: {text}{tail}{advice}; scale {scale_text(state.loss_scale)}"
 
 
 def _judge(state: RunState) -> tuple[bool, str]:

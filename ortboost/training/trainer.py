@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortboost.errors import DivergedError, OrtBoostError, UsageError
+from ortboost.loss_scale import scale_text
 from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
@@ -333,7 +334,7 @@ class Trainer:
         best = None if self.store is None else self.store.best_step()
         raise DivergedError(
             f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
-            f"loss scale ({s.state.loss_scale:g}).",
+            f"loss scale ({scale_text(s.state.loss_scale)}).",
             where=f"step {s.state.step}; not finite: {shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),

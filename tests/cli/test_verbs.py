@@ -14,7 +14,7 @@ import pytest
 from ortboost.cli import main
 from ortboost.cli.console import Output
 from ortboost.deploy.pipeline import REWRITES
-from tests.support import needs_native
+from tests.support import model_path, needs_native
 
 ROOT = Path(__file__).resolve().parents[2]
 MLP = str(ROOT / "models/mlp.onnx")
@@ -430,3 +430,13 @@ def test_check_proposes_a_convert_with_the_same_weights(capsys):
 def test_a_folder_is_no_file_to_write(trained, tmp_path, capsys):
     assert main(["export", str(trained), "-o", str(tmp_path)]) == 8
     assert "A folder stands where" in error_lines(capsys)
+
+
+def test_check_names_what_is_done_alike_in_one_row(capsys):
+    model = str(model_path("resnet20"))
+    assert main(["check", model, "--engine", "portable"]) == 0
+    out = capsys.readouterr().out
+    assert "/bn1/BatchNormalization and 20 more" in out
+    assert out.count("statistics of the batch") == 1
+    assert main(["check", model, "--engine", "portable", "-v"]) == 0
+    assert capsys.readouterr().out.count("statistics of the batch") == 21

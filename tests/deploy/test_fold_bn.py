@@ -41,6 +41,8 @@ def check(model: ir.Model, x: np.ndarray):
     left = {node.name for node in model.graph if node.op_type == "BatchNormalization"}
     assert left == set(report.kept)
     assert not left & set(report.changed)
+    names = {node.name for node in model.graph}
+    assert {f"folded into {name}" for name in names} >= set(report.changed.values())
     return report
 
 
