@@ -32,6 +32,8 @@ _MAKES_SEQUENCES = (
     "SplitToSequence",
 )
 
+_SCAN_OF_TODAY = 9
+
 
 def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
     """Normalize a model in place.
@@ -98,6 +100,14 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         )
     if version in opsets:
         return report
+    scan = next((node for node in model.graph.all_nodes() if node.op_type == "Scan"), None)
+    if version < _SCAN_OF_TODAY and scan is not None:
+        raise ModelError(
+            f"Scan of opset {version} scans each sample of a batch; the converter takes it for that of "
+            f"opset {_SCAN_OF_TODAY}, which does not.",
+            where=f"{source_name(model)}: '{scan.name}'",
+            fix=f"Export the model with opset {_SCAN_OF_TODAY} or newer.",
+        )
     target = opsets[0] if version < opsets[0] else opsets[-1]
     fix = (
         f"Export the model with opset {opsets[0]} to {opsets[-1]}."
@@ -156,10 +166,20 @@ def _untype_sequences(model: ir.Model) -> None:
             continue
         source = node.inputs[0] if len(node.inputs) == 1 else None
         passed = source is not None and source.producer() is not None and source.type is None
-        if node.op_type in _MAKES_SEQUENCES or (node.op_type == "Identity" and passed):
-            for value in node.outputs:
-                if isinstance(value.type, ir.TensorType) and not value.is_graph_output():
-                    value.type, value.shape = None, None
+        all_of_it = node.op_type in _MAKES_SEQUENCES or (node.op_type == "Identity" and passed)
+        for index, value in enumerate(node.outputs):
+            wrong = all_of_it or (node.op_type == "If" and _is_sequence(node, index))
+            if wrong and isinstance(value.type, ir.TensorType) and not value.is_graph_output():
+                value.type, value.shape = None, None
+
+
+def _is_sequence(node: ir.Node, index: int) -> bool:
+    """Whether a branch says that it answers with something else than a tensor."""
+    branches = (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH)
+    return any(
+        not isinstance(branch.outputs[index].type, (ir.TensorType, type(None)))
+        for branch in branches
+    )
 
 
 @contextlib.contextmanager

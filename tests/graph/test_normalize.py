@@ -219,3 +219,37 @@ def test_an_operator_that_came_later_is_named():
     with pytest.raises(ModelError) as info:
         convert_opset(model, OPSETS)
     assert "Attention came later" in info.value.where
+
+
+def test_scan_of_opset_8_is_refused():
+    """It had a batch axis of its own; the converter lets it pass as the other one."""
+    body = onnx.parser.parse_graph(
+        "body (float[2] a, float[2] b) => (float[2] c, float[2] d) { c = Add(a, b) d = Identity(c) }"
+    )
+    node = helper.make_node(
+        "Scan", ["", "s", "x"], ["y", "z"], "scan", num_scan_inputs=1, body=body
+    )
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [value("s", 1, [1, 2]), value("x", 1, [1, 3, 2])],
+        [value("y", 1, [1, 2]), value("z", 1, [1, 3, 2])],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 8)], ir_version=4)
+    with pytest.raises(ModelError) as caught:
+        normalized(proto)
+    assert_three_lines(caught.value)
+    assert "'scan'" in caught.value.where
+
+
+def test_a_sequence_out_of_a_branch_is_no_tensor():
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (bool c, float[2] x, int64 i) => (float[k] y)
+    { s = If(c)<then_branch = t () => (seq(float[2]) u) { u = SequenceConstruct(x) },
+                else_branch = e () => (seq(float[2]) u) { z = Neg(x) u = SequenceConstruct(x, z) }>
+      y = SequenceAt(s, i) }"""
+    model = normalized(onnx.parser.parse_model(text))
+    x = weights(2)
+    found = run(model, {"c": np.array(False), "x": x, "i": np.array(1)})
+    np.testing.assert_array_equal(found["y"], -x)

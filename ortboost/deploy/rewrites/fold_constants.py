@@ -7,6 +7,10 @@ another way); what would store a large tensor twice, because something else read
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -18,6 +22,8 @@ from ortboost.report import Report
 
 __all__ = ["fold_constants"]
 
+_UNKNOWN = "ortboost.out_of_sight"
+_UNSATURATED = "it does not saturate, which the folding forgets"
 _LARGE = 1 << 18  # elements; a copy of less is of no account
 _RESULT = 1 << 20
 _SMALL = 64
@@ -27,6 +33,7 @@ _KEPT = {
     "DequantizeLinear": "it is part of a quantized model",
     "DynamicQuantizeLinear": "it is part of a quantized model",
     "GridSample": "the reference implementation places pixels in another way than the runtimes",
+    "MaxUnpool": "the reference implementation places numbers in another way than the runtimes",
     "QuantizeLinear": "it is part of a quantized model",
     "Resize": "the reference implementation places pixels in another way than the runtimes",
     **dict.fromkeys(CHANCE, "it draws random numbers"),
@@ -49,20 +56,53 @@ def fold_constants(model: ir.Model) -> Report:
             return False
         return True
 
-    with quiet("onnxscript", "onnx_ir"):
-        optimizer.fold_constants_ir(
-            model,
-            onnx_shape_inference=False,
-            input_size_limit=_NO_LIMIT,
-            output_size_limit=_NO_LIMIT,
-            should_fold=should_fold,
-        )
+    hidden = {node: _UNSATURATED for node in model.graph.all_nodes() if _unsaturated(node)}
+    while True:
+        try:
+            with quiet("onnxscript", "onnx_ir"), _out_of_sight(hidden):
+                optimizer.fold_constants_ir(
+                    model,
+                    onnx_shape_inference=False,
+                    input_size_limit=_NO_LIMIT,
+                    output_size_limit=_NO_LIMIT,
+                    should_fold=should_fold,
+                )
+            break
+        except RuntimeError as error:  # of one node; what was folded before it is right
+            guilty = _guilty(model, str(error))
+            if guilty is None or guilty in hidden:
+                raise
+            hidden[guilty] = "onnxscript cannot compute it"
+    report.kept.update({node.name or node.op_type: reason for node, reason in hidden.items()})
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     after = operators(model)
     for op in sorted(before):
         if before[op] > after.get(op, 0):
             report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"
     return report
+
+
+def _unsaturated(node: ir.Node) -> bool:
+    return is_standard(node, "Cast", "CastLike") and not node.attributes.get_int("saturate", 1)
+
+
+@contextlib.contextmanager
+def _out_of_sight(nodes: Iterable[ir.Node]) -> Iterator[None]:
+    """In a domain that the folding does not know: it asks for some operators not whether it should."""
+    domains = [(node, node.domain) for node in nodes]
+    try:
+        for node, _ in domains:
+            node.domain = _UNKNOWN
+        yield
+    finally:
+        for node, domain in domains:
+            node.domain = domain
+
+
+def _guilty(model: ir.Model, message: str) -> ir.Node | None:
+    named = re.search(r"for node '(.*)' \(", message)
+    nodes = model.graph.all_nodes() if named else ()
+    return next((node for node in nodes if named and node.name == named[1]), None)
 
 
 def _obstacle(node: ir.Node) -> str | None:

@@ -79,6 +79,44 @@ def test_a_large_tensor_is_not_stored_twice():
     assert ops(model) == {"Transpose": 1, "MatMul": 2}
 
 
+def test_a_cast_that_does_not_saturate_is_not_folded():
+    """onnxscript's folding makes of CastLike a Cast that does."""
+    model = model_of(
+        "[c] f = CastLike<saturate = 0>(x, w) [d] g = Cast<saturate = 0, to = 17>(v) "
+        "a = Cast<to = 1>(f) b = Cast<to = 1>(g) y = Add(a, b)",
+        "float[n] x, float8e4m3fn[1] w, float[1] v",
+        "float[n] y",
+        w=np.ones(1).astype(ir.DataType.FLOAT8E4M3FN.numpy()),
+        v=np.full(1, 1e6, np.float32),
+        opset=21,
+    )
+    report = fold_constants(model)
+    assert {node.op_type: node.domain for node in model.graph} == {
+        "CastLike": "",
+        "Cast": "",
+        "Add": "",
+    }
+    assert all("saturate" in report.kept[name] for name in "cd")
+
+
+def test_what_the_folding_stumbles_over_is_kept_and_the_rest_is_folded():
+    """onnxscript 0.7 fails for a SplitToSequence whose sizes are not known."""
+    model = model_of(
+        "t = Neg(w) z = Add(x, t) [s] parts = SplitToSequence<axis = 1>(z, two) "
+        "[at] y = SequenceAt(parts, nought)",
+        "float[3,6] x, float[1,6] w, int64 two, int64 nought",
+        "float[3,k] y",
+        w=weights(1, 6),
+        nought=np.array(0),
+    )
+    feeds = {"x": weights(3, 6), "two": np.array(2)}
+    before = run(model, feeds)
+    report = fold_constants(model)
+    assert report.changed == {"Neg": "1 -> 0"}
+    assert report.kept == {"s": "onnxscript cannot compute it"}
+    np.testing.assert_array_equal(run(model, feeds)["y"], before["y"])
+
+
 # ---- shapes ---------------------------------------------------------------------------------------
 
 HEADS = """
