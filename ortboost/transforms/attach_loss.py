@@ -31,6 +31,7 @@ from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.kinds import check_kinds
 from ortboost.report import Report
 
 __all__ = ["LOSSES", "AttachedLoss", "LossConfig", "attach_loss"]
@@ -73,6 +74,7 @@ class LossConfig:
     pos_weight: Any = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        check_kinds(self, "loss")
         if self.name not in LOSSES:
             raise ConfigError(
                 f"Unknown loss '{self.name}'.", where="loss", fix=nearest(self.name, LOSSES)

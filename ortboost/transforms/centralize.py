@@ -35,6 +35,7 @@ import onnx_ir as ir
 
 from ortboost.errors import ConfigError
 from ortboost.graph.query import Parameter, match_names
+from ortboost.kinds import check_kinds
 from ortboost.report import Report
 
 __all__ = ["HEAD_MARK", "CentralizeConfig", "centralize"]
@@ -61,6 +62,7 @@ class CentralizeConfig:
     multiple_of: int = 16
 
     def __post_init__(self) -> None:
+        check_kinds(self, "centralize")
         if not isinstance(self.multiple_of, int) or self.multiple_of < 1:
             raise ConfigError(
                 f"multiple_of = {self.multiple_of!r} makes no sense.",

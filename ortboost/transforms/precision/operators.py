@@ -22,6 +22,8 @@ _MICROSOFT = frozenset(
     "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "  # noqa: SIM905
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
+# Their definition has several type variables and multiplies what has one with what has another.
+_TOGETHER = frozenset({"Attention"})
 _SAID_BY_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
 _NAMED = {
     "tensor(bool)": ir.DataType.BOOL,
@@ -60,6 +62,9 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
     if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in _attributes(node)):
         return Form((), (), reads, "control flow")
+    types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
+    if not all(isinstance(kind, ir.TensorType) for kind in types):
+        return Form((), (), reads, "a sequence of tensors")
     unknown = [v.name for v in (*node.inputs, *node.outputs) if v and v.name and v.dtype is None]
     if unknown:
         return Form((), (), reads, f"the type of '{unknown[0]}' is not known")
@@ -88,6 +93,8 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     if not possible:
         name = _TENSORS[low][len("tensor(") : -1]
         return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
+    if node.op_type in _TOGETHER:
+        return Form(reads, writes, ())
     main = possible[0]  # what has it may be short already; the others are settings
     return Form(
         tuple(i for i in reads if inputs[i] == main),

@@ -167,6 +167,7 @@ class PrecisionConfig:
     keep_io_types: bool = True
 
     def __post_init__(self) -> None:
+        check_kinds(self, "precision")
         if self.compute not in COMPUTE:
             raise ConfigError(
                 f"Unknown precision '{self.compute}'.",

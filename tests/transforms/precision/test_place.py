@@ -358,3 +358,35 @@ def test_float32_is_left_alone():
 def test_largest_numbers():
     assert largest(ir.DataType.FLOAT16) == 65504.0
     assert largest(ir.DataType.BFLOAT16) == pytest.approx(3.3895e38, rel=1e-4)
+
+
+def test_attention_has_one_type_for_all_that_it_multiplies():
+    """Its definition has one for queries and keys and another for values; the product needs one."""
+    if onnx.defs.onnx_opset_version() < 23:
+        pytest.skip("onnx is older")
+    shape = "2,3,4,8"
+    model = text_model(
+        f"""<ir_version: 11, opset_import: ["" : 23]>
+        net (float[{shape}] q, float[{shape}] k, float[{shape}] v, float[4,4] mask) =>
+            (float[{shape}] y) {{ y = Attention(q, k, v, mask) }}"""
+    )
+    place_precision(model, FP16)
+    (node,) = (node for node in model.graph if node.op_type == "Attention")
+    assert {v.dtype for v in (*node.inputs, *node.outputs)} == {ir.DataType.FLOAT16}
+    checked(model)
+
+
+def test_sequences_of_tensors_stay_as_they_are():
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    net (float[N,4] x, float[4,4] w) => (seq(float[N,4]) y) {
+      h = MatMul(x, w) g = Relu(h) y = SequenceConstruct(g, w) }"""
+    model = text_model(text, w=weights(4, 4))
+    x = weights(2, 4, seed=1)
+    place_precision(model, FP16)
+    assert [v.dtype for v in next(n for n in model.graph if n.op_type == "MatMul").inputs] == [
+        ir.DataType.FLOAT16,
+        ir.DataType.FLOAT16,
+    ]
+    first, second = run(model, {"x": x})["y"]
+    assert first.dtype == second.dtype == np.float32
+    np.testing.assert_array_equal(second, weights(4, 4))
