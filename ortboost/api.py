@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.autodiff.check import TrainabilityReport, check_trainable
-from ortboost.autodiff.engine import get_engine
+from ortboost.autodiff.check import TrainabilityReport
 from ortboost.comparing import Comparison, compare
 from ortboost.deploy.evaluation import AutoProcessed, network_auto_process_eval
 from ortboost.errors import UsageError
@@ -33,8 +32,8 @@ from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import boosted
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import TensorSpec
+from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
-from ortboost.program.forward import prepare_forward
 from ortboost.program.program import MANIFEST, Program
 from ortboost.report import Report
 from ortboost.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, load_run
@@ -161,11 +160,8 @@ def check(model: ModelSource, config: ProgramConfig | None = None) -> Trainabili
         FileError: The file is not a readable model.
     """
     config = config or ProgramConfig()
-    engine = get_engine(config.engine)
-    forward = prepare_forward(load_model(model), config, engine)
-    wrt = [parameter.name for parameter in forward.trained]
-    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
-    return dataclasses.replace(found, notes=(*forward.notes, *found.notes))
+    chosen = choose_engine(model, config)
+    return dataclasses.replace(chosen.found, notes=(*chosen.forward.notes, *chosen.found.notes))
 
 
 def train(

@@ -43,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.errors import ConfigError, DivergedError
+from ortboost.kinds import check_kinds
 
 __all__ = [
     "MAX_BAD_STEPS",
@@ -67,9 +68,8 @@ MAX_BAD_STEPS: Final = 1000
 """Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
 
 
-def _positive(name: str, value: object) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (isinstance(value, (int, float)) and number and _SMALLEST <= value <= _LARGEST):
+def _positive(name: str, value: float) -> None:
+    if not _SMALLEST <= value <= _LARGEST:
         raise ConfigError(
             f"'{name}' is {value}.",
             where="loss scale",
@@ -108,28 +108,22 @@ class DynamicScaleConfig:
     late_growth: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self, "loss scale")
         _positive("init", self.init)
         _positive("min_scale", self.min_scale)
-        for name in ("consecutive_hysteresis", "late_growth"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"'{name}' is {getattr(self, name)!r}.",
-                    where="loss scale",
-                    fix="Give true or false.",
-                )
-        if isinstance(self.hysteresis, bool) or self.hysteresis < 1 or self.hysteresis % 1:
+        if self.hysteresis < 1:
             raise ConfigError(
                 f"'hysteresis' is {self.hysteresis}.",
                 where="loss scale",
                 fix="Give the number of overflows at which the scale shrinks, 1 for at once.",
             )
-        if not (math.isfinite(self.factor) and self.factor > 1):
+        if not 1 < self.factor <= _LARGEST:
             raise ConfigError(
                 f"'factor' is {self.factor}.",
                 where="loss scale",
                 fix="Use a number above 1; the scale shrinks by it and grows by it.",
             )
-        if isinstance(self.window, bool) or self.window < 1 or self.window % 1:
+        if self.window < 1:
             raise ConfigError(
                 f"'window' is {self.window}.",
                 where="loss scale",
@@ -156,6 +150,7 @@ class FixedScaleConfig:
     scale: float = 128.0
 
     def __post_init__(self) -> None:
+        check_kinds(self, "loss scale")
         _positive("scale", self.scale)
 
 
@@ -221,10 +216,11 @@ class GroupedScaleConfig:
                     where="loss scale, marks",
                     fix="Give the tensor with the group before and after it: ['relu1', 1, 2].",
                 )
+        check_kinds(self, "loss scale")
         for name in ("min_scale", "max_scale"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        starts = self.init if isinstance(self.init, tuple) else (self.init,)
+        starts = (self.init,) if isinstance(self.init, (int, float)) else tuple(self.init)
         for start in starts:
             _positive("init", start)
         if len(starts) not in (1, self.number) or not starts:
@@ -233,11 +229,11 @@ class GroupedScaleConfig:
                 where="loss scale, init",
                 fix="Give one number, or one for each group.",
             )
-        if not (math.isfinite(self.grow) and self.grow >= 1):
+        if not 1 <= self.grow <= _LARGEST:
             raise ConfigError(
                 f"'grow' is {self.grow}.", where="loss scale", fix="Use a factor of 1 or more."
             )
-        if not 0 < self.shrink < 1:
+        if not _SMALLEST <= self.shrink < 1:
             raise ConfigError(
                 f"'shrink' is {self.shrink}.", where="loss scale", fix="Use a factor below 1."
             )
@@ -249,6 +245,12 @@ class GroupedScaleConfig:
                 f"{low:g} to {high:g}.",
                 where="loss scale, min_scale and max_scale",
                 fix="Use min_scale <= init <= max_scale, or None for no limit.",
+            )
+        if min(starts) / max(starts) < _SMALLEST:
+            raise ConfigError(
+                f"The first scales {min(starts):g} and {max(starts):g} are too far apart.",
+                where="loss scale, init",
+                fix="Between groups gradients take their ratio, which must be of the range of float32.",
             )
         for tensor, before, after in self.marks:
             if not (0 <= before <= self.number + 1 and 0 <= after <= self.number + 1):

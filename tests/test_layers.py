@@ -11,7 +11,7 @@ PACKAGE = Path(ortboost.__file__).parent
 
 # Lowest first; a module may import its own layer and the ones before it.
 LAYERS = [
-    {"errors", "report", "files", "loss_scale", "__init__"},
+    {"errors", "report", "files", "kinds", "loss_scale", "__init__"},
     {"graph"},
     {"optimizers", "autodiff", "transforms"},
     {"program"},

@@ -2,6 +2,7 @@
 
     python tools/probe_gradients.py            what the native engine gives (after decomposition)
     python tools/probe_gradients.py --engine portable
+    python tools/probe_gradients.py --symbolic batch    with inputs of unknown lengths
     python tools/probe_gradients.py --raw      what the bare GradientGraphBuilder gives
     python tools/probe_gradients.py --only Pool
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from probe_cases import Case, cases
 
 from ortboost.autodiff.numeric import numeric_gradients
+from ortboost.graph.normalize import infer_shapes
 
 
 def raw_gradients(
@@ -98,9 +100,27 @@ def forward_difference(
     return found
 
 
-def probe(case: Case, raw: bool = False, engine: str = "native") -> tuple[str, str]:
+def with_symbols(model: ir.Model, which: str) -> ir.Model:
+    """The model with the first dimension of its first input symbolic, or all dimensions of it."""
+    value = model.graph.inputs[0]
+    sizes = [] if value.shape is None else list(value.shape)
+    names = [f"N{size}" if k == 0 or which == "all" else size for k, size in enumerate(sizes)]
+    value.shape = ir.Shape(names)
+    for node in model.graph:
+        for output in node.outputs:
+            if not output.is_graph_output():
+                output.shape = None
+    infer_shapes(model)
+    return model
+
+
+def probe(
+    case: Case, raw: bool = False, engine: str = "native", symbolic: str = ""
+) -> tuple[str, str]:
     """``(status, detail)`` of one case: ok, wrong, refused, unclear."""
     model, wrt, feeds = case.build()
+    if symbolic:
+        model = with_symbols(model, symbolic)
     try:
         if raw:
             found = raw_gradients(model, wrt, feeds)
@@ -141,14 +161,14 @@ def probe(case: Case, raw: bool = False, engine: str = "native") -> tuple[str, s
     return "ok", oracle
 
 
-def isolated(case: Case, raw: bool, engine: str) -> tuple[str, str]:
+def isolated(case: Case, raw: bool, engine: str, symbolic: str) -> tuple[str, str]:
     """:func:`probe` in a child process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
         try:
-            answer = probe(case, raw, engine)
+            answer = probe(case, raw, engine, symbolic)
         except BaseException as error:
             answer = ("broken", f"{type(error).__name__}: {error}"[:300])
         with os.fdopen(write, "wb") as stream:
@@ -165,6 +185,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--raw", action="store_true", help="the bare builder, without our rewrites")
     parser.add_argument("--engine", default="native", help="name of the engine")
+    parser.add_argument(
+        "--symbolic", choices=("batch", "all"), default="", help="dimensions of the first input"
+    )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all", action="store_true", help="print the good ones too")
     options = parser.parse_args()
@@ -173,7 +196,7 @@ def main() -> int:
     for case in cases():
         if options.only.lower() not in case.name.lower():
             continue
-        status, detail = isolated(case, options.raw, options.engine)
+        status, detail = isolated(case, options.raw, options.engine, options.symbolic)
         counts[status] += 1
         if status != "ok" or options.all or "runtime" in detail:
             print(f"{status:8} {case.name:55} {detail}", flush=True)

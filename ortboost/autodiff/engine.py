@@ -21,6 +21,7 @@ from ortboost.report import Report
 
 __all__ = [
     "Engine",
+    "available_engines",
     "check_request",
     "differentiate",
     "engine_names",
@@ -91,7 +92,7 @@ def get_engine(name: str = "auto") -> Engine:
         ...
         ortboost.errors.UsageError: There is no autodiff engine 'nativ'.
           where: engine='nativ'
-          fix:   did you mean 'native'? (choices: auto, native)
+          fix:   did you mean 'native'? (choices: auto, native, portable)
     """
     if name == "auto":
         reasons = []
@@ -117,6 +118,23 @@ def get_engine(name: str = "auto") -> Engine:
     engine = _load(name)
     engine.require()
     return engine
+
+
+def available_engines(name: str = "auto") -> list[Engine]:
+    """The engines that may be taken, best first.
+
+    Args:
+        name: ``"auto"`` for all that can run here, or the name of one.
+
+    Raises:
+        UsageError: There is no engine of this name.
+        DependencyError: The engine (or, for ``auto``, every engine) lacks something here.
+    """
+    if name != "auto":
+        return [get_engine(name)]
+    first = get_engine()
+    others = [_load(known) for known in _ENGINES if known != first.name]
+    return [first, *(engine for engine in others if engine.unavailable() is None)]
 
 
 def _load(name: str) -> Engine:

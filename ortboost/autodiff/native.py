@@ -30,6 +30,7 @@ from ortboost.autodiff.native_graph import (
     protect_running_statistics,
     put_back,
     restore,
+    scatter_pool_gradients,
     set_aside,
     unique_node_names,
 )
@@ -201,6 +202,7 @@ class NativeEngine:
         put_back(result, aside)
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)
+        scatter_pool_gradients(result)
         protect_pool_indices(result)
         return result
 

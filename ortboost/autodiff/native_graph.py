@@ -12,7 +12,8 @@ from onnx_ir.passes import common
 from ortboost.autodiff.engine import gradient_name
 from ortboost.autodiff.reach import find_value, uses_inside, values_by_name
 from ortboost.errors import ModelError
-from ortboost.graph.build import Builder, all_names
+from ortboost.graph.build import Builder, all_names, replace_node
+from ortboost.graph.query import known_shape
 
 __all__ = [
     "Aside",
@@ -24,6 +25,7 @@ __all__ = [
     "protect_running_statistics",
     "put_back",
     "restore",
+    "scatter_pool_gradients",
     "set_aside",
     "unique_node_names",
 ]
@@ -279,3 +281,32 @@ def protect_pool_indices(model: ir.Model) -> None:
         bounded = builder.op("Max", indices, zero, dtype=ir.DataType.INT64, shape=indices.shape)
         model.graph.insert_before(node, builder.take())
         node.replace_input_with(1, bounded)
+
+
+def scatter_pool_gradients(model: ir.Model) -> None:
+    """Write MaxPoolGrad of images of unknown size as the ScatterElements that it is.
+
+    Its kernel takes the shape of what it makes from the file, all but the batch: with symbolic channels or
+    lengths it writes outside its memory, and the process dies.
+    """
+    builder = Builder(model.graph, "ortboost/max_pool/scatter")
+    for node in list(model.graph):
+        if node.op_type != "MaxPoolGrad" or len(node.inputs) < 2 or node.inputs[1] is None:
+            continue
+        gradient, indices, made = node.inputs[0], node.inputs[1], node.outputs[0]
+        shape, pool = known_shape(made), indices.producer()
+        known = shape is not None and all(isinstance(size, int) for size in shape[1:])
+        if known or pool is None or pool.inputs[0] is None or gradient is None:
+            continue
+        image, dtype, int64 = pool.inputs[0], gradient.dtype or ir.DataType.FLOAT, ir.DataType.INT64
+        flat = builder.ints(-1)
+        size = builder.op("Reshape", builder.op("Size", image, dtype=int64), flat)
+        zeros = builder.op(
+            "ConstantOfShape", size, dtype=dtype, value=ir.tensor([0.0], dtype=dtype)
+        )
+        bounded = builder.op("Max", indices, builder.const(0, int64))
+        places, values = (builder.op("Reshape", v, flat) for v in (bounded, gradient))
+        added = builder.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
+        back = builder.op("Shape", image, dtype=int64)
+        answer = builder.op("Reshape", added, back, shape=made.shape, allowzero=1)
+        replace_node(node, [answer], builder)

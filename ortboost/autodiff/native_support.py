@@ -79,10 +79,11 @@ def _padding(node: ir.Node) -> str | None:
 
 
 def _average_pool(node: ir.Node) -> str | None:
-    kernel = node.attributes.get_ints("kernel_shape", ())
-    dilated = any(d != 1 for d in node.attributes.get_ints("dilations", ()))
-    if (len(kernel) > 2 or dilated) and node.attributes.get_int("ceil_mode", 0) == 1:
-        return "3-d or dilated with ceil_mode=1 its gradient is wrong; export with ceil_mode=0"
+    shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
+    sizes = () if shape is None else shape[2:]
+    unknown = not sizes or not all(isinstance(size, int) for size in sizes)
+    if node.attributes.get_int("ceil_mode", 0) == 1 and unknown:
+        return "with ceil_mode=1 its gradient needs images of a known size; export with ceil_mode=0"
     return _padding(node)
 
 
@@ -139,7 +140,7 @@ def _rank_known(node: ir.Node) -> str | None:
 CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
     "AveragePool": (
         _average_pool,
-        "not 3-d or dilated with ceil_mode=1; SAME with stride needs sizes",
+        "ceil_mode=1, and SAME with stride, need fixed sizes",
     ),
     "BatchNormalization": (_rank_known, "rank known"),
     "Conv": (_padding, "SAME with stride needs fixed sizes"),

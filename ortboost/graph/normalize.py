@@ -17,6 +17,7 @@ from onnx_ir.passes import common
 from onnxscript import version_converter
 
 from ortboost.errors import ModelError
+from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.io import source_name
 from ortboost.report import Report
 
@@ -33,6 +34,7 @@ _MAKES_SEQUENCES = (
 )
 
 _SCAN_OF_TODAY = 9
+_ROUNDS = 4
 
 
 def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
@@ -81,6 +83,13 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         )
     model.ir_version = ir_version
     infer_shapes(model)
+    for _ in range(_ROUNDS):  # what is computed may give a shape, which may give a number
+        report = fold_integers(model)
+        if not report.modified:
+            break
+        reports.append(report)
+        common.RemoveUnusedNodesPass()(model)
+        infer_shapes(model)
     return reports
 
 

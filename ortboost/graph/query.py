@@ -74,6 +74,8 @@ _SETTINGS = {
 _PREPROCESSING = "normalizes the raw input"
 # Through these a weight is still the same weight.
 _TRANSPARENT = {"Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand"}
+# Exporters cut the weights of a recurrent layer up and put the gates in another order.
+_CUTTING = {"Slice", "Split"}
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
 def find_parameters(model: ir.Model) -> dict[str, Parameter]:
     """Classify every float initializer of the main graph.
 
-    A tensor that feeds a weight position of an operator (also through Transpose, Reshape, Cast...)
+    A tensor that feeds a weight position of an operator (also through Transpose, Reshape, Cast..., or cut up
+    and put together again, as torch does with the weights of an LSTM)
     is a weight, bias, or the scale or shift of a normalization. Inputs 3 and 4 of a
     BatchNormalization are running statistics. What is subtracted from the raw input, or divides it, is
     a constant, the mean and deviation of a preprocessing, if the model has other weights. Any other float tensor with more than one element
@@ -205,6 +208,10 @@ def _classify(value: ir.Value) -> tuple[str, str]:
         return "constant", f"holds non-finite values, as masks do, {where}"
     if all(n.op_type in ("Sub", "Div") and i == 1 and _is_raw(n.inputs[0]) for n, i in uses):
         return "constant", f"{_PREPROCESSING}, {where}"
+    for cut, index in _effective_uses(value, cut=True):
+        for position, role in _WEIGHTS.get(cut.op_type, ()):
+            if index == position:
+                return role, f"in parts, {_position(cut, index)}"
     if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
         return ("bias" if len(shape) == 1 and node.op_type == "Add" else "weight"), where
     return "constant", f"not a weight position, {where}"
@@ -235,8 +242,11 @@ def _tensor_shape(tensor: ir.TensorProtocol) -> tuple[int, ...]:
     return tuple(dim for dim in tensor.shape if isinstance(dim, int))  # a stored tensor has numbers
 
 
-def _effective_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """Uses of a value, looking through nodes that only reshape or cast it."""
+def _effective_uses(value: ir.Value, *, cut: bool = False) -> Iterator[tuple[ir.Node, int]]:
+    """Uses of a value, looking through nodes that only reshape or cast it.
+
+    With ``cut`` also through those that take a part of it, and that put stored parts together.
+    """
     pending = [value]
     seen: set[int] = set()
     while pending:
@@ -245,10 +255,26 @@ def _effective_uses(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
             continue
         seen.add(id(current))
         for usage in current.uses():
-            if usage.node.op_type in _TRANSPARENT and usage.idx == 0:
+            op = usage.node.op_type
+            through = op in _TRANSPARENT or (cut and op in _CUTTING)
+            if (through and usage.idx == 0) or (cut and op == "Concat" and _is_stored(usage.node)):
                 pending.extend(usage.node.outputs)
             else:
                 yield usage.node, usage.idx
+
+
+def _is_stored(node: ir.Node) -> bool:
+    """Whether a node makes its answer of initializers alone, by moving numbers about."""
+    if node.op_type != "Concat" and node.op_type not in _TRANSPARENT | _CUTTING:
+        return False
+    data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    for value in data:
+        producer = None if value is None else value.producer()
+        if value is None or (value.is_graph_input() and not value.is_initializer()):
+            return False
+        if producer is not None and not _is_stored(producer):
+            return False
+    return True
 
 
 def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str], list[str]]:

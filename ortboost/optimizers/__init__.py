@@ -78,11 +78,5 @@ def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:
                     fix='Give an optimizer with its name, for example {"name": "momentum"}.',
                 )
             arguments[key] = optimizer_from_dict(value) if isinstance(value, Mapping) else value
-        elif not isinstance(value, (bool, int, float)):
-            raise ConfigError(
-                f"{key} = {value!r} is not a number.",
-                where=f"optimizer '{name}', {key}",
-                fix="Give a number, or true or false.",
-            )
     rule: Optimizer = OPTIMIZERS[name](**arguments)
     return rule

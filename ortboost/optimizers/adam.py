@@ -27,6 +27,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
+from ortboost.kinds import check_kinds
 from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
 
 __all__ = ["Adam", "AdamW"]
@@ -64,6 +65,7 @@ class Adam:
     bias_correction: bool = True
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"optimizer '{self.name}'")
         check_range(self.name, "beta1", self.beta1, 0.0, 1.0, open_high=True)
         check_range(self.name, "beta2", self.beta2, 0.0, 1.0, open_high=True)
         check_range(self.name, "eps", self.eps, 1e-38, float("inf"), open_high=True)

@@ -17,6 +17,8 @@ from ortboost.graph.build import Builder
 
 __all__ = ["Optimizer", "Update", "UpdateInputs", "check_range", "regularized"]
 
+_LARGEST = 3.4e38  # of float32
+
 
 @dataclass(frozen=True)
 class UpdateInputs:
@@ -102,7 +104,7 @@ def check_range(
     Raises:
         ConfigError: It is outside, or is not a number.
     """
-    good = low <= value < high if open_high else low <= value <= high
+    good = low <= value < min(high, _LARGEST) if open_high else low <= value <= high
     if not good:
         raise ConfigError(
             f"{name} = {value} is out of range.",

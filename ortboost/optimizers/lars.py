@@ -20,6 +20,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
+from ortboost.kinds import check_kinds
 from ortboost.optimizers.base import Optimizer, Update, UpdateInputs, check_range, regularized
 from ortboost.optimizers.sgd import Momentum
 
@@ -47,6 +48,7 @@ class Lars:
     use_clip: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"optimizer '{self.name}'")
         check_range(self.name, "coefficient", self.coefficient, 1e-30, float("inf"), open_high=True)
         check_range(self.name, "epsilon", self.epsilon, 0.0, float("inf"), open_high=True)
 

@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from ortboost.errors import ConfigError
 from ortboost.graph.build import Builder
+from ortboost.kinds import check_kinds
 from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
 
 __all__ = ["Momentum", "Sgd"]
@@ -50,6 +51,7 @@ class Sgd:
     nesterov: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self, f"optimizer '{self.name}'")
         check_range(self.name, "momentum", self.momentum, 0.0, float("inf"), open_high=True)
         check_range(self.name, "dampening", self.dampening, 0.0, 1.0)
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):

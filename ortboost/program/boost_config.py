@@ -196,6 +196,7 @@ _SECTIONS: Final[Mapping[str, type[Any]]] = {
     "dim_reduce": DimReduceSection,
 }
 _SWITCHES: Final = tuple(item.name for item in fields(Switches))
+_LARGEST: Final = 2**31
 SECTIONS: Final = ("boost", *_SECTIONS)
 """Names of the sections of a configuration."""
 
@@ -230,6 +231,13 @@ def read_boost_config(source: Mapping[str, Any] | str | os.PathLike[str] | None)
                 where=where,
                 fix=f"Sections hold keys and values; {nearest(str(name), SECTIONS)}.",
             )
+        for key in section:
+            if not isinstance(key, str):
+                raise ConfigError(
+                    f"The key {key!r} is no text.",
+                    where=f"{where}, {name}",
+                    fix=f"Write '{key}' if it is the name of a setting.",
+                )
     return {str(name): dict(section) for name, section in source.items()}
 
 
@@ -369,9 +377,10 @@ def _check_bools(section: str, config: Any) -> None:
 
 
 def _check_whole(section: str, name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (whole and least <= value < _LARGEST):
         raise ConfigError(
             f"{name} = {value!r} makes no sense.",
             where=f"{section}, {name}",
-            fix=f"Give a whole number of at least {least}.",
+            fix=f"Give a whole number of at least {least} and below {_LARGEST}.",
         )

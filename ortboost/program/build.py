@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 import ortboost
-from ortboost.autodiff.engine import Engine, get_engine, gradient_name
+from ortboost.autodiff.engine import Engine, gradient_name
 from ortboost.autodiff.reach import find_value, values_by_name
 from ortboost.errors import ConfigError, ModelError
 from ortboost.graph.build import Builder
-from ortboost.graph.io import ModelSource, load_model, source_name
+from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.query import Parameter
 from ortboost.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
 from ortboost.program import catalogue as names
@@ -32,9 +32,10 @@ from ortboost.program.catalogue import (
     TensorSpec,
     merged,
 )
+from ortboost.program.choose_engine import choose_engine, refuse_blockers
 from ortboost.program.combine import check_combination
 from ortboost.program.config import ProgramConfig
-from ortboost.program.forward import Forward, lower_precision, prepare_forward, refuse_blockers
+from ortboost.program.forward import Forward, lower_precision
 from ortboost.program.freeze_groups import freeze_groups
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
@@ -102,14 +103,14 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     """
     config = config or ProgramConfig()
     check_combination(config)
-    engine = get_engine(config.engine)
-    forward = prepare_forward(load_model(source), config, engine)
+    chosen = choose_engine(source, config)
+    engine, forward = chosen.engine, chosen.forward
     model, loss, trained = forward.model, forward.loss, forward.trained
     reports = list(forward.reports)
     evaluation = model.clone()
     to_inference(evaluation)
 
-    refuse_blockers(forward, engine)
+    refuse_blockers(chosen, source, config)
     # All that looks at layers comes before what makes several nodes of one, and before boundaries.
     centralized: dict[str, tuple[int, ...]] = {}
     if config.centralize is not None:

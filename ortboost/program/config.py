@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from ortboost.errors import ConfigError, nearest
 from ortboost.graph.query import Parameter
+from ortboost.kinds import check_kinds
 from ortboost.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
@@ -57,6 +57,8 @@ _PLAIN: Final = {
 _DECAY_FILTERS = ("no-norm", "weights", "all")
 _CLIPS = ("value", "norm", "global-norm")
 _METRICS = ("accuracy",)
+_LONGEST: Final = 2**31  # micro-batches
+_TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals are of the range of float32
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ class ClipConfig:
     limit: float
 
     def __post_init__(self) -> None:
+        check_kinds(self, "clip")
         if self.by not in _CLIPS:
             raise ConfigError(
                 f"Unknown clipping '{self.by}'.", where="clip", fix=nearest(self.by, _CLIPS)
             )
-        if not (_is_number(self.limit) and 0 < self.limit < float("inf")):
+        if not _TINY < self.limit < _HUGE:
             raise ConfigError(
                 f"A clipping limit of {self.limit} makes no sense.",
                 where=f"clip {self.by}",
@@ -111,13 +114,13 @@ class ParameterGroup:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self, "parameter group")
         if not self.name or "/" in self.name:
             raise ConfigError(
                 f"'{self.name}' cannot name a parameter group.",
                 where="parameter group",
                 fix="Use a short name without '/', for example head.",
             )
-        _check_patterns("patterns", self.patterns, f"parameter group '{self.name}'")
         _check_decay(self.weight_decay, f"parameter group '{self.name}'")
 
 
@@ -194,9 +197,8 @@ class ProgramConfig:
 
     def __post_init__(self) -> None:
         self._check_kinds()
+        check_kinds(self, "configuration")
         _check_decay(self.weight_decay, "weight_decay")
-        for key in ("trainable", "freeze", "frozen_norm", "metrics", "adapt"):
-            _check_patterns(key, getattr(self, key), key)
         if self.decay not in _DECAY_FILTERS:
             raise ConfigError(
                 f"Unknown decay filter '{self.decay}'.",
@@ -222,13 +224,14 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
-        if not _is_number(self.accumulate) or self.accumulate < 1 or self.accumulate % 1:
+        if not 1 <= self.accumulate < _LONGEST:
             raise ConfigError(
                 f"accumulate = {self.accumulate} makes no sense.",
                 where="accumulate",
-                fix="Give the number of micro-batches of an update, 1 for no accumulation.",
+                fix="Give the number of micro-batches of an update, 1 for no accumulation, "
+                f"below {_LONGEST}.",
             )
-        if not (_is_number(self.gradient_divisor) and 1e-37 < self.gradient_divisor < 1e37):
+        if not _TINY < self.gradient_divisor < _HUGE:
             raise ConfigError(
                 f"gradient_divisor = {self.gradient_divisor} makes no sense.",
                 where="gradient_divisor",
@@ -253,22 +256,12 @@ class ProgramConfig:
                     fix=f"Build the configuration of plain data: "
                     f"ProgramConfig.from_dict({{'{key}': {{{kind}}}}}).",
                 )
-        for key in ("less_bn", "full_norm_head", "check_finite", "gate_buffers"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(
-                    f"'{key}' is {getattr(self, key)!r}; it is on or off.",
-                    where=key,
-                    fix="Give True or False.",
-                )
-        rates = {"learning_rate": self.learning_rate}
-        rates |= {f"group '{g.name}'": g.learning_rate for g in self.groups if g.learning_rate}
-        for where, rate in rates.items():
-            if not isinstance(rate, str):
-                raise ConfigError(
-                    f"The learning rate is {rate!r}; it is written as a text.",
-                    where=where,
-                    fix=f"Write '{rate}', or a schedule as 'cosine:0.05,warmup=100'.",
-                )
+        if not isinstance(self.learning_rate, str):
+            raise ConfigError(
+                f"The learning rate is {self.learning_rate!r}; it is written as a text.",
+                where="learning_rate",
+                fix=f"Write '{self.learning_rate}', or a schedule as 'cosine:0.05,warmup=100'.",
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, written into the manifest."""
@@ -345,22 +338,9 @@ def decays(parameter: Parameter, decay: DecayFilter) -> bool:
 
 
 def _check_decay(value: float | None, where: str) -> None:
-    if value is not None and not (_is_number(value) and 0 <= value < float("inf")):
+    if value is not None and not 0 <= value < _HUGE:
         raise ConfigError(
             f"A weight decay of {value} makes no sense.", where=where, fix="Give 0 or more."
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _check_patterns(key: str, value: object, where: str) -> None:
-    if isinstance(value, str):  # it would be taken letter by letter
-        raise ConfigError(
-            f"'{key}' is one text, '{value}'; a list is needed.",
-            where=where,
-            fix=f"Write ('{value}',).",
         )
 
 
@@ -382,7 +362,7 @@ def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
     """The loss scale as JSON data.
 
     Example:
-        >>> scale_to_dict(NO_SCALE)
+        >>> scale_to_dict(NoScaleConfig())
         {'kind': 'off'}
     """
     kind = next(name for name, cls in _SCALES.items() if isinstance(scale, cls))
@@ -407,15 +387,5 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
                 arguments[key] = tuple(
                     tuple(item) if isinstance(item, list) else item for item in arguments[key]
                 )
-    for key, value in arguments.items():
-        if isinstance(value, (bool, tuple)):
-            continue  # its configuration checks it
-        optional = value is None and key in ("min_scale", "max_scale")
-        if not (optional or isinstance(value, (int, float))):
-            raise ConfigError(
-                f"{key} = {value!r} is not a number.",
-                where=f"loss_scale, {key}",
-                fix="Give a number.",
-            )
     scale: ScaleConfig = _SCALES[kind](**_known(_SCALES[kind], arguments, "loss_scale"))
     return scale

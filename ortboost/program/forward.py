@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import Engine
 from ortboost.autodiff.reach import find_value, reach
 from ortboost.errors import ModelError, UsageError
@@ -26,7 +25,7 @@ from ortboost.transforms.new_head import new_head
 from ortboost.transforms.precision import PLACE_PRECISION, PrecisionConfig, place_precision
 from ortboost.transforms.trainable_norm import batch_norms, to_training
 
-__all__ = ["Forward", "choose_trainable", "lower_precision", "prepare_forward", "refuse_blockers"]
+__all__ = ["Forward", "choose_trainable", "lower_precision", "prepare_forward"]
 
 _ALL_BFLOAT16 = 22
 _ON_CPU = {
@@ -333,20 +332,3 @@ def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]
             fix=f"Nodes are like {', '.join(list(named)[:3])}." if named else "The model has none.",
         )
     return lambda node: bool(match_names(named[node.name or ""], config.frozen_norm)[0])
-
-
-def refuse_blockers(forward: Forward, engine: Engine) -> None:
-    """Refuse a model that cannot be trained, with all reasons at once.
-
-    Raises:
-        ModelError: Something stands in the way.
-    """
-    wrt = [parameter.name for parameter in forward.trained]
-    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
-    if found.blockers:
-        count = len(found.blockers)
-        raise ModelError(
-            f"The model cannot be trained as it is: {count} {'reason' if count == 1 else 'reasons'}.",
-            where="\n         ".join(f"{b.op} '{b.node}': {b.reason}" for b in found.blockers),
-            fix=found.blockers[0].fix,
-        )

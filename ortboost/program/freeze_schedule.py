@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.errors import ConfigError, nearest
+from ortboost.kinds import check_kinds
 
 __all__ = [
     "CONTINUOUS",
@@ -42,6 +43,7 @@ INTERVAL: Final = 1
 COST: Final = 2
 _TYPES = (CONTINUOUS, INTERVAL, COST)
 _SEEDS = 2**32  # numpy's legacy generator takes no more
+_LONGEST = 10**7  # updates; a schedule is drawn as a whole
 
 
 @dataclass(frozen=True)
@@ -74,59 +76,27 @@ class FreezeConfig:
     sequence: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("param_groups", 1), ("total_steps", 1), ("seed", 0)):
+        check_kinds(self, "grad_freeze")
+        bounds = {"param_groups": (1, _LONGEST), "total_steps": (1, _LONGEST), "seed": (0, _SEEDS)}
+        for name, (least, limit) in bounds.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not isinstance(value, int) or not least <= value < limit:
                 raise ConfigError(
                     f"{name} = {value!r} makes no sense.",
                     where=f"grad_freeze, {name}",
-                    fix=f"Give a whole number of at least {least}.",
+                    fix=f"Give a whole number of at least {least} and below {limit}.",
                 )
-        if self.freeze_type not in _TYPES:
+        if self.freeze_type not in _TYPES or not isinstance(self.freeze_type, int):
             raise ConfigError(
                 f"freeze_type = {self.freeze_type!r} is not known.",
                 where="grad_freeze, freeze_type",
                 fix="Give 0 (continuous), 1 (interval) or 2 (by cost).",
-            )
-        if isinstance(self.freeze_p, bool) or not isinstance(self.freeze_p, (int, float)):
-            raise ConfigError(
-                f"freeze_p = {self.freeze_p!r} is not a number.",
-                where="grad_freeze, freeze_p",
-                fix="Give a number from 0 to 1.",
             )
         if not 0 <= self.freeze_p <= 1:
             raise ConfigError(
                 f"freeze_p = {self.freeze_p} is out of range.",
                 where="grad_freeze, freeze_p",
                 fix="Give the share of updates that train everything, from 0 to 1.",
-            )
-        if not isinstance(self.separate_state, bool):
-            raise ConfigError(
-                f"separate_state = {self.separate_state!r} is neither true nor false.",
-                where="grad_freeze, separate_state",
-                fix="Give true or false.",
-            )
-        if self.seed >= _SEEDS:
-            raise ConfigError(
-                f"seed = {self.seed} is out of range.",
-                where="grad_freeze, seed",
-                fix=f"Give a number below {_SEEDS}.",
-            )
-        if self.groups is not None and not (
-            _is_list(self.groups)
-            and all(_is_list(group) for group in self.groups)
-            and all(isinstance(name, str) for group in self.groups for name in group)
-        ):
-            raise ConfigError(
-                f"groups = {self.groups!r} are no lists of names.",
-                where="grad_freeze, groups",
-                fix="Give (('fc.weight', 'fc.bias'), ...).",
-            )
-        if self.sequence is not None and not _is_list(self.sequence):
-            raise ConfigError(
-                f"sequence = {self.sequence!r} is no list.",
-                where="grad_freeze, sequence",
-                fix="Give the number of a group for each update: (0, 1, 0).",
             )
         if self.groups is not None and not (self.groups and all(self.groups)):
             raise ConfigError(
@@ -135,13 +105,6 @@ class FreezeConfig:
                 fix="Give at least one group, and each at least one name.",
             )
         number = self.param_groups if self.groups is None else len(self.groups)
-        for index in self.sequence or ():
-            if isinstance(index, bool) or not isinstance(index, int):
-                raise ConfigError(
-                    f"The sequence holds {index!r}, no whole number.",
-                    where="grad_freeze, sequence",
-                    fix="Give the number of a group for each update.",
-                )
         stray = [index for index in self.sequence or () if not 0 <= index < number]
         if stray or self.sequence == ():
             raise ConfigError(
@@ -184,10 +147,6 @@ class FreezeConfig:
         return cls(**arguments)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list | tuple)
-
-
 def generate_freeze_index_sequence(
     parameter_groups_number: int,
     freeze_strategy: int,
@@ -217,6 +176,8 @@ def generate_freeze_index_sequence(
         return np.zeros(length, np.int64)
     if freeze_strategy == CONTINUOUS:
         zeros = int(freeze_p * (parameter_groups_number - 1) // (1 - freeze_p))
+        if zeros >= max(length, _LONGEST):  # the block alone is longer than any run
+            return np.zeros(length, np.int64)
         block = np.concatenate([np.zeros(zeros, np.int64), np.arange(1, parameter_groups_number)])
         return np.tile(block, -(-length // len(block)))
     frozen = np.arange(1, parameter_groups_number)

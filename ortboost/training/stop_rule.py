@@ -21,8 +21,8 @@ __all__ = ["StopRule"]
 class StopRule:
     """Counts the steps that cannot be mended by a smaller scale, and the shrinkings of the scale.
 
-    A step is hopeless when it overflows although the scale stands at its minimum (dynamic) or
-    cannot change (fixed), or, without scaling, when it overflows or its loss is not finite.
+    A step is hopeless when it overflows although the scale stands at its minimum or has grown to infinity,
+    from where nothing brings it back (dynamic), or cannot change (fixed), or, without scaling, when it overflows or its loss is not finite.
 
     Args:
         config: Gives the kind of scale and the limits.
@@ -43,7 +43,8 @@ class StopRule:
         scale = self._config.loss_scale
         bad = result.overflow
         if isinstance(scale, DynamicScaleConfig):
-            bad = bad and result.loss_scale <= scale.min_scale
+            stuck = math.isinf(result.loss_scale)
+            bad = bad and (stuck or result.loss_scale <= scale.min_scale)
         elif isinstance(scale, GroupedScaleConfig):
             # The step answers one scale of several: count the overflows that bring any to its end.
             bad = bad and result.consecutive_skips > _to_the_end(scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -332,6 +333,12 @@ class Trainer:
         self.record.event(s, "end", reason="diverged", seconds=None, nonfinite=names)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         best = None if self.store is None else self.store.best_step()
+        if math.isinf(s.state.loss_scale):
+            raise DivergedError(
+                f"The loss scale grew to infinity; {s.rule.hopeless} steps in a row were skipped.",
+                where=f"step {s.state.step}",
+                fix="Give the scale an upper bound, max_scale.",
+            )
         raise DivergedError(
             f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
             f"loss scale ({scale_text(s.state.loss_scale)}).",

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.errors import ConfigError, ModelError, UsageError, nearest
@@ -60,7 +61,7 @@ class LossConfig:
         pos_weight: For ``bce-with-logits``: factor of the positive part, broadcast likewise.
 
     Raises:
-        ConfigError: An unknown name or reduction.
+        ConfigError: An unknown name or reduction, or a setting of another loss.
     """
 
     name: str = "softmax-cross-entropy"
@@ -84,6 +85,36 @@ class LossConfig:
                 f"Unknown reduction '{self.reduction}'.",
                 where="loss reduction",
                 fix=nearest(str(self.reduction), ("mean", "sum", "none")),
+            )
+        sparse = self.name == "softmax-cross-entropy" and self.sparse
+        if self.ignore_index is not None and not sparse:
+            raise ConfigError(
+                f"'ignore_index' means nothing to {self.name}"
+                f"{'' if self.name != 'softmax-cross-entropy' else ' with dense labels'}.",
+                where="loss, ignore_index",
+                fix="Leave it out; it is for softmax-cross-entropy with sparse labels.",
+            )
+        for key in ("weight", "pos_weight"):
+            if getattr(self, key) is not None:
+                self._check_factors(key)
+
+    def _check_factors(self, key: str) -> None:
+        """Factors are numbers, and there is one loss that reads them."""
+        if self.name != "bce-with-logits":
+            raise ConfigError(
+                f"'{key}' means nothing to {self.name}.",
+                where=f"loss, {key}",
+                fix="Leave it out; it is for bce-with-logits.",
+            )
+        try:
+            good = bool(np.isfinite(np.asarray(getattr(self, key), np.float32)).all())
+        except (TypeError, ValueError, OverflowError):
+            good = False
+        if not good:
+            raise ConfigError(
+                f"'{key}' does not hold finite numbers.",
+                where=f"loss, {key}",
+                fix="Give one number, or numbers in a shape that fits the output.",
             )
 
 

@@ -106,10 +106,11 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
             "scale and shift of removed normalizations are not those of a fresh network: without "
             "them a trained network computes something else, so train it anew"
         )
-    if not norms and any(node.op_type == "Conv" for node in model.graph):
+    if not verdicts and any(node.op_type == "Conv" for node in model.graph):
         report.notes.append(
-            "the model has no BatchNormalization; if the network has, its exporter folded them into "
-            "the convolutions: export again without optimization (torch.onnx.export(..., optimize=False))"
+            f"the model has {'no BatchNormalization' if not norms else 'no block that is known'}; if the "
+            "network has, its exporter folded normalizations into the convolutions: export again without "
+            "optimization (torch.onnx.export(..., optimize=False))"
         )
     return report
 

@@ -196,3 +196,35 @@ def test_mean_and_deviation_of_the_raw_input_are_no_weights():
         "shift": "weight",
         "divisor": "weight",
     }
+
+
+CUT = """<ir_version: 8, opset_import: ["" : 18]>
+net (float[5,N,3] x, float[12,3] w, float[12,4] r, float[12] b, float[12] c, float[1,1,4] h0,
+     float[7,4] table, int64[1] i0, int64[1] i4, int64[1] i8, int64[1] i12) => (float[k,N,4] y) {
+  w1 = Slice(w, i0, i4) w2 = Slice(w, i4, i12) ws = Concat<axis = 0>(w2, w1) wu = Unsqueeze(ws, i0)
+  r1, r2 = Split<axis = 0, num_outputs = 2>(r) rs = Concat<axis = 0>(r2, r1) ru = Unsqueeze(rs, i0)
+  bc = Concat<axis = 0>(b, c) bu = Unsqueeze(bc, i0)
+  first = Slice(h0, i0, i4) h = Identity(first)
+  [gru] all, last = GRU<hidden_size = 4>(x, wu, ru, bu)
+  part = Slice(table, i0, i4) y = Mul(last, part)
+}"""
+
+
+def test_weights_of_a_recurrent_layer_that_were_cut_up():
+    """As both torch exporters write them; a table that is cut and multiplied stays a constant."""
+    stored = {"w": (12, 3), "r": (12, 4), "b": (12,), "c": (12,), "h0": (1, 1, 4), "table": (7, 4)}
+    model = text_model(
+        CUT,
+        **{name: weights(*shape) for name, shape in stored.items()},
+        **{f"i{k}": np.array([k]) for k in (0, 4, 8, 12)},
+    )
+    found = find_parameters(model)
+    assert {name: found[name].role for name in stored} == {
+        "w": "weight",
+        "r": "weight",
+        "b": "bias",
+        "c": "bias",
+        "h0": "constant",
+        "table": "constant",
+    }
+    assert found["w"].reason == "in parts, input 1 of GRU 'gru'"

@@ -8,7 +8,7 @@ import pytest
 from ortboost.errors import ConfigError, OrtBoostError
 from ortboost.graph.query import Parameter
 from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
-from ortboost.optimizers import AdamW, Lars, Sgd
+from ortboost.optimizers import Adam, AdamW, Lars, Sgd
 from ortboost.program.config import (
     ClipConfig,
     ParameterGroup,
@@ -108,6 +108,9 @@ NAN, INF = float("nan"), float("inf")
         lambda: ProgramConfig(weight_decay="much"),
         lambda: ProgramConfig(accumulate=2.5),
         lambda: ProgramConfig(accumulate="4"),
+        lambda: ProgramConfig(accumulate=10**30),
+        lambda: Adam(amsgrad=NAN),
+        lambda: Adam(beta1="0.9"),
         lambda: ProgramConfig(gate_buffers="no"),
         lambda: ProgramConfig(check_finite=3),
         lambda: ProgramConfig(gradient_divisor="2"),
@@ -145,6 +148,11 @@ NAN, INF = float("nan"), float("inf")
         lambda: ClipConfig("norm", 0.0),
         lambda: ClipConfig("norm", NAN),
         lambda: ClipConfig("norm", INF),
+        lambda: ClipConfig("norm", 1e300),
+        lambda: ClipConfig("norm", 1e-320),
+        lambda: ProgramConfig(weight_decay=1e300),
+        lambda: Sgd(momentum=1e300),
+        lambda: Adam(eps=1e300),
         lambda: ClipConfig("norms", 1.0),
     ],
 )

@@ -105,6 +105,10 @@ def test_the_plan_of_a_program_follows_from_its_configuration():
         {"sequence": (0, 10)},
         {"groups": (("a",),), "sequence": (1,)},
         {"seed": 2**32},
+        {"freeze_type": True},
+        {"freeze_type": 2.0},
+        {"total_steps": 10**12},
+        {"param_groups": 10**12},
         {"groups": 5},
         {"groups": ("ab", "cd")},
         {"groups": ((1,),)},
@@ -115,6 +119,11 @@ def test_what_makes_no_sense_is_refused(arguments):
     with pytest.raises(ConfigError) as caught:
         FreezeConfig(**arguments)
     assert_three_lines(caught.value)
+
+
+def test_a_block_that_no_run_comes_to_the_end_of_is_not_made():
+    sequence = generate_freeze_index_sequence(3, CONTINUOUS, 1 - 1e-15, 100)
+    np.testing.assert_array_equal(sequence, np.zeros(101))
 
 
 def test_the_configuration_survives_json():

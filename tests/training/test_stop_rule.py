@@ -35,6 +35,7 @@ def rule(scale, **options):
         (DYNAMIC, [result(True, 4.0)] * 9, False),
         (DYNAMIC, [result(True, 2.0)] * 2 + [result(False, 2.0)] + [result(True, 2.0)] * 2, False),
         (DYNAMIC, [result(False, 2.0, loss=math.inf)] * 9, False),
+        (DYNAMIC, [result(True, math.inf)] * 3, True),  # nothing brings it back
         (FixedScaleConfig(8), [result(True, 8.0)] * 3, True),
         (FixedScaleConfig(8), [result(True, 8.0)] * 2, False),
         (NO_SCALE, [result(True)] * 3, True),

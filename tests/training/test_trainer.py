@@ -308,6 +308,17 @@ def test_it_stops_names_the_tensors_and_saves_when_nothing_helps(tmp_path):
     assert read_log(tmp_path / "log.jsonl")[-1]["nonfinite"] == ["error", "loss"]
 
 
+def test_a_scale_that_grew_to_infinity_stops_the_run(tmp_path):
+    scale = DynamicScaleConfig(init=2.0**127, window=1, max_scale=None)
+    stepper = LinearStepper(scale, overflow=lambda step: step >= 2)
+    log = EventLog(tmp_path / "log.jsonl")
+    trainer = trainer_for(stepper, epochs=99, loss_scale=scale, max_skips_at_min=5, log=log)
+    with np.errstate(all="ignore"), pytest.raises(DivergedError, match="to infinity") as caught:
+        trainer.fit(train_source(stepper))
+    assert "max_scale" in caught.value.fix
+    assert read_log(tmp_path / "log.jsonl")[-1]["reason"] == "diverged"
+
+
 def test_hopeless_steps_are_counted_across_a_restart(tmp_path):
     scale, store = DynamicScaleConfig(init=4.0, window=3), CheckpointStore(tmp_path / "c")
     options = {"epochs": 99, "loss_scale": scale, "max_skips_at_min": 5, "store": store}

@@ -308,6 +308,24 @@ def test_unknown_settings_name_the_nearest(fields):
     assert_three_lines(info.value)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "mse", "ignore_index": 0},
+        {"sparse": False, "ignore_index": 0},
+        {"weight": 2.0},
+        {"name": "l1", "pos_weight": 2.0},
+        {"name": "bce-with-logits", "weight": "much"},
+        {"name": "bce-with-logits", "pos_weight": [1.0, np.inf]},
+    ],
+)
+def test_a_setting_of_another_loss_is_not_passed_over(fields):
+    with pytest.raises(ConfigError) as info:
+        LossConfig(**fields)
+    assert_three_lines(info.value)
+    assert list(fields)[-1] in info.value.what
+
+
 # ---- a model with its own loss ----------------------------------------------------------------
 
 

@@ -136,7 +136,8 @@ def layouts():
           [again] n = Gemm(g, nw)
           [turn2] hwt = Transpose(hw)
           [head] h = MatMul(n, hwt)
-          [rows] s = Gemm<transA = 1, transB = 1>(sw, h)
+          [turn3] ht = Transpose(h)
+          [rows] s = Gemm<transA = 1>(sw, ht)
           [back] logits = Transpose(s)
         }""",
         tw=weights(4, 6, 2, 2, seed=1),

@@ -495,6 +495,21 @@ def test_norms_that_an_exporter_folded_are_pointed_out():
     assert "optimize=False" in report.notes[0]
 
 
+def test_norms_that_an_exporter_folded_in_part_are_pointed_out():
+    """Of a dense layer it folds the second one: what follows a convolution."""
+
+    def make(net):
+        x = stem(net)
+        y = dense_layer(net, "norm first", "a", x, 4)
+        joined = net.node(f"[j] j = Concat<axis = 1>({x}, {y})")
+        return net.model(net.act("ta", net.bn("tn", joined, 6)))
+
+    assert not any("optimize=False" in note for note in less_bn(make(Net())).notes)
+    report = less_bn(make(Net(without={"stemn", "a2n"})))
+    assert not report.modified
+    assert "optimize=False" in report.notes[0]
+
+
 @pytest.mark.parametrize(
     ("name", "removed", "kept"),
     [("resnet20", 11, 10), ("resnet_bottleneck", 13, 6), ("mobilenet_like", 4, 10), ("mlp", 0, 0)],

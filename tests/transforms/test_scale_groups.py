@@ -292,6 +292,16 @@ def test_marks_say_where_scales_change(engine):
         )
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_with_marks_the_last_group_is_to_blame_for_what_comes_from_the_loss(engine):
+    law = marked([("a", 1, 2), ("logits", 2, 3)])
+    training = stepper(build(small_mlp(), law, engine))
+    batch = batch_for(training.program, 6)
+    assert training.step({**batch, "x": np.full_like(batch["x"], np.nan)}, RATE).overflow
+    expected = grouped_update(law.starts(), np.array([False, True]), law)
+    np.testing.assert_array_equal(training.get(names.SCALE), expected)
+
+
 @pytest.mark.parametrize(
     "marks",
     [
@@ -334,6 +344,14 @@ def test_a_mark_at_no_tensor_is_refused():
     with pytest.raises(ConfigError, match="no tensor") as caught:
         build(small_mlp(), marked([("nowhere", 1, 2)]))
     assert_three_lines(caught.value)
+
+
+def test_first_scales_whose_ratio_is_zero_in_float32_are_refused():
+    far = {"init": (2.0**-100, 2.0**100), "min_scale": None, "max_scale": None}
+    with pytest.raises(ConfigError, match="too far apart") as caught:
+        GroupedScaleConfig(**far)
+    assert_three_lines(caught.value)
+    assert GroupedScaleConfig(**{**far, "init": (2.0**-20, 2.0**100)}).number == 2
 
 
 def test_it_needs_the_finite_check():

@@ -5,10 +5,13 @@ Each is replaced by the ordinary form of the same operator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.query import static_shape
 from ortboost.report import Report
 
 __all__ = ["ordinary_forms"]
@@ -203,49 +206,77 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
 
 
 def _average_pool(site: Site) -> list[ir.Value | None] | None:
-    """3-d and dilated average pools have wrong gradients; a convolution with equal weights has not.
+    r"""Average pools whose gradient is wrong; a convolution with equal weights has a right one.
 
-    ``[N, C, ...] -> [N * C, 1, ...]``, convolved with ones, divided by the number of elements under
-    the window: the size of the kernel, or what a pool of ones counts where padding is left out.
+    The kernel of the gradient takes the shape of what it makes from the file, where a symbolic batch is
+    of length 0; 3-d and dilated ones are wrong anyway. With `c[o]` one over the number of positions that
+    count, which the operator itself tells of an image of ones:
+
+        [N, C, ...] -> [N C, 1, ...],    y[o] = c[o] sum_t x[o s - p + t d]
     """
     kernel = site.integers("kernel_shape") or ()
     dilations = site.integers("dilations") or (1,) * len(kernel)
-    if len(kernel) < 3 and all(dilation == 1 for dilation in dilations):
+    data = site.input(0)
+    fixed = static_shape(data) is not None
+    if fixed and len(kernel) < 3 and all(dilation == 1 for dilation in dilations):
         return None
-    if site.integer("ceil_mode", 0):
-        raise Refusal("a 3-d or dilated AveragePool with ceil_mode=1 has a wrong gradient")
+    producer = data.producer()
+    if producer is not None and producer.op_type == "ConstantOfShape":
+        return None
     if site.text("auto_pad", "NOTSET") != "NOTSET":
         raise Refusal("auto_pad could not be written out as pads (see explicit_padding)")
-    data = site.input(0)
+    spatial = range(2, 2 + len(kernel))
+    planes = _reshaped(site, data, site.ints(-1, 1), site.shape_of(data, 2))
     window = {
-        name: value
-        for name, value in site.node.attributes.items()
-        if name in ("strides", "pads", "dilations", "kernel_shape")
+        "kernel_shape": list(kernel),
+        "strides": list(site.integers("strides") or (1,) * len(kernel)),
+        "dilations": list(dilations),
+        "pads": list(site.integers("pads") or (0,) * (2 * len(kernel))),
     }
+    ceil = bool(site.integer("ceil_mode", 0))
+    if ceil:
+        window["pads"] = _with_overhang(site.shape(), window)
     ones = site.const(np.ones((1, 1, *kernel)))
-    planes_shape = site.op(
-        "Concat", site.ints(-1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
-    )
-    planes = site.op("Reshape", data, planes_shape)
     summed = site.op("Conv", planes, ones, **window)
-    if any(site.integers("pads") or ()) and not site.integer("count_include_pad", 0):
+    if ceil or (any(window["pads"]) and not site.integer("count_include_pad", 0)):
         unit = site.op(
             "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
         )
         one = ir.tensor([1.0], dtype=site.dtype)
-        image = site.op("ConstantOfShape", unit, dtype=site.dtype, value=one)
-        divisor = site.op("Conv", image, ones, **window)
+        shape = (1, 1, *(site.shape()[axis] for axis in spatial))
+        image = site.op("ConstantOfShape", unit, dtype=site.dtype, shape=shape, value=one)
+        pooled = site.op("AveragePool", image, **site.node.attributes)
+        mean = site.op(
+            "Mul", summed, site.op("Div", pooled, site.op("Conv", image, ones, **window))
+        )
     else:
-        divisor = site.const(float(np.prod(kernel)))
-    mean = site.op("Div", summed, divisor)
-    back = site.op(
-        "Concat",
-        site.shape_of(data, 0, 2),
-        site.shape_of(summed, 2),
-        axis=0,
-        dtype=ir.DataType.INT64,
-    )
-    return [site.op("Reshape", mean, back)]
+        mean = site.op("Div", summed, site.const(float(np.prod(kernel))))
+    return [_reshaped(site, mean, site.shape_of(data, 0, 2), site.shape_of(summed, 2))]
+
+
+def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
+    target = site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64)
+    return site.op("Reshape", value, target, allowzero=1)
+
+
+def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[int]]) -> list[int]:
+    """The padding with which ``ceil_mode`` is no matter: its last window may hang over the end.
+
+    A window that would start behind the image and the padding before it is none (as in the standard).
+    """
+    axes = len(window["kernel_shape"])
+    pads = list(window["pads"])
+    for axis, length in enumerate(shape[2:]):
+        if not isinstance(length, int):
+            raise Refusal("with ceil_mode=1 its gradient needs images of a known size")
+        stride = window["strides"][axis]
+        reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
+        space = length + pads[axis] + pads[axes + axis] - reach
+        windows = -(-space // stride) + 1
+        if (windows - 1) * stride >= length + pads[axis]:
+            windows -= 1
+        pads[axes + axis] += max((windows - 1) * stride - space, 0)
+    return pads
 
 
 def _pools(site: Site) -> list[ir.Value | None] | None:
@@ -255,7 +286,7 @@ def _pools(site: Site) -> list[ir.Value | None] | None:
 _FORMS = {
     "AveragePool": (
         _pools,
-        "3-d or dilated: written as a convolution; float16: computed in float32",
+        "written as a convolution; float16: computed in float32",
     ),
     "CastLike": (_cast_like, "written as Cast"),
     "Cos": (_scalar, "of a scalar: computed as a vector of one"),

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 import onnx_ir as ir
 
 from ortboost.errors import ConfigError, nearest
+from ortboost.kinds import check_kinds
 
 __all__ = [
     "BATCH_NORMS",
@@ -180,21 +181,6 @@ class PrecisionConfig:
                 where="precision, policy",
                 fix=nearest(str(self.policy), POLICIES),
             )
-        for key in ("keep_fp32", "force_low"):
-            value = getattr(self, key)
-            if isinstance(value, str):  # it would be taken letter by letter
-                raise ConfigError(
-                    f"'{key}' is one text, '{value}'; a list is needed.",
-                    where=f"precision, {key}",
-                    fix=f"Write ('{value}',).",
-                )
-        for key in ("keep_batchnorm", "emulate", "keep_io_types"):
-            if not isinstance(getattr(self, key), bool):
-                raise ConfigError(
-                    f"'{key}' is {getattr(self, key)!r}; it is on or off.",
-                    where=f"precision, {key}",
-                    fix="Give True or False.",
-                )
         idle = [k for k in ("keep_fp32", "force_low", "emulate") if getattr(self, k)]
         if self.compute == "fp32" and idle:
             raise ConfigError(

@@ -1,0 +1,155 @@
+"""Compute once what is made of whole numbers that are known: axes, sizes and places.
+
+Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not see
+through all of them, and gradients need to know axes and ranks. Weights are never touched: what is
+float stays a node, but for the scales of a Resize.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["fold_integers"]
+
+_LARGEST = 1024  # elements
+_OPERATORS = frozenset(
+    {
+        *(
+            "Abs",
+            "Add",
+            "Cast",
+            "Concat",
+            "Div",
+            "Equal",
+            "Gather",
+            "Greater",
+            "Less",
+            "Max",
+            "Min",
+        ),
+        *(
+            "Mod",
+            "Mul",
+            "Neg",
+            "Not",
+            "Range",
+            "Reshape",
+            "Shape",
+            "Size",
+            "Slice",
+            "Squeeze",
+            "Sub",
+        ),
+        *("Unsqueeze", "Where"),
+    }
+)
+
+
+def fold_integers(model: ir.Model) -> Report:
+    """Replace nodes of the main graph whose answer is a few known whole numbers, in place.
+
+    Args:
+        model: A model whose constants are initializers.
+
+    Returns:
+        How many nodes of each operator went. A second call changes nothing.
+    """
+    counts: dict[str, int] = {}
+    outputs = {id(value) for value in model.graph.outputs}
+    for node in list(model.graph):
+        if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+            continue
+        (output,) = node.outputs
+        if id(output) in outputs:
+            continue
+        kinds = "biuf" if _is_setting(output) else "biu"
+        found = _answer(node, model.opset_imports.get("", 18), kinds)
+        if found is None or found.dtype.kind not in kinds or found.size > _LARGEST:
+            continue
+        ir.convenience.replace_all_uses_with(output, _constant(model.graph, output, found))
+        model.graph.remove(node, safe=True)
+        counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    return Report(
+        "fold_integers", changed={op: f"{n} computed" for op, n in sorted(counts.items())}
+    )
+
+
+def _constant(graph: ir.Graph, output: ir.Value, array: NDArray[np.generic]) -> ir.Value:
+    name = output.name or ""
+    output.name = f"{name}/folded"
+    value = ir.Value(
+        name=name,
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        shape=ir.Shape(array.shape),
+        const_value=ir.tensor(array, name=name),
+    )
+    graph.register_initializer(value)
+    return value
+
+
+def _is_setting(value: ir.Value) -> bool:
+    """Whether it is only read as the region, scales or sizes of a Resize."""
+    uses = [(usage.node.op_type, usage.idx) for usage in value.uses()]
+    return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
+
+
+def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
+    """What the node makes of constants of these kinds of numbers, ``None`` if that is not known."""
+    if node.op_type in ("Shape", "Size"):
+        return _size(node)
+    feeds: dict[str, NDArray[Any]] = {}
+    for value in node.inputs:
+        if value is None:
+            continue
+        array = _array(value)
+        if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):
+            return None
+        feeds[value.name or ""] = array
+    if node.op_type in ("Div", "Mod") and any(
+        np.any(np.less_equal(array, 0)) for array in feeds.values()
+    ):
+        return None  # how negative ones are rounded is not for us to say
+    graph = onnx.helper.make_graph(
+        [ir.to_proto(node)],
+        "node",
+        [onnx.helper.make_empty_tensor_value_info(name) for name in feeds],
+        [onnx.helper.make_empty_tensor_value_info(node.outputs[0].name or "")],
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        answer = cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))[0]
+    except Exception:  # a node that is wrong is found where it matters, with its name
+        return None
+    return np.asarray(answer)
+
+
+def _size(node: ir.Node) -> NDArray[np.generic] | None:
+    value = node.inputs[0]
+    shape = None if value is None else known_shape(value)
+    if shape is None:
+        return None
+    if node.op_type == "Shape":
+        start = node.attributes.get_int("start", 0)
+        end = node.attributes.get_int("end", len(shape))
+        shape = shape[start:end]
+    sizes = [size for size in shape if isinstance(size, int)]
+    if len(sizes) < len(shape):
+        return None
+    return np.array(sizes if node.op_type == "Shape" else math.prod(sizes), np.int64)
+
+
+def _array(value: ir.Value) -> NDArray[np.generic] | None:
+    tensor = value.const_value
+    if value.is_graph_input() or tensor is None or tensor.size > _LARGEST:
+        return None
+    return tensor.numpy()

@@ -1,0 +1,118 @@
+"""Which engine makes the gradients of a model: the first that is here and able.
+
+``auto`` takes the engines in the order of :mod:`ortboost.autodiff.engine` and the first with which nothing
+stands in the way: the native one, or the portable one for a model with an operator that only it knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ortboost.autodiff.check import TrainabilityReport, check_trainable
+from ortboost.autodiff.engine import Engine, available_engines
+from ortboost.errors import ModelError
+from ortboost.graph.io import ModelSource, load_model
+from ortboost.program.config import ProgramConfig
+from ortboost.program.forward import Forward, prepare_forward
+from ortboost.report import Report
+
+__all__ = ["Chosen", "choose_engine", "refuse_blockers"]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An engine, and the forward graph that was made for it.
+
+    Args:
+        engine: The engine.
+        forward: The forward graph.
+        found: What stands in the way, and what the engine will rewrite.
+    """
+
+    engine: Engine
+    forward: Forward
+    found: TrainabilityReport
+
+
+def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
+    """Prepare a model for the first engine that can differentiate it.
+
+    Args:
+        source: The model; it is not changed.
+        config: The configuration; with an ``engine`` that is not ``auto``, for that one.
+
+    Returns:
+        The choice. If every engine finds something in the way, that of the first.
+
+    Raises:
+        DependencyError: No engine can run here.
+        FileError: The file is not a readable model.
+        ModelError: No engine can take the model at all.
+        UsageError: A name or pattern matches nothing.
+    """
+    first: Chosen | None = None
+    refused: ModelError | None = None
+    for engine in available_engines(config.engine):
+        try:
+            chosen = _prepared(source, config, engine)
+        except ModelError as error:
+            refused = refused or error
+            continue
+        if not chosen.found.blockers:
+            return chosen if first is None and refused is None else _noted(chosen, first, refused)
+        first = first or chosen
+    if refused is not None and first is None:
+        raise refused
+    assert first is not None  # there is an engine, or an error said so
+    return first
+
+
+def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) -> None:
+    """Refuse a model that cannot be trained, with all reasons at once.
+
+    Raises:
+        ModelError: Something stands in the way.
+    """
+    blockers = chosen.found.blockers
+    if not blockers:
+        return
+    fix = blockers[0].fix
+    if config.engine != "auto":
+        other = _better(source, config)
+        fix = f"Take --engine {other}, which can differentiate it." if other else fix
+    count = len(blockers)
+    raise ModelError(
+        f"The model cannot be trained as it is: {count} {'reason' if count == 1 else 'reasons'}.",
+        where="\n         ".join(f"{b.op} '{b.node}': {b.reason}" for b in blockers),
+        fix=fix,
+    )
+
+
+def _prepared(source: ModelSource, config: ProgramConfig, engine: Engine) -> Chosen:
+    forward = prepare_forward(load_model(source), config, engine)
+    wrt = [parameter.name for parameter in forward.trained]
+    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
+    return Chosen(engine, forward, found)
+
+
+def _noted(chosen: Chosen, first: Chosen | None, refused: ModelError | None) -> Chosen:
+    """Say why it is not the engine that is taken otherwise."""
+    why = str(refused.what) if refused is not None else ""
+    if first is not None:
+        blocker = first.found.blockers[0]
+        why = f"{first.engine.name}: {blocker.op} '{blocker.node}': {blocker.reason}"
+    note = f"the {chosen.engine.name} engine is taken; {why}"
+    report = Report("choose_engine", notes=[note])
+    forward = dataclasses.replace(chosen.forward, reports=(report, *chosen.forward.reports))
+    found = dataclasses.replace(chosen.found, notes=(note, *chosen.found.notes))
+    return Chosen(chosen.engine, forward, found)
+
+
+def _better(source: ModelSource, config: ProgramConfig) -> str | None:
+    """Another engine with which nothing stands in the way."""
+    try:
+        chosen = choose_engine(source, dataclasses.replace(config, engine="auto"))
+    except ModelError:
+        return None
+    return None if chosen.found.blockers else chosen.engine.name

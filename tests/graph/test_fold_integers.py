@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.normalize import infer_shapes, normalize
+from tests.support import run, text_model, weights
+
+
+def net(body: str, inputs: str = "float[N,3,4] x", outputs: str = "float[a,b,c] y", **stored):
+    model = text_model(
+        f'<ir_version: 8, opset_import: ["" : 18]> net ({inputs}) => ({outputs}) {{ {body} }}',
+        **stored,
+    )
+    infer_shapes(model)
+    return model
+
+
+def ops(model: ir.Model) -> list[str]:
+    return [node.op_type for node in model.graph]
+
+
+def test_an_axis_that_is_computed_is_known_afterwards():
+    """As TorchScript writes ``x.unflatten(-1, (3, 2))``: the axis is ``-1 % 3``."""
+    body = """r = Mod(minus, three) at = Unsqueeze(r, nought) end = Add(at, one)
+      s = Shape(x) head = Slice(s, nought, at) tail = Slice(s, end, far)
+      sizes = Concat<axis = 0>(head, parts, tail) y = Reshape(x, sizes)"""
+    model = net(
+        body,
+        "float[N,3,6] x, int64 minus, int64 three, int64[1] nought, int64[1] one, int64[1] far, int64[2] parts",
+        "float[a,b,c,d] y",
+        minus=np.array(2),
+        three=np.array(3),
+        nought=np.array([0]),
+        one=np.array([1]),
+        far=np.array([2**63 - 1]),
+        parts=np.array([3, 2]),
+    )
+    x = weights(5, 3, 6)
+    before = run(model, {"x": x})["y"]
+    reports = normalize(model, opsets=range(18, 22), ir_version=10)
+    assert "fold_integers" in {report.rewrite for report in reports}
+    assert not set(ops(model)) & {"Mod", "Unsqueeze", "Add"}
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], before)
+    ends = [n.inputs[2].const_value.numpy() for n in model.graph if n.op_type == "Slice"]
+    assert [2] in [end.tolist() for end in ends]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert not fold_integers(model).modified
+
+
+def test_the_scales_of_a_resize_are_put_together():
+    model = net(
+        'scales = Concat<axis = 0>(ones, twos) y = Resize<mode = "nearest">(x, , scales)',
+        "float[N,3,4,4] x, float[2] ones, float[2] twos",
+        "float[N,3,8,8] y",
+        ones=np.ones(2, np.float32),
+        twos=np.full(2, 2, np.float32),
+    )
+    assert fold_integers(model).changed == {"Concat": "1 computed"}
+    assert run(model, {"x": weights(1, 3, 4, 4)})["y"].shape == (1, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = Concat<axis = 0>(w, w) y = Add(x, t)",  # of weights
+        "c = Cast<to = 1>(two) y = Mul(x, c)",  # a float
+        "s = Shape(x) y = Reshape(x, s)",  # not known
+        "z = Div(two, nought) c = Cast<to = 1>(z) y = Mul(x, c)",
+        "r = RandomUniform<shape = [1], dtype = 1>() c = Cast<to = 7>(r) "
+        "d = Cast<to = 1>(c) y = Mul(x, d)",
+    ],
+)
+def test_what_is_left_alone(body):
+    model = net(
+        body,
+        "float[N,3,4] x, float[1,3,4] w, int64 two, int64 nought",
+        w=weights(1, 3, 4),
+        two=np.array(2),
+        nought=np.array(0),
+    )
+    before = ops(model)
+    assert not fold_integers(model).modified
+    assert ops(model) == before
+
+
+def test_an_output_of_the_model_stays_one():
+    model = net("y = Add(two, two)", "int64 two", "int64 y", two=np.array(2))
+    assert not fold_integers(model).modified

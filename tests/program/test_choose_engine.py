@@ -1,0 +1,82 @@
+"""``--engine auto``: the first engine that can."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.autodiff.native import NativeEngine
+from ortboost.errors import ModelError
+from ortboost.loss_scale import NO_SCALE
+from ortboost.optimizers import Sgd
+from ortboost.program.build import build_program
+from ortboost.program.choose_engine import choose_engine
+from ortboost.program.config import ProgramConfig
+from tests.support import (
+    assert_three_lines,
+    needs_native,
+    small_mlp,
+    stepper,
+    text_model,
+    weights,
+)
+
+NATIVE = NativeEngine().unavailable() is None
+
+
+def recurrent():
+    """Only the portable engine differentiates a GRU."""
+    return text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[5,N,3] x, float[1,12,3] w, float[1,12,4] r, float[4,2] v) => (float[N,2] y) {
+          [gru] h, last = GRU<hidden_size = 4>(x, w, r)
+          ax = Constant<value = int64[1] {0}>()
+          s = Squeeze(last, ax) y = MatMul(s, v) }""",
+        w=weights(1, 12, 3),
+        r=weights(1, 12, 4, seed=1),
+        v=weights(4, 2, seed=2),
+    )
+
+
+def test_what_the_first_engine_cannot_do_goes_to_the_second():
+    program = build_program(recurrent(), ProgramConfig(optimizer=Sgd(), loss_scale=NO_SCALE))
+    assert program.engine == "portable"
+    assert {entry.name for entry in program.catalogue.entries("parameter")} == {"w", "r", "v"}
+    notes = [note for report in program.reports for note in report.notes]
+    assert any("the portable engine is taken; native: GRU 'gru'" in n for n in notes) is NATIVE
+    training = stepper(program)
+    before = training.get("r")
+    batch = {"x": weights(5, 6, 3, seed=5), "labels": np.arange(6) % 2}
+    training.step(batch, {"learning_rate": 0.5})
+    assert np.abs(training.get("r") - before).max() > 0
+
+
+@needs_native
+def test_where_it_can_the_first_engine_is_taken_and_nothing_is_said():
+    chosen = choose_engine(small_mlp(), ProgramConfig())
+    assert chosen.engine.name == "native"
+    assert not any(report.rewrite == "choose_engine" for report in chosen.forward.reports)
+
+
+@needs_native
+def test_an_engine_that_was_asked_for_stays_and_the_error_names_the_other():
+    with pytest.raises(ModelError) as caught:
+        build_program(recurrent(), ProgramConfig(engine="native"))
+    assert_three_lines(caught.value)
+    assert "GRU 'gru'" in caught.value.where
+    assert caught.value.fix == "Take --engine portable, which can differentiate it."
+
+
+def test_what_no_engine_can_do_is_refused_with_the_reasons_of_the_first():
+    foreign = text_model(
+        """<ir_version: 8, opset_import: ["" : 18, "my" : 1]>
+        net (float[N,3] x, float[3,2] w) => (float[N,2] y) {
+          h = MatMul(x, w) [thing] y = my.Thing(h) }""",
+        w=weights(3, 2),
+    )
+    for engine in ("auto", "portable"):
+        with pytest.raises(ModelError) as caught:
+            build_program(foreign, ProgramConfig(engine=engine))
+        assert_three_lines(caught.value)
+        assert "Thing 'thing'" in caught.value.where
+        assert "--engine" not in caught.value.fix

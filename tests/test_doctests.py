@@ -1,0 +1,24 @@
+"""The examples in docstrings answer what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import ortboost
+
+MODULES = [module.name for module in pkgutil.walk_packages(ortboost.__path__, "ortboost.")]
+
+
+def test_every_example_answers_what_it_says(capsys):
+    failed, tried = [], 0
+    for name in MODULES:
+        if name.endswith("__main__"):
+            continue
+        result = doctest.testmod(importlib.import_module(name))
+        tried += result.attempted
+        if result.failed:
+            failed.append(name)
+    assert not failed, capsys.readouterr().out
+    assert tried > 100
