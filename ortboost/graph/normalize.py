@@ -19,6 +19,7 @@ from onnxscript import version_converter
 from ortboost.errors import ModelError
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.io import source_name
+from ortboost.graph.unpack_sequences import unpack_sequences
 from ortboost.report import Report
 
 __all__ = ["convert_opset", "infer_shapes", "normalize", "quiet"]
@@ -84,10 +85,12 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     model.ir_version = ir_version
     infer_shapes(model)
     for _ in range(_ROUNDS):  # what is computed may give a shape, which may give a number
-        report = fold_integers(model)
-        if not report.modified:
+        found = [
+            report for report in (fold_integers(model), unpack_sequences(model)) if report.modified
+        ]
+        if not found:
             break
-        reports.append(report)
+        reports += found
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
     return reports

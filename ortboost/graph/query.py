@@ -73,7 +73,16 @@ _SETTINGS = {
 }
 _PREPROCESSING = "normalizes the raw input"
 # Through these a weight is still the same weight.
-_TRANSPARENT = {"Transpose", "Identity", "Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand"}
+_TRANSPARENT = {
+    "Transpose",
+    "Identity",
+    "Cast",
+    "CastLike",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+    "Expand",
+}
 # Exporters cut the weights of a recurrent layer up and put the gates in another order.
 _CUTTING = {"Slice", "Split"}
 
@@ -188,6 +197,8 @@ def _classify(value: ir.Value) -> tuple[str, str]:
         if index in _SETTINGS.get(node.op_type, ()):
             continue
         norm = _NORM_OPS.get(node.op_type, ())
+        if index in norm and _is_neutral(value, index) and _normalizes_groups(node):
+            return "constant", f"the groups of a normalization are scaled behind it, {where}"
         if index in norm:
             return ("norm_scale" if index == 1 else "norm_shift"), where
         for position, role in _WEIGHTS.get(node.op_type, ()):
@@ -215,6 +226,20 @@ def _classify(value: ir.Value) -> tuple[str, str]:
     if any(n.op_type in ("Add", "Sub", "Mul", "Div", "Concat", "Where", "Sum") for n, _ in uses):
         return ("bias" if len(shape) == 1 and node.op_type == "Add" else "weight"), where
     return "constant", f"not a weight position, {where}"
+
+
+def _is_neutral(value: ir.Value, index: int) -> bool:
+    """Whether a scale is all 1, or a shift all 0."""
+    tensor = value.const_value
+    return tensor is not None and bool((tensor.numpy() == (1 if index == 1 else 0)).all())
+
+
+def _normalizes_groups(node: ir.Node) -> bool:
+    """Whether it is the inner part of torch's GroupNorm: channels laid together, normalized, apart again."""
+    source = None if node.inputs[0] is None else node.inputs[0].producer()
+    readers = [usage.node.op_type for usage in node.outputs[0].uses()]
+    together = source is not None and source.op_type == "Reshape"
+    return node.op_type == "InstanceNormalization" and together and set(readers) == {"Reshape"}
 
 
 def _is_raw(value: ir.Value | None) -> bool:

@@ -1,0 +1,77 @@
+"""Parts of a tensor that are taken out of a sequence, as slices.
+
+``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part. No engine
+differentiates sequences, and no runtime likes them.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import known_shape
+from ortboost.report import Report
+
+__all__ = ["unpack_sequences"]
+
+_END = 2**63 - 1
+
+
+def unpack_sequences(model: ir.Model) -> Report:
+    """Replace each SequenceAt of known place behind a SplitToSequence of known sizes, in place.
+
+    Returns:
+        Which parts were sliced. What is not known stays. A second call changes nothing.
+    """
+    report = Report("unpack_sequences")
+    builder: Builder | None = None
+    for node in list(model.graph):
+        split = (
+            None
+            if node.op_type != "SequenceAt" or not node.inputs[0]
+            else node.inputs[0].producer()
+        )
+        if split is None or split.op_type != "SplitToSequence":
+            continue
+        bounds, data = _bounds(split, _numbers(node, 1)), split.inputs[0]
+        if bounds is None or data is None:
+            continue
+        builder = builder or Builder(model.graph, "ortboost/sequence")
+        axis = split.attributes.get_int("axis", 0)
+        start, end = (builder.ints(bound) for bound in bounds)
+        part = builder.op("Slice", data, start, end, builder.ints(axis))
+        alone = len(split.inputs) < 2 or split.inputs[1] is None
+        if alone and not split.attributes.get_int("keepdims", 1):
+            part = builder.op("Squeeze", part, builder.ints(axis))
+        replace_node(node, [part], builder)
+        report.changed[node.name or ""] = f"a slice of what '{split.name}' splits"
+    return report
+
+
+def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
+    """Where the part begins and ends."""
+    if not place:
+        return None
+    index, axis = place[0], split.attributes.get_int("axis", 0)
+    shape = None if split.inputs[0] is None else known_shape(split.inputs[0])
+    length = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    given = split.inputs[1] if len(split.inputs) > 1 else None
+    sizes = [1] if given is None else _numbers(split, 1)
+    if not sizes:
+        return None
+    if given is not None and len(known_shape(given) or ()) == 1:
+        index += len(sizes) if index < 0 else 0
+        return (sum(sizes[:index]), sum(sizes[: index + 1])) if 0 <= index < len(sizes) else None
+    size = sizes[0]
+    if index < 0:
+        if not isinstance(length, int) or size < 1:
+            return None
+        index += -(-length // size)
+    return (index * size, min((index + 1) * size, _END)) if index >= 0 else None
+
+
+def _numbers(node: ir.Node, index: int) -> list[int] | None:
+    value = node.inputs[index]
+    if value is None or value.is_graph_input() or value.const_value is None:
+        return None
+    return [int(number) for number in value.const_value.numpy().reshape(-1)]

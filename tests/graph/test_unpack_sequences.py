@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.unpack_sequences import unpack_sequences
+from tests.support import run, text_model, weights
+
+
+def net(split: str, place: int, sizes: object = None, inputs: str = "float[N,6,5] x"):
+    stored = {} if sizes is None else {"k": np.array(sizes)}
+    given = (
+        "" if sizes is None else f", int64[{np.size(sizes)}] k" if np.ndim(sizes) else ", int64 k"
+    )
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        net ({inputs}, int64 i{given}) => (float[a,b,c] y) {{
+          [split] s = {split} [part] p = SequenceAt(s, i) y = Neg(p) }}""",
+        i=np.array(place),
+        **stored,
+    )
+    infer_shapes(model)
+    return model
+
+
+CASES = [
+    ("SplitToSequence<axis = 1>(x, k)", 1, 2),
+    ("SplitToSequence<axis = 1>(x, k)", 1, 4),  # the last part is smaller
+    ("SplitToSequence<axis = 1>(x, k)", -1, 4),
+    ("SplitToSequence<axis = -1>(x, k)", 0, [2, 3]),
+    ("SplitToSequence<axis = -1>(x, k)", -1, [2, 3]),
+    ("SplitToSequence<axis = 1>(x)", 3, None),
+    ("SplitToSequence<axis = 1>(x)", -2, None),
+]
+
+
+@pytest.mark.parametrize(("split", "place", "sizes"), CASES)
+def test_a_part_is_a_slice(split, place, sizes):
+    model = net(split, place, sizes)
+    x = weights(3, 6, 5)
+    before = run(model, {"x": x})["y"]
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert [node.op_type for node in model.graph] == ["Slice", "Neg"]
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], before)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert not unpack_sequences(model).modified
+
+
+def test_a_part_without_its_axis():
+    model = text_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,6,5] x, int64 i) => (float[a,b] y) {
+          s = SplitToSequence<axis = 1, keepdims = 0>(x) p = SequenceAt(s, i) y = Neg(p) }""",
+        i=np.array(4),
+    )
+    x = weights(3, 6, 5)
+    before = run(model, {"x": x})["y"]
+    assert unpack_sequences(model).modified
+    np.testing.assert_array_equal(run(model, {"x": x})["y"], before)
+
+
+@pytest.mark.parametrize(
+    ("split", "place", "sizes", "inputs"),
+    [
+        ("SplitToSequence<axis = 1>(x, k)", 5, [2, 4], "float[N,6,5] x"),  # there is none
+        ("SplitToSequence<axis = 0>(x, k)", -1, 2, "float[N,6,5] x"),  # how many, nobody knows
+        ("SequenceConstruct(x, x)", 0, 2, "float[N,6,5] x"),
+    ],
+)
+def test_other_forms_are_left_alone(split, place, sizes, inputs):
+    assert not unpack_sequences(net(split, place, sizes, inputs)).modified
