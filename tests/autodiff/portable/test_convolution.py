@@ -180,7 +180,8 @@ def test_auto_pad(mode, strides):
     assert_gradients(model, ["x", "w"], random_feeds(model), engine="portable")
 
 
-# A product over nothing is 0; onnxruntime 1.19 leaves the memory as it finds it. Steppers refuse empty batches.
+# A product over nothing is 0; in onnxruntime 1.19 a fused one leaves the memory as it finds it.
+# Steppers refuse empty batches.
 NOTHING_IS_ZERO = int(onnxruntime.__version__.split(".")[1]) > 19
 
 
@@ -193,7 +194,7 @@ def test_an_empty_batch_has_no_gradient(channels):
         result = run(differentiate(model, "loss", ["x", "w"], "portable"), feeds)
         assert result["x_grad"].shape == (0, channels, 4, 4)
         assert result["w_grad"].shape == w
-        if NOTHING_IS_ZERO or channels < 16:  # from 16 on it is one product over batch and places
+        if NOTHING_IS_ZERO or channels == 1 or w[2] == 1:  # else one product over batch and places
             np.testing.assert_array_equal(result["w_grad"], np.zeros(w))
 
 
