@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import platform
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +24,12 @@ import onnx_ir as ir
 from ortboost.autodiff import native_rewrites, native_support
 from ortboost.autodiff.engine import check_request
 from ortboost.autodiff.native_graph import (
+    drop_copies,
     drop_empty_inputs,
     free_gradient_names,
     lift_large_constants,
     one_use_per_node,
+    own_frozen_inputs,
     protect_pool_indices,
     protect_running_statistics,
     put_back,
@@ -58,6 +62,7 @@ _OWNERS = (
     "ort-nightly",
     "ort-nightly-gpu",
 )
+_NEWEST_PYTHON = (3, 12)
 _MAX_BYTES = 2**31 - 2**20
 
 
@@ -95,6 +100,12 @@ def diagnose() -> Diagnosis | None:
     install = (
         f"pip install {_WHEELS[0]}=={VERSION}  (or 'ortboost[cpu]'; with a GPU 'ortboost[cuda]')"
     )
+    if sys.version_info[:2] > _NEWEST_PYTHON:  # nothing that pip could install
+        return Diagnosis(
+            "There is no onnxruntime-training for this Python.",
+            f"Python {platform.python_version()}, {where}",
+            "Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
+        )
     if len(found) > 1:
         keep = next((wheel for wheel in reversed(_WHEELS) if wheel in found), _WHEELS[0])
         return Diagnosis(
@@ -194,11 +205,13 @@ class NativeEngine:
         _refuse_unsupported(self, work, wrt, loss)
         free_gradient_names(work, [*wrt, loss])
         one_use_per_node(work, wrt)
+        shared = own_frozen_inputs(work, reach(work, wrt, loss).active)
         drop_empty_inputs(work)
         unique_node_names(work)
-        lifted = lift_large_constants(work)
+        lifted = lift_large_constants(work, shared)
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
+        drop_copies(result)
         put_back(result, aside)
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)

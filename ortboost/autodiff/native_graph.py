@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -17,10 +18,12 @@ from ortboost.graph.query import known_shape
 
 __all__ = [
     "Aside",
+    "drop_copies",
     "drop_empty_inputs",
     "free_gradient_names",
     "lift_large_constants",
     "one_use_per_node",
+    "own_frozen_inputs",
     "protect_pool_indices",
     "protect_running_statistics",
     "put_back",
@@ -33,6 +36,16 @@ __all__ = [
 # Constants of more elements than this travel apart from the graph.
 _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
+# Operators and the inputs whose gradients the builder writes unasked.
+_ALWAYS_WRITTEN = {
+    "BatchNormalization": range(1, 3),
+    "BiasGelu": range(1, 2),
+    "Concat": range(sys.maxsize),
+    "FastGelu": range(1, 2),
+    "LayerNormalization": range(1, 3),
+    "SimplifiedLayerNormalization": range(1, 2),
+}
+_OWN = "ortboost/native/own"
 
 
 def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
@@ -68,6 +81,54 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
                 model.graph.insert_before(node, builder.take())
 
 
+def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[str]:
+    """Give each of some nodes a copy of its own of what it shares and what is not trained.
+
+    The builder writes the gradients of these inputs whether they are asked for or not, each node under the
+    same name; only those that are asked for are summed. Each copy is a copy of the last one, by a Sum of one
+    input: equal nodes would be merged again, and so would an Identity. :func:`drop_copies` takes them out.
+
+    Args:
+        model: The graph, changed in place.
+        active: Names of all values that a gradient goes through.
+
+    Returns:
+        Names of what was copied. Constants among them must be lifted: copies of these are computed at once,
+        and equal constants are merged.
+    """
+    builder = Builder(model.graph, _OWN)
+    latest: dict[ir.Value, ir.Value] = {}
+    for node in list(model.graph):
+        written = _ALWAYS_WRITTEN.get(node.op_type, range(0))
+        if not any(output.name in active for output in node.outputs):
+            continue
+        for index in range(len(node.inputs))[written.start : written.stop]:
+            value = node.inputs[index]
+            while value is not None and (maker := value.producer()) is not None:
+                if maker.op_type != "Identity":
+                    break
+                value = maker.inputs[0]
+            if value is None or value.name in active:
+                continue
+            if value in latest:
+                latest[value] = builder.op("Sum", latest[value], shape=value.shape)
+                model.graph.insert_before(node, builder.take())
+                node.replace_input_with(index, latest[value])
+            else:
+                latest[value] = value
+    return {value.name or "" for value, copy in latest.items() if copy is not value}
+
+
+def drop_copies(model: ir.Model) -> None:
+    """Take the copies of :func:`own_frozen_inputs` out again, in place."""
+    for node in list(model.graph):
+        if node.op_type == "Sum" and (node.outputs[0].name or "").startswith(_OWN):
+            source = node.inputs[0]
+            assert source is not None
+            ir.convenience.replace_all_uses_with(node.outputs[0], source)
+            model.graph.remove(node, safe=True)
+
+
 def drop_empty_inputs(model: ir.Model) -> None:
     """``ReduceSum(x, "")`` is valid, but the gradient of it is not."""
     for node in model.graph:
@@ -92,14 +153,22 @@ def unique_node_names(model: ir.Model) -> None:
         seen.add(name)
 
 
-def lift_large_constants(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Turn large constants into inputs for a while: the builder takes the model as bytes."""
+def lift_large_constants(
+    model: ir.Model, also: Collection[str] = ()
+) -> dict[str, ir.TensorProtocol]:
+    """Turn large constants into inputs for a while: the builder takes the model as bytes.
+
+    Args:
+        model: The graph, changed in place.
+        also: Names of constants to turn whatever their size.
+    """
     lifted: dict[str, ir.TensorProtocol] = {}
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
         if tensor is None or value.is_graph_input() or value.is_graph_output():
             continue
-        if isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS:
+        large = isinstance(tensor, ir.ExternalTensor) or tensor.size > _LIFT_ELEMENTS
+        if large or name in also:
             lifted[name] = tensor
             value.const_value = None
             model.graph.initializers.pop(name)

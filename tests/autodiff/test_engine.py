@@ -9,6 +9,7 @@ from ortboost.autodiff import native
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine, gradient_name
 from ortboost.autodiff.native import NativeEngine, diagnose
 from ortboost.errors import DependencyError, ModelError, UsageError
+from ortboost.graph.normalize import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import native_only, run
 
@@ -71,6 +72,42 @@ def test_a_parameter_used_more_than_once(body):
     model = graph(f"""g (float[3,3] x, float[3,3] w) => (float loss) {{
         {body} z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }}""")
     assert_gradients(model, ["w"], random_feeds(model))
+
+
+LN = "LayerNormalization"
+
+
+@pytest.mark.parametrize(
+    ("body", "constants"),
+    [
+        (f"a = {LN}(h, s, b) c = {LN}(a, s, b) d = {LN}(c, s, b) y = {LN}(d, s, b)", ""),
+        (f"t = Identity(s) a = {LN}(h, t, b) c = {LN}(a, s, b) y = {LN}(c, t, b)", ""),
+        (f"t = Exp(s) a = {LN}(h, t, b) c = {LN}(a, t, b) y = {LN}(c, t, s)", ""),
+        (f"a = {LN}(h, q, q) c = {LN}(a, q, q) y = {LN}(c, q, q)", "<float[3] q = {1, 2, 3}>"),
+        ("a = Concat<axis=1>(h, x, x) y = Concat<axis=1>(x, a)", ""),
+        ("a = Concat<axis=0>(h, q, q) y = Concat<axis=0>(q, a)", "<float[1,3] q = {0, 0, 0}>"),
+    ],
+)
+def test_what_is_frozen_may_be_shared(body, constants):
+    model = graph(f"""g (float[3,3] x, float[3,3] w, float[3] s, float[3] b) => (float loss)
+        {constants} {{ h = MatMul(x, w) {body} z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }}""")
+    result = assert_gradients(model, ["w"], random_feeds(model))
+    assert not [value for value in result.graph.all_nodes() if "native/own" in str(value.name)]
+    assert set(model.graph.initializers) <= set(result.graph.initializers)
+
+
+@pytest.mark.parametrize("op", ["BiasGelu", "FastGelu"])
+def test_a_frozen_bias_of_a_fused_operator_may_be_shared(op):
+    op = f"com.microsoft.{op}"
+    text = f"""g (float[3,3] x, float[3,3] w, float[3] s) => (float loss) {{
+        h = MatMul(x, w) a = {op}(h, s) c = {op}(a, s) y = {op}(c, s)
+        loss = ReduceMean<keepdims=0>(y) }}"""
+    model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>{text}')
+    infer_shapes(model)
+    both = [
+        run(differentiate(model, "loss", ["w"], e), random_feeds(model)) for e in engine_names()
+    ]
+    np.testing.assert_allclose(both[0]["w_grad"], both[1]["w_grad"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_loss_that_is_used_elsewhere():
