@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.deploy.bisect import InnerDifference, first_difference
+from ortboost.deploy.targets import PRECISIONS
 from ortboost.deploy.verify import Parity, tolerance_for
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.errors import UsageError
@@ -89,8 +90,9 @@ def compare(
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         batch_size: Samples a run.
-        rtol: Relative tolerance, 1e-3 if not given.
-        atol: Absolute tolerance, 1e-4 if not given.
+        rtol: Relative tolerance; if not given 1e-3, or what the precision allows that ``other`` was
+            exported in.
+        atol: Absolute tolerance; if not given 1e-4, or the same.
         rtols: Output name to a relative tolerance of its own.
         atols: Output name to an absolute tolerance of its own.
         device: Where to run.
@@ -98,14 +100,21 @@ def compare(
     Raises:
         UsageError: They have no output in common, or take different inputs.
     """
-    tolerance = tolerance_for(rtol=rtol, atol=atol, rtols=rtols, atols=atols)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
             trained_subject(one, checkpoint, device)
             if Path(one).is_dir()
             else plain_subject(one, Path(folder), device, as_it_is=True)
         )
-        load_model(other)  # its errors are clearer than the runtime's
+        loaded = load_model(other)  # its errors are clearer than the runtime's
+        precision = loaded.metadata_props.get("ortboost.precision", "fp32")
+        tolerance = tolerance_for(
+            precision if precision in PRECISIONS else "fp32",
+            rtol=rtol,
+            atol=atol,
+            rtols=rtols,
+            atols=atols,
+        )
         challenger = ModelEvaluator(os.fspath(other), device=device)
         feeds, lengths = collect(subject, data, split, batch_size, mapping)
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -146,13 +146,18 @@ def collect(
     fixed = static_batch(subject.evaluator.inputs)
     if data is None:
         return [subject.made_up(fixed or 4)], [0]
+    if isinstance(data, Iterator):  # it may have to be read with labels and again without
+        data = list(data)
+
+    def read(inputs: Sequence[TensorSpec]) -> list[Feeds]:
+        return list(open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0))
+
     try:
-        source = open_source(data, subject.inputs, split, fixed or batch_size, mapping)
+        found = read(subject.inputs)
     except OrtBoostError:  # a plain model can do without labels; if it was not that, it is said now
         if subject.inputs == subject.evaluator.inputs:
             raise
-        source = open_source(data, subject.evaluator.inputs, split, fixed or batch_size, mapping)
-    found: list[Feeds] = list(source.epoch(0))
+        found = read(subject.evaluator.inputs)
     lengths = [len(next(iter(batch.values()))) for batch in found]
     if fixed is not None:
         found = [pad_batch(batch, fixed)[0] for batch in found]

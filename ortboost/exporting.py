@@ -225,7 +225,8 @@ def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
         f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison says little."
         for name in (expected[0] if expected else ())
         if all(
-            np.asarray(batch[name]).dtype.kind == "f" and not np.isfinite(batch[name]).any()
+            getattr(batch[name], "dtype", np.dtype(object)).kind == "f"
+            and not np.isfinite(batch[name]).any()
             for batch in expected
         )
     ]

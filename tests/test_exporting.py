@@ -241,6 +241,19 @@ def test_a_program_and_its_export(trained, tmp_path):
     assert found.first.difference.output == "logits"
 
 
+def test_a_file_is_compared_as_its_precision_allows(trained, tmp_path):
+    out = tmp_path / "h.onnx"
+    allowed = api.export(trained, out, precision="fp16", verify=DIGITS, device="cpu").parity
+    found = api.compare(trained, out, data=DIGITS, device="cpu").parity
+    assert found.tolerance == allowed.tolerance
+    assert found.ok
+    assert not api.compare(trained, out, data=DIGITS, device="cpu", rtol=0, atol=0).parity.ok
+    model = load_model(out)
+    model.metadata_props["ortboost.precision"] = "fp4"  # of another version
+    save_model(model, out)
+    assert api.compare(trained, out, data=DIGITS, device="cpu").parity.tolerance.rtol == 1e-3
+
+
 def test_models_that_have_nothing_in_common(convnet, tmp_path):
     save_model(small_mlp(), tmp_path / "mlp.onnx")
     with pytest.raises(OrtBoostError) as info:

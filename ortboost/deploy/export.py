@@ -33,6 +33,7 @@ from ortboost.transforms.trainable_norm import to_inference
 
 __all__ = ["Exported", "export_model", "export_network", "optimize_inference", "write_verified"]
 
+_BASE = "the graph before any rewrite"
 _OLDEST = 13  # older opsets say in attributes what the rewrites read from inputs
 
 
@@ -249,28 +250,17 @@ def write_verified(
     batches = list(feeds)
     with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=target.parent) as workshop:
         trial = Path(workshop) / target.name
-        run = _runner(exported.precision, trial, outputs, device)
-        if exported.precision == "fp16" and device == "cpu":  # that the file itself is accepted
-            first = _answers(exported.model, trial, batches[:1], outputs, device)
-            compare(expected[:1], first, outputs, tolerance=tolerance).require(str(target))
-        answers = run(exported.model, batches)
-
-        def watched() -> Iterable[Mapping[str, NDArray[Any]]]:
-            for number, answer in enumerate(answers):
-                if watch is not None:
-                    watch(number, answer)
-                yield answer
-
-        parity = compare(expected, watched(), outputs, tolerance=tolerance)
-        if not parity.samples:
-            raise ParityError(
-                "There was no data to compare the export with.",
-                where=str(target),
-                fix="Give data with --verify, at least one sample.",
-            )
-        if not parity.ok:
-            guilty = _guilty(exported, run, expected, batches, outputs, tolerance)
-            parity.require(str(target), guilty)
+        rounded = _runner(exported.precision, trial, outputs, device)
+        plain = _runner("fp32", trial, outputs, device)
+        # In fp16 on a CPU what is compared is not the file itself: first that it is accepted and right, too.
+        both = exported.precision == "fp16" and device == "cpu"
+        trials = [(plain, 1), (rounded, len(batches))] if both else [(rounded, len(batches))]
+        for run, length in trials:
+            last = run is trials[-1][0]
+            parity = _compared(
+                exported, run, expected[:length], batches[:length], outputs, tolerance,
+                watch if last else None, str(target),
+            )  # fmt: skip
     if accept is not None:
         accept()
     worst = parity.worst
@@ -278,6 +268,50 @@ def write_verified(
         f"max_abs {worst.max_abs:.3g}, max_rel {worst.max_rel:.3g}, {parity.samples} samples"
     )
     save_model(exported.model, target)
+    return parity
+
+
+def _compared(
+    exported: Exported,
+    run: _Run,
+    expected: Sequence[Mapping[str, NDArray[Any]]],
+    feeds: Sequence[Mapping[str, NDArray[Any]]],
+    outputs: Sequence[str],
+    tolerance: Tolerance,
+    watch: Callable[[int, Mapping[str, NDArray[Any]]], None] | None,
+    where: str,
+) -> Parity:
+    """Run and compare.
+
+    Raises:
+        ParityError: An output is beyond the tolerance, or a rewrite made what the runtime refuses.
+    """
+
+    def watched() -> Iterable[Mapping[str, NDArray[Any]]]:
+        for number, answer in enumerate(run(exported.model, feeds)):
+            if watch is not None:
+                watch(number, answer)
+            yield answer
+
+    try:
+        parity = compare(expected, watched(), outputs, tolerance=tolerance)
+    except ModelError as error:
+        guilty = _guilty(exported, run, expected, feeds, outputs, tolerance)
+        if guilty is None or guilty == _BASE:
+            raise
+        raise ParityError(
+            f"The exported graph cannot be run. It is {guilty} that does it.",
+            where=f"{where}: {error.where}",
+            fix="Nothing was written. Export with --no-optimize, and report it.",
+        ) from error
+    if not parity.samples:
+        raise ParityError(
+            "There was no data to compare the export with.",
+            where=where,
+            fix="Give data with --verify, at least one sample.",
+        )
+    if not parity.ok:
+        parity.require(where, _guilty(exported, run, expected, feeds, outputs, tolerance))
     return parity
 
 
@@ -300,7 +334,14 @@ def _answers(
             for name, array in feed.items()
             if name in taken
         }
-        return dict(zip(outputs, session.run(list(outputs), given), strict=True))
+        try:
+            return dict(zip(outputs, session.run(list(outputs), given), strict=True))
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            raise ModelError(
+                "onnxruntime cannot run the exported graph.",
+                where=str(error).strip().splitlines()[0],
+                fix="Export with --no-optimize to find out whether a rewrite is guilty.",
+            ) from error
 
     return (run(feed) for feed in feeds)
 
@@ -347,4 +388,4 @@ def _guilty(
     found = guilty_step(exported.base, exported.steps, passes)
     if found is None:
         return None
-    return f"the rewrite '{found}'" if found else "the graph before any rewrite"
+    return f"the rewrite '{found}'" if found else _BASE

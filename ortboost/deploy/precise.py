@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.deploy.pipeline import Step
+from ortboost.deploy.rewrites.part_transposes import part_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
 from ortboost.errors import UsageError
 from ortboost.graph.normalize import convert_opset
@@ -80,10 +81,14 @@ def precision_step(precise: Precise, target: Target) -> list[Step]:
     def place(model: ir.Model) -> Report:
         return place_precision(model, config, weights="stored", ranges=margin)
 
-    steps = [Step("place_precision", place), Step("clamp_infinite", clamp_infinite)]
+    placed = Step("place_precision", place)
     if precise.precision == "bf16":
-        return [Step("bf16_opset", _lift_for_bf16), steps[0]]
-    return steps
+        return [Step("bf16_opset", _lift_for_bf16), placed]
+    return [
+        placed,
+        Step("clamp_infinite", clamp_infinite),
+        Step("part_transposes", part_transposes),
+    ]
 
 
 def _lift_for_bf16(model: ir.Model) -> Report:

@@ -201,6 +201,7 @@ def compare(
     """Compare two sequences of batches of outputs.
 
     NaN equals NaN and infinities equal themselves; everything else is held to `|a - e| <= atol + rtol |e|`.
+    Texts are the same or infinitely far apart; sequences and maps are compared piece by piece.
 
     Args:
         expected: Batches of the reference.
@@ -217,28 +218,27 @@ def compare(
     within = dict.fromkeys(outputs, True)
     samples = 0
     for want, have in zip(expected, actual, strict=True):
-        first = np.asarray(want[outputs[0]])
         for name in outputs:
-            e, a = (np.asarray(side[name], np.float64) for side in (want, have))
-            if e.shape != a.shape:
+            pieces = _pieces(want[name], have[name])
+            if pieces is None:
                 within[name], max_abs[name], sample[name] = False, float("inf"), samples
                 continue
-            same = (e == a) | (np.isnan(e) & np.isnan(a))
-            with np.errstate(invalid="ignore"):  # inf - inf, where they are the same
-                off = np.where(same, 0.0, np.nan_to_num(np.abs(a - e), nan=np.inf))
-            finite = np.abs(e[np.isfinite(e)])
-            largest = float(finite.max(initial=0.0))
+            largest = max(
+                (float(np.abs(e[np.isfinite(e)]).max(initial=0.0)) for e, _ in pieces), default=0.0
+            )
             r, t = tolerance.of(name, largest)
-            # An infinite value expected is met by itself only, not by an infinite tolerance.
-            with np.errstate(invalid="ignore"):
-                within[name] &= bool(np.all(same | (np.isfinite(e) & (off <= t + r * np.abs(e)))))
-            worst = float(off.max(initial=0.0))
-            if worst > max_abs[name]:
-                max_abs[name] = worst
-                place = int(np.unravel_index(int(off.argmax()), off.shape)[0]) if off.ndim else 0
-                sample[name] = samples + place
+            for e, a in pieces:
+                held, off = _held(e, a, r, t)
+                within[name] &= held
+                worst = float(off.max(initial=0.0))
+                if worst > max_abs[name]:
+                    max_abs[name] = worst
+                    place = (
+                        int(np.unravel_index(int(off.argmax()), off.shape)[0]) if off.ndim else 0
+                    )
+                    sample[name] = samples + place
             scale[name] = max(scale[name], largest)
-        samples += len(first) if first.ndim else 1  # a scalar, as a loss, counts its batch as one
+        samples += _length(want[outputs[0]])
     return Parity(
         tuple(
             Difference(
@@ -253,6 +253,42 @@ def compare(
         samples,
         tolerance,
     )
+
+
+def _held(
+    e: NDArray[np.float64], a: NDArray[np.float64], rtol: float, atol: float
+) -> tuple[bool, NDArray[np.float64]]:
+    """Whether ``a`` is within the tolerance everywhere, and how far it is off."""
+    same = (e == a) | (np.isnan(e) & np.isnan(a))
+    with np.errstate(invalid="ignore"):  # inf - inf, where they are the same
+        off = np.where(same, 0.0, np.nan_to_num(np.abs(a - e), nan=np.inf))
+        # An infinite value expected is met by itself only, not by an infinite tolerance.
+        held = same | (np.isfinite(e) & (off <= atol + rtol * np.abs(e)))
+    return bool(np.all(held)), off
+
+
+def _length(answer: Any) -> int:
+    """Samples of an output; a scalar, as a loss, or a sequence counts its batch as one."""
+    return 1 if isinstance(answer, (list, dict)) or not np.ndim(answer) else len(answer)
+
+
+def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]] | None:
+    """The arrays of an output and those to compare them with; ``None`` where these do not correspond."""
+    if isinstance(want, dict) and isinstance(have, dict):
+        if list(want) != list(have):
+            return None
+        want, have = list(want.values()), list(have.values())
+    if isinstance(want, list) and isinstance(have, list):
+        if len(want) != len(have):
+            return None
+        found = [_pieces(e, a) for e, a in zip(want, have, strict=True)]
+        return None if None in found else [pair for pairs in found if pairs for pair in pairs]
+    e, a = np.asarray(want), np.asarray(have)
+    if e.shape != a.shape:
+        return None
+    if "O" in (e.dtype.kind, a.dtype.kind) or "U" in (e.dtype.kind, a.dtype.kind):
+        return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
+    return [(e.astype(np.float64), a.astype(np.float64))]
 
 
 def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:

@@ -22,7 +22,11 @@ _TYPES = {
     "tensor(double)": np.float64,
     "tensor(int64)": np.int64,
     "tensor(int32)": np.int32,
+    "tensor(int16)": np.int16,
     "tensor(int8)": np.int8,
+    "tensor(uint64)": np.uint64,
+    "tensor(uint32)": np.uint32,
+    "tensor(uint16)": np.uint16,
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
 }

@@ -6,6 +6,7 @@ shape inference, which gives every length that it does not know a name of its ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeAlias
 
@@ -44,29 +45,52 @@ def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
     return left is not None and left == right
 
 
-def same_view(have: Sequence[Key] | None, want: Sequence[Key] | None) -> bool:
+def same_view(
+    have: Sequence[Key] | None, want: Sequence[Key] | None, *, claimed: bool = False
+) -> bool:
     """Whether a view, which keeps the number of elements, keeps the shape too.
 
-    If all dimensions but one are the same, the last one is: the product is.
+    If all dimensions but one are the same, the last one is: the product is. Two numbers that differ show that
+    a name is wrong.
+
+    Args:
+        have: Before.
+        want: After.
+        claimed: The names after are those of an output of the model. A user gave them, and many call the
+            first dimension of everything ``batch``: they prove nothing.
     """
     if have is None or want is None or len(have) != len(want):
         return False
-    return sum(one != other for one, other in zip(have, want, strict=True)) <= 1
+    pairs = [pair for pair in zip(have, want, strict=True) if pair[0] != pair[1]]
+    if claimed and pairs and not all(isinstance(key, int) for key in want if key in have):
+        return False
+    return not pairs or (
+        len(pairs) == 1 and not all(isinstance(length, int) for length in pairs[0])
+    )
 
 
-def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None:
+def as_reshape(
+    wanted: Sequence[Key], source: Sequence[Key], *, claimed: bool = False
+) -> list[int] | None:
     """A constant shape, for a Reshape with ``allowzero=0``, that makes ``wanted`` of ``source``.
 
     A number stands for itself, 0 copies the dimension at the same place, -1 (once) is what is left.
 
+    Args:
+        wanted: The shape to have.
+        source: The shape that is there.
+        claimed: See :func:`same_view`.
+
     Returns:
-        The shape, or ``None`` if it cannot be said with constants.
+        The shape, or ``None`` if it cannot be said with constants. Where copied dimensions and numbers alone do
+        not come to as many elements, a name may be wrong, and the dimension is not copied.
 
     Example:
         >>> as_reshape([("name", "n"), ("name", "s"), 12, 64], [("name", "n"), ("name", "s"), 768])
         [0, 0, 12, 64]
     """
     shape: list[int] = []
+    left = list(source)  # what the copied dimensions leave to be spread over the others
     for place, key in enumerate(wanted):
         if isinstance(key, int):
             if key <= 0:  # an empty tensor: zeros and minus ones would mean something else
@@ -74,8 +98,18 @@ def as_reshape(wanted: Sequence[Key], source: Sequence[Key]) -> list[int] | None
             shape.append(key)
         elif place < len(source) and source[place] == key:
             shape.append(0)
+            left.remove(key)
         else:
             shape.append(-1)
+    if -1 not in shape:
+        numbers = [key for key in left if isinstance(key, int)]
+        said = math.prod(length for length in shape if length)
+        if len(numbers) < len(left) or math.prod(numbers) != said:
+            if shape.count(0) != 1:
+                return None
+            shape[shape.index(0)] = -1  # what is left, whatever its name is
+    elif claimed and 0 in shape:
+        return None
     return shape if shape.count(-1) <= 1 else None
 
 
@@ -161,7 +195,7 @@ def _cast(node: ir.Node, depth: int) -> list[Key] | None:
 
 def _arithmetic(node: ir.Node, depth: int) -> list[Key] | None:
     one, other = (_elements(value, depth) for value in node.inputs)
-    if one is None or other is None:
+    if not one or not other:  # not known, or empty
         return None
     length = max(len(one), len(other)) if min(len(one), len(other)) == 1 else len(one)
     if len(one) not in (1, length) or len(other) not in (1, length):

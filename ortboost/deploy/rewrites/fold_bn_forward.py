@@ -89,6 +89,8 @@ def _fold(node: ir.Node, host: ir.Node, builder: Builder) -> str | None:
         if host_beta not in (0.0, 1.0):
             return f"'{label(host)}' scales its bias"
     bias = host.inputs[2] if len(host.inputs) > 2 else None
+    if host.attributes.get_float("beta", 1.0) == 0.0:
+        bias = None  # it is there and counts for nothing
     total = shift if bias is None else shift + _array(bias)
     dtype = host.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
     source = node.inputs[0]

@@ -76,10 +76,24 @@ def fold_constants(model: ir.Model) -> Report:
     report.kept.update({node.name or node.op_type: reason for node, reason in hidden.items()})
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     after = operators(model)
+    if after.get("If", 0) < before.get("If", 0):
+        _forget_branches(model)
     for op in sorted(before):
         if before[op] > after.get(op, 0):
             report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"
     return report
+
+
+def _forget_branches(model: ir.Model) -> None:
+    """Take the nodes of branches that went out of the uses of what they read: it would never be unused."""
+    nodes = set(model.graph.all_nodes())
+    values = [out for node in nodes for out in node.outputs]
+    for graph in model.graphs():
+        values += [*graph.inputs, *graph.initializers.values()]
+    for value in values:
+        for use in list(value.uses()):
+            if use.node not in nodes:
+                use.node.replace_input_with(use.idx, None)
 
 
 def _unsaturated(node: ir.Node) -> bool:

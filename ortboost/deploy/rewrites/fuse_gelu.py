@@ -34,7 +34,11 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
     report = Report("fuse_gelu")
     builder = Builder(model.graph, "ortboost/gelu")
     whole = model.opset_imports.get("", 0) >= _OPSET
-    for erf, add, factors, x in gelus(model):
+    for erf in [node for node in model.graph if is_standard(node, "Erf")]:
+        match = _match(erf)  # now: its x may be the result of the Gelu before
+        if match is None:
+            continue
+        add, factors, x = match
         last = factors[-1]
         out, name = last.outputs[0], label(last)
         if whole:

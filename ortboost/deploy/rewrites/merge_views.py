@@ -34,13 +34,13 @@ def merge_views(model: ir.Model) -> Report:
         if source is None or only_user(middle) is not node:
             continue
         name = label(node)
-        have, want = dimensions(source), dimensions(out)
-        if same_view(have, want) and replace_value(out, source):
+        have, want, claimed = dimensions(source), dimensions(out), out.is_graph_output()
+        if same_view(have, want, claimed=claimed) and replace_value(out, source):
             model.graph.remove(node, safe=True)
             model.graph.remove(first, safe=True)
             report.changed[name] = f"undoes '{label(first)}': both are gone"
             continue
-        shape = None if have is None or want is None else as_reshape(want, have)
+        shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
         if shape is None:
             shape = _of_the_last(node)
         if shape is None:
