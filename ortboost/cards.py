@@ -91,7 +91,7 @@ def find_card(name: str) -> Card:
     wanted = name.replace("_", "-").lower()
     if wanted not in known:
         raise UsageError(
-            f"There is no card '{name}'.", where="ortboost list", fix=nearest(wanted, known)
+            f"There is no boost '{name}'.", where="ortboost list", fix=nearest(wanted, known)
         )
     return known[wanted]
 

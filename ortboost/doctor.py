@@ -125,6 +125,11 @@ def _engines() -> list[Finding]:
     ]
 
 
+def _extra(device: str) -> str:
+    """The optional dependency that brings a device; the training build ends with Python 3.11."""
+    return "cuda" if device == "cuda" and sys.version_info < (3, 12) else "gpu"
+
+
 def _devices() -> list[Finding]:
     try:
         devices = available_devices()
@@ -137,7 +142,7 @@ def _devices() -> list[Finding]:
             f"device {name}",
             "note",
             reason,
-            f"pip install 'ortboost[{'gpu' if name == 'tensorrt' else name}]' in its own environment.",
+            f"pip install 'ortboost[{_extra(name)}]' in its own environment.",
         )
         for name, reason in devices.items()
     ]

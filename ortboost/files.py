@@ -26,7 +26,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         A path in the same folder. If the block raises, it is removed and ``path`` keeps what it had.
 
     Raises:
-        FileError: The folder is missing or not writable.
+        FileError: The folder is missing or not writable, or ``path`` is a device or pipe.
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -34,6 +34,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             f"The folder for '{target.name}' does not exist.",
             where=str(target.parent),
             fix="Create the folder or give another path.",
+        )
+    if target.exists() and not (target.is_file() or target.is_dir()):  # a device, a pipe
+        raise FileError(
+            f"'{target.name}' is no ordinary file, and would be replaced by one.",
+            where=str(target),
+            fix="Give the name of a file.",
         )
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -47,10 +53,13 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         _sync_folder(target.parent)
     except OSError as error:
         raise FileError(
-            f"'{target.name}' cannot be written.", where=str(target), fix=str(error)
+            f"'{target.name}' cannot be written.",
+            where=f"{target}: {error.strerror or error}",
+            fix="Check the rights of the folder and the free space.",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only file system says so above
+            temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

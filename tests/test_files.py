@@ -11,6 +11,8 @@ import pytest
 
 from ortboost.errors import FileError
 from ortboost.files import atomic_path, read_json, write_json
+from ortboost.graph.io import save_model
+from tests.support import assert_three_lines, small_mlp
 
 
 def test_writes_the_new_content_and_leaves_no_temporary_file(tmp_path):
@@ -69,6 +71,23 @@ def test_a_folder_without_permission_is_named(tmp_path):
     folder.mkdir(mode=0o500)
     with pytest.raises(FileError, match="cannot be written"):
         write_json(folder / "a.json", {})
+
+
+def test_what_the_system_says_is_where_and_not_fix(tmp_path):
+    with pytest.raises(FileError, match="cannot be written") as caught, atomic_path(tmp_path / "a"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.where.endswith("a: No space left on device")
+    assert "free space" in caught.value.fix
+
+
+@pytest.mark.parametrize("write", [write_json, lambda path, _: save_model(small_mlp(), path)])
+def test_a_pipe_or_device_is_not_replaced(tmp_path, write):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileError, match="no ordinary file") as caught:
+        write(pipe, {})
+    assert_three_lines(caught.value)
+    assert pipe.is_fifo()
 
 
 def test_json_round_trip_keeps_floats_to_the_bit(tmp_path):

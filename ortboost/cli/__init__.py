@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(words)
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+        print("error: Interrupted.", file=sys.stderr)
+        print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
+        print("  fix:   Run it again; files are written whole or not at all.", file=sys.stderr)
         return _INTERRUPTED
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

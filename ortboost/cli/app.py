@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -40,6 +41,8 @@ def _top(
 ) -> None:
     """Options of the command itself."""
 
+
+_INTERRUPTED = 128 + signal.SIGINT
 
 _SHORT = {
     "check": "Can a model be trained, or run by a target? All findings at once.",
@@ -80,4 +83,10 @@ def run(words: Sequence[str]) -> int:
         if isinstance(left.__context__, BrokenPipeError):  # the parser hides it behind a status 1
             raise left.__context__ from None
         raise
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # what older parsers make of Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
+    if status == _INTERRUPTED:  # what newer ones make of it: no word is said
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0

@@ -173,7 +173,11 @@ def compare(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Compare the outputs of two models on the same inputs."""
+    """Compare the outputs of two models on the same inputs.
+
+    Without --rtol and --atol a file that was exported in fp16, bf16 or int8 may differ as far as
+    its export allowed.
+    """
     from ortboost import api
     from ortboost.cli.parse import parse_mapping, parse_tolerances
 

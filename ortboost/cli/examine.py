@@ -72,6 +72,7 @@ def inspect(
                 )
                 for p in data.get("parameters", [])
             ],
+            ": a program lists them with --state" if data["kind"] == "program" else "",
         )
     if layers:
         _section(
@@ -97,6 +98,7 @@ def inspect(
                 )
                 for s in data.get("catalogue", {}).get("state", [])
             ],
+            ": a model lists its weights with --params" if data["kind"] == "model" else "",
         )
     if precision:
         rows = [(p["node"], p["precision"], p["why"]) for p in data.get("precision", [])]
@@ -152,18 +154,17 @@ def _refuse(given: dict[str, bool], what: str) -> None:
 
 def _program(printer: Output, data: dict[str, Any]) -> None:
     config, catalogue = data["config"], data["catalogue"]
-    scale = config["loss_scale"]
     printer.pairs(
         [
             ("program", data["path"]),
             ("made of", data["source"]),
             ("engine", data["engine"]),
             ("loss", f"{config['loss']['name']}, {config['loss']['reduction']}"),
-            ("optimizer", ", ".join(f"{k} {v}" for k, v in config["optimizer"].items())),
+            ("optimizer", _with_settings(config["optimizer"], "name")),
             ("learning rate", config["learning_rate"]),
             ("weight decay", f"{config['weight_decay']} ({config['decay']})"),
             ("precision", _format(config)),
-            ("loss scale", ", ".join(f"{k} {v}" for k, v in scale.items())),
+            ("loss scale", _with_settings(config["loss_scale"], "kind")),
             *(
                 ("input", f"{s['name']} {s['dtype']} {shape_text(s['shape'])}")
                 for s in catalogue["batch"]
@@ -178,6 +179,16 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
     )
 
 
+def _with_settings(settings: dict[str, Any], name: str) -> str:
+    """``{"name": "momentum", "momentum": 0.9}`` as ``momentum (momentum 0.9)``."""
+    shown = [
+        f"{key} {value:.10g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in settings.items()
+        if key != name and value is not None and value is not False
+    ]
+    return f"{settings[name]} ({', '.join(shown)})" if shown else str(settings[name])
+
+
 def _format(config: dict[str, Any]) -> str:
     precision = config.get("precision", {"compute": "fp32", "policy": "", "emulate": False})
     if precision["compute"] == "fp32":
@@ -190,9 +201,11 @@ def _value(value: dict[str, Any]) -> str:
     return f"{value['name']} {value['dtype']} {shape_text(value['shape'])}"
 
 
-def _section(printer: Output, columns: list[str], rows: list[tuple[Any, ...]]) -> None:
+def _section(
+    printer: Output, columns: list[str], rows: list[tuple[Any, ...]], hint: str = ""
+) -> None:
     printer.line()
-    printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show")
+    printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show{hint}")
 
 
 def doctor(

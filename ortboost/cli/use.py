@@ -51,7 +51,9 @@ def train(
         int | None,
         typer.Option(min=1, metavar="N", help="Stop after N validations without a gain."),
     ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="accuracy or topK (repeatable).")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="accuracy or topK (repeatable).")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of shuffling and dropout.")] = 0,
     prefetch: Annotated[int, typer.Option(min=0, help="Batches to read ahead.")] = 2,
     debug_overflow: Annotated[
@@ -124,7 +126,9 @@ def train(
 def evaluate(
     target: Annotated[Path, typer.Argument(help="Program folder or ONNX file.")],
     data: Annotated[Path, typer.Option(help=_DATA)],
-    metric: Annotated[list[str] | None, typer.Option(help="accuracy or topK (repeatable).")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="accuracy or topK (repeatable).")
+    ] = None,
     split: Annotated[
         str, typer.Option(help="Part of a file with several: train or test.")
     ] = "test",

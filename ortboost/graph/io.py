@@ -128,6 +128,12 @@ def save_model(
             where=str(target),
             fix="Give the name of a file, such as model.onnx.",
         )
+    if target.exists() and not target.is_file():
+        raise FileError(
+            "What stands where the model is to be saved is no ordinary file.",
+            where=str(target),
+            fix="Give the name of a file, such as model.onnx.",
+        )
     external = sum(tensor.nbytes for _, tensor in all_tensors(model)) >= external_data_threshold
     workshop = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -147,7 +153,9 @@ def save_model(
                 os.replace(workshop / name, target.with_name(name))
     except OSError as error:
         raise FileError(
-            "The model cannot be saved.", where=f"{target}: {error}", fix="Check space and rights."
+            "The model cannot be saved.",
+            where=f"{target}: {error.strerror or error}",
+            fix="Check the rights of the folder and the free space.",
         ) from error
     finally:
         shutil.rmtree(workshop, ignore_errors=True)

@@ -352,7 +352,10 @@ def _split(key: str) -> tuple[str, str]:
         raise ConfigError(
             f"{key!r} names no section.",
             where="boost settings",
-            fix=f"Write {homes[0]}=..." if homes else "Write SECTION.KEY=VALUE.",
+            fix=f"Write {homes[0]}=..."
+            if homes
+            else "Write SECTION.KEY=VALUE, for example grad_freeze.param_groups=4; what is in no section "
+            "has an option of its own.",
         )
     return section, name
 

@@ -297,7 +297,7 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
             notes.append(
                 f"'{parameter.name}' serves {len(nodes)} {what} and is trained as one tensor; "
                 "if they were separate, export again without merging equal tensors "
-                "(torch.onnx.export(..., optimize=False))"
+                "(torch.onnx.export(..., dynamo=True, optimize=False))"
             )
     return notes
 

@@ -83,7 +83,9 @@ class EventLog:
             self.position += 1
         except OSError as error:
             raise FileError(
-                "The log cannot be written.", where=str(self.path), fix=str(error)
+                "The log cannot be written.",
+                where=f"{self.path}: {error.strerror or error}",
+                fix="Check the rights of the folder and the free space.",
             ) from error
 
     def rewind(self, position: int) -> None:

@@ -110,7 +110,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
         report.notes.append(
             f"the model has {'no BatchNormalization' if not norms else 'no block that is known'}; if the "
             "network has, its exporter folded normalizations into the convolutions: export again without "
-            "optimization (torch.onnx.export(..., optimize=False))"
+            "optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
         )
     return report
 

@@ -263,6 +263,24 @@ def test_ctrl_c_saves_and_leaves_with_130(tmp_path):
     assert "--resume" in text
 
 
+@pytest.mark.parametrize("abort", [False, True])
+def test_ctrl_c_elsewhere_says_so_too(capsys, monkeypatch, abort):
+    def interrupted(*_, **__):
+        raise RuntimeError from KeyboardInterrupt() if abort else KeyboardInterrupt
+
+    monkeypatch.setattr("ortboost.inspection.inspect", interrupted)
+    assert main(["inspect", MLP]) == 130
+    assert error_lines(capsys).startswith("error: Interrupted.")
+
+
+def test_inspect_says_where_what_it_lacks_is(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    assert main(["convert", MLP, "-o", run, "-q"]) == 0
+    for words, hint in ((["--params", run], "--state"), (["--state", MLP], "--params")):
+        assert main(["inspect", *words]) == 0
+        assert capsys.readouterr().out.strip().splitlines()[-1].endswith(hint)
+
+
 def test_bare_command_is_the_help_and_no_error(capsys):
     assert main([]) == 2
     captured = capsys.readouterr()

@@ -68,7 +68,8 @@ def bind_arrays(
         mapped); their dtype is still that of the data, :func:`convert` changes it batch by batch.
 
     Raises:
-        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN).
+        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a label
+            that is no class).
         UsageError: The same without a ``path``; or ``mapping`` or ``split`` name what is not there.
     """
     binder = _Binder(arrays, inputs, split, dict(mapping or {}), path)
@@ -142,11 +143,17 @@ class _Binder:
                 )
             if found:
                 return found[0]
-        example = next(iter(self.arrays), "KEY")
+        # Nor is one that another input takes by a usual name.
+        usual = {*LABEL_KEYS, *DATA_KEYS}
+        free = [key for key in self.arrays if key not in taken]
+        free.sort(key=lambda key: key.split("_")[0].lower() in usual)
+        keys = [f"--map {spec.name}={key}" for key in free[:1]]
         raise self.error(
             f"No array feeds the input '{spec.name}'.",
             f"keys {', '.join(self.arrays)}; inputs {', '.join(i.name for i in self.inputs)}",
-            f"Name an array '{spec.name}', or say which one it is: --map {spec.name}={example}",
+            " ".join([f"Name an array '{spec.name}', or say which one it is:", *keys])
+            if keys
+            else f"Add an array '{spec.name}', one entry a sample.",
         )
 
     def fit(self, spec: InputLike, key: str) -> Array:
@@ -164,12 +171,40 @@ class _Binder:
             raise self.error(
                 f"The array '{key}' does not have the shape of the input '{spec.name}'.",
                 f"array {list(array.shape)}, input [{', '.join(str(d) for d in spec.shape)}]",
-                "For one-hot or dense labels convert with --dense-labels; else reshape the array, or "
-                "map another one to this input (--map INPUT=KEY)."
+                self._label_fix(spec, array)
                 if spec.name in self.labels
                 else _shape_fix(array.shape[1:], spec.shape[1:]),
             )
+        self._check_classes(spec, key, array)
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
+
+    @staticmethod
+    def _label_fix(spec: InputLike, array: Array) -> str:
+        if array.ndim < len(spec.shape):
+            return (
+                "The loss wants a number for each output; for class numbers convert with --loss "
+                "softmax-cross-entropy, without --dense-labels."
+            )
+        return (
+            "For one-hot or dense labels convert with --dense-labels; else reshape the array, or "
+            "map another one to this input (--map INPUT=KEY)."
+        )
+
+    def _check_classes(self, spec: InputLike, key: str, array: Array) -> None:
+        stray_class = getattr(spec, "stray_class", None)  # of inputs that know their classes
+        if stray_class is None or array.nbytes > _SCAN_BYTES:
+            return
+        stray = stray_class(array)
+        if stray is not None:
+            row = int(np.argwhere(array == stray)[0][0])
+            count = getattr(spec, "classes", 0)
+            known = f": the model has {count}, 0 to {count - 1}" if count else ""
+            raise self.error(
+                f"The label {stray} is no class{known}.",
+                f"'{key}', first in row {row}",
+                "Mend the labels, give the model a head with more classes (--new-head), or name "
+                "the label that does not count (--ignore-index).",
+            )
 
     def _check_dtype(self, spec: InputLike, key: str, array: Array) -> None:
         have, want = array.dtype, spec.dtype
@@ -195,7 +230,9 @@ class _Binder:
                 f"The array '{key}' holds fractions, the input '{spec.name}' wants {want}.",
                 f"'{key}' is {have}",
                 "Labels are class numbers; for rows of probabilities convert with --dense-labels, "
-                "for numbers with --loss mse.",
+                "for numbers with --loss mse."
+                if spec.name in self.labels
+                else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
             )
         if whole and have.kind in "iuf":
             limits = np.iinfo(want)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.errors import FileError, UsageError
+from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import bind_arrays, convert
 from ortboost.training.protocols import InputSpec
 
@@ -62,6 +63,49 @@ def test_a_missing_array_lists_keys_and_inputs_of_the_file():
         bind_arrays({"x": DATA, "klass": CLASSES}, [X, LABELS], path="d.npz")
     assert "d.npz: keys x, klass; inputs x, labels" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
+
+
+def missing(arrays, inputs, **more):
+    with pytest.raises(UsageError, match="No array feeds") as caught:
+        bind_arrays(arrays, inputs, **more)
+    return caught.value.fix
+
+
+def test_the_array_that_is_proposed_is_free():
+    assert missing({"foo": DATA, "bar": CLASSES}, [X, LABELS]).endswith("--map x=foo")
+    mapped = missing({"foo": DATA, "bar": CLASSES}, [X, LABELS], mapping={"x": "foo"})
+    assert mapped.endswith("--map labels=bar")
+    assert missing({"images": DATA, "bar": CLASSES}, [X, LABELS]).endswith("--map labels=bar")
+    assert "--map" not in missing({"x": DATA}, [X, LABELS])
+    assert "--map" not in missing({}, [X])
+
+
+def test_a_label_that_is_no_class_is_found_before_the_first_step():
+    spec = TensorSpec("labels", I64, ("N",), classes=3, ignored=-1)
+    bind_arrays({"x": DATA, "y": np.array([0, 2, -1])}, [X, spec])
+    with pytest.raises(FileError, match="The label 3 is no class: the model has 3") as caught:
+        bind_arrays({"x": DATA, "y": np.array([0, 2, 3])}, [X, spec], path="d.npz")
+    assert caught.value.where == "d.npz: 'y', first in row 2"
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "fix"),
+    [
+        ((3,), ("N", 4), "without --dense-labels"),
+        ((3, 4), ("N",), "convert with --dense-labels"),
+    ],
+)
+def test_class_numbers_and_rows_of_them(have, want, fix):
+    with pytest.raises(UsageError, match="does not have the shape") as caught:
+        bind_arrays({"x": DATA, "y": np.zeros(have, int)}, [X, InputSpec("labels", I64, want)])
+    assert fix in caught.value.fix
+
+
+def test_fractions_for_whole_numbers_that_are_no_labels():
+    tokens = InputSpec("tokens", I64, ("N", 4))
+    with pytest.raises(UsageError, match="fractions") as caught:
+        bind_arrays({"tokens": DATA + 0.5}, [tokens])
+    assert "label" not in caught.value.fix.lower()
 
 
 def test_an_ambiguous_choice_is_refused():
