@@ -19,13 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ortboost.autodiff.check import TrainabilityReport
 from ortboost.comparing import Comparison, compare
 from ortboost.deploy.evaluation import AutoProcessed, network_auto_process_eval
 from ortboost.errors import UsageError
-from ortboost.export_subject import Data
+from ortboost.export_subject import Data, file_labels
 from ortboost.exporting import ExportResult, export
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.boost_config import BoostConfig, resolve_boost
@@ -55,7 +53,7 @@ from ortboost.training import (
 )
 from ortboost.training import evaluate as evaluate_source
 from ortboost.training.data import open_source, static_batch
-from ortboost.training.evaluation import ignored_label
+from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 
 __all__ = [
@@ -277,6 +275,9 @@ def evaluate(
     checkpoint: str = "best",
     mapping: Mapping[str, str] | None = None,
     output: str | None = None,
+    class_axis: int | None = None,
+    ignore_index: int | None = None,
+    shift_labels: bool = False,
     split: str = "test",
     device: str = "auto",
     threads: int | None = None,
@@ -291,15 +292,29 @@ def evaluate(
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array; the labels of a file are called ``labels``.
         output: The output that holds the scores; that of the loss, or the first.
+        class_axis: Of a file: the axis of the scores that counts the classes; found if not given, see
+            :mod:`ortboost.transforms.class_axis`. A program knows it.
+        ignore_index: Of a file: the label that does not count.
+        shift_labels: Of a file: compare each position with the next label.
         split: Which part of a file with several: ``train`` or ``test``.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Threads within an operator.
 
     Returns:
         Metric name to value.
+
+    Raises:
+        UsageError: A setting of a file was given for a program.
+        ModelError: The class axis of a file is not certain.
     """
     labels, bare = "labels", not Path(target).is_dir()
     if not bare:
+        if class_axis is not None or ignore_index is not None or shift_labels:
+            raise UsageError(
+                "A program knows how its labels are read.",
+                where=f"{target}: class_axis, ignore_index, shift_labels",
+                fix="Leave them out; they are for ONNX files. Convert again to change them.",
+            )
         program, state, _ = load_run(target, checkpoint)
         stepper = Stepper(program, device=device, threads=threads)
         stepper.load_state(state)
@@ -310,9 +325,15 @@ def evaluate(
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
-        load_model(target)  # its errors are clearer than the runtime's
+        known = file_labels(
+            load_model(target),  # its errors are clearer than the runtime's
+            output,
+            class_axis=class_axis,
+            ignored=ignore_index,
+            shifted=shift_labels,
+        )
         evaluator = ModelEvaluator(target, device=device, threads=threads)
-        inputs = [*evaluator.inputs, TensorSpec("labels", np.dtype(np.int64), (None,))]
+        inputs = [*evaluator.inputs, known]
     source = open_source(data, inputs, split, static_batch(inputs) or batch_size, mapping)
     wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
     found = evaluate_source(
@@ -322,7 +343,7 @@ def evaluate(
         labels=labels,
         output=output,
         batch_size=static_batch(inputs),
-        ignored=ignored_label(inputs, labels),
+        rule=LabelRule.of(inputs, labels),
     )
     return found or {}
 

@@ -141,6 +141,7 @@ def compare(
             feeds,
             expected,
             lengths,
+            subject.rule,
         )
         for number, answer in enumerate(answers):
             scores.add(number, answer)

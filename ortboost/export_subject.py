@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.deploy.evaluation import reference_path
 from ortboost.deploy.export import Exported, export_model, export_network
 from ortboost.deploy.inner import measure_ranges
 from ortboost.deploy.made_up import input_ranges, made_up_feeds
-from ortboost.errors import OrtBoostError, ParityError, UsageError
-from ortboost.graph.io import load_model
+from ortboost.errors import OrtBoostError, ParityError, UsageError, nearest
+from ortboost.graph.io import load_model, source_name
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import known_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.run_folder import load_run
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -24,8 +27,19 @@ from ortboost.runtime.session import resolve_device
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import Source, get_metric
 from ortboost.training.data import open_source, pad_batch, static_batch
+from ortboost.training.label_rule import LabelRule
+from ortboost.transforms.attach_loss import IGNORED
+from ortboost.transforms.class_axis import find_class_axis
 
-__all__ = ["Accuracies", "Data", "Subject", "collect", "plain_subject", "trained_subject"]
+__all__ = [
+    "Accuracies",
+    "Data",
+    "Subject",
+    "collect",
+    "file_labels",
+    "plain_subject",
+    "trained_subject",
+]
 
 Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
 """A data file or folder, arrays by name, a source, or any iterable of batches."""
@@ -59,6 +73,11 @@ class Subject:
     classes: bool
     step: int | None = None
     seed: int = 0
+
+    @property
+    def rule(self) -> LabelRule:
+        """How labels are compared with scores."""
+        return LabelRule.of(self.inputs, self.labels or _LABELS)
 
     def made_up(self, batch: int) -> Feeds:
         """One batch of made-up inputs, see :mod:`ortboost.deploy.made_up`."""
@@ -125,9 +144,58 @@ def plain_subject(
     def export(**settings: Any) -> Exported:
         return plain if settings == {"optimize": False} else export_network(loaded, **settings)
 
-    labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
+    try:
+        labels = file_labels(loaded)
+    except (
+        OrtBoostError
+    ):  # no reason not to export it: an accuracy is measured where that is certain
+        labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
     return Subject(
         evaluator, [*evaluator.inputs, labels], export, device, _LABELS, None, classes=False
+    )
+
+
+def file_labels(
+    model: ir.Model,
+    output: str | None = None,
+    *,
+    class_axis: int | None = None,
+    ignored: int | None = None,
+    shifted: bool = False,
+) -> TensorSpec:
+    """The class numbers that the scores of a plain model are compared with.
+
+    Args:
+        model: The model as loaded.
+        output: The output with the scores; the first if not given.
+        class_axis: See :func:`ortboost.transforms.class_axis.find_class_axis`.
+        ignored: A label that does not count.
+        shifted: Whether each position is compared with the next label.
+
+    Raises:
+        UsageError: There is no such output or axis.
+        ModelError: The class axis is not certain.
+    """
+    outputs = {value.name or "": value for value in model.graph.outputs}
+    name = output or next(iter(outputs), "")
+    if name not in outputs:
+        raise UsageError(
+            f"The model has no output '{name}'.",
+            where=source_name(model),
+            fix=nearest(name, outputs),
+        )
+    infer_shapes(model)
+    shape = known_shape(outputs[name]) or ()
+    axis, rest = 1, shape[:1]
+    if len(shape) > 1:
+        given = -1 if shifted and class_axis is None else class_axis
+        axis = find_class_axis(model, outputs[name], given)
+        rest = tuple(dim for i, dim in enumerate(shape) if i != axis)
+    wanted = tuple(dim if isinstance(dim, int) else None for dim in rest) or (None,)
+    if shifted and ignored is None:
+        ignored = IGNORED
+    return TensorSpec(
+        _LABELS, np.dtype(np.int64), wanted, ignored=ignored, class_axis=axis, shifted=shifted
     )
 
 
@@ -173,6 +241,7 @@ class Accuracies:
         feeds: The batches.
         expected: The outputs before.
         lengths: How many samples of each batch are real, the rest is padding.
+        rule: How labels are compared with scores.
     """
 
     def __init__(
@@ -182,8 +251,9 @@ class Accuracies:
         feeds: Sequence[Feeds],
         expected: Sequence[Feeds],
         lengths: Sequence[int] | None = None,
+        rule: LabelRule | None = None,
     ) -> None:
-        self._output, self._labels = output, labels
+        self._output, self._labels, self._rule = output, labels, rule or LabelRule()
         self._feeds, self._expected, self._lengths = feeds, expected, lengths
         self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
         self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
@@ -200,8 +270,8 @@ class Accuracies:
         length = len(labels) if self._lengths is None else self._lengths[number]
         try:
             for side, found in (("before", self._expected[number]), ("after", answers)):
-                values = accuracy(np.asarray(found[output], np.float32), labels)
-                self._right[side].append(values[:length])
+                scores = np.asarray(found[output], np.float32)[:length]
+                self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
         except (
             UsageError,
             ValueError,

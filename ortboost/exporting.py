@@ -176,7 +176,12 @@ def export(
             optimize=optimize, opset=opset, target=wanted, precise=precise, slim=slim
         )
         scores = Accuracies(
-            subject.prediction, None if verify is None else subject.labels, feeds, expected, lengths
+            subject.prediction,
+            None if verify is None else subject.labels,
+            feeds,
+            expected,
+            lengths,
+            subject.rule,
         )
         parity = write_verified(
             exported,

@@ -28,6 +28,18 @@ _Loss = Annotated[
 _OutputName = Annotated[
     str | None, typer.Option("--output", help="Output that the loss is taken of.")
 ]
+_ClassAxis = Annotated[
+    int | None,
+    typer.Option(
+        help="Axis of the output that counts the classes: 1, or -1 for [batch, sequence, classes]."
+    ),
+]
+_ShiftLabels = Annotated[
+    bool | None,
+    typer.Option(
+        "--shift-labels", help="Causal language model: compare each position with the next label."
+    ),
+]
 _Patterns = list[str] | None
 _Freeze = Annotated[
     _Patterns, typer.Option(metavar="PATTERN", help="Do not train these (repeatable).")
@@ -48,7 +60,11 @@ def convert(
     ] = None,
     output: _OutputName = None,
     labels: Annotated[str | None, typer.Option(help="Name of the new label input.")] = None,
-    ignore_index: Annotated[int | None, typer.Option(help="Labels that do not count.")] = None,
+    ignore_index: Annotated[
+        int | None, typer.Option(help="Label that does not count, as -100 in PyTorch.")
+    ] = None,
+    class_axis: _ClassAxis = None,
+    shift_labels: _ShiftLabels = None,
     optimizer: Annotated[
         str | None, typer.Option(help="momentum (default), sgd, adam, adamw or lars.")
     ] = None,
@@ -172,6 +188,8 @@ def convert(
             "output": output,
             "labels": labels,
             "ignore_index": ignore_index,
+            "class_axis": class_axis,
+            "shift_labels": shift_labels,
         },
         precision={
             **({} if precision is None else parse_precision(precision)),
@@ -213,6 +231,7 @@ def convert(
                 "frozen",
                 f"{len(trained) - len(kinds)} tensors" if len(trained) > len(kinds) else None,
             ),
+            ("loss", _loss(program)),
             ("precision", _precision(program)),
             ("inputs", ", ".join(f"{s.name} {_dims(s.shape)}" for s in program.catalogue.batch)),
             ("rewrites", ", ".join(r.rewrite for r in program.reports if r.changed)),
@@ -239,6 +258,8 @@ def check(
     model: _Model,
     loss: _Loss = None,
     output: _OutputName = None,
+    class_axis: _ClassAxis = None,
+    shift_labels: _ShiftLabels = None,
     freeze: _Freeze = None,
     trainable: _Trainable = None,
     engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
@@ -273,13 +294,25 @@ def check(
     if target != "train":
         refuse_training_options(
             target,
-            {"--loss": loss, "--output": output, "--freeze": freeze, "--trainable": trainable},
+            {
+                "--loss": loss,
+                "--output": output,
+                "--class-axis": class_axis,
+                "--shift-labels": shift_labels,
+                "--freeze": freeze,
+                "--trainable": trainable,
+            },
         )
         raise typer.Exit(run_check(model, options, printer))
     options.refuse_without_target()
     settled = _config(
         None,
-        loss={"name": loss, "output": output},
+        loss={
+            "name": loss,
+            "output": output,
+            "class_axis": class_axis,
+            "shift_labels": shift_labels,
+        },
         freeze=freeze,
         trainable=trainable,
         engine=engine,
@@ -303,6 +336,8 @@ def check(
         else "This model can be trained."
         f"\nnext: ortboost convert {quote(str(model))} -o run --loss {settled.loss.name}"
         + (f" --output {quote(output)}" if output else "")
+        + (f" --class-axis {class_axis}" if class_axis is not None else "")
+        + (" --shift-labels" if shift_labels else "")
         + "".join(f" --freeze {quote(pattern)}" for pattern in freeze or ())
         + "".join(f" --trainable {quote(pattern)}" for pattern in trainable or ())
         + (f" --engine {engine}" if engine else "")
@@ -377,6 +412,14 @@ def _config(
     return settled
 
 
+def _loss(program: Any) -> str | None:
+    """What was attached to which output."""
+    for report in program.reports:
+        if report.rewrite == "attach_loss":
+            return "; ".join(f"{what}, output '{name}'" for name, what in report.changed.items())
+    return None
+
+
 def _precision(program: Any) -> str | None:
     """How many nodes compute in which format; nothing for float32."""
     config = program.config.precision
@@ -415,6 +458,7 @@ Examples:
   ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
   ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
   ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
+  ortboost convert gpt.onnx -o run --shift-labels --optimizer adamw --lr 3e-4
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
   ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain

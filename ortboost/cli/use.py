@@ -133,6 +133,18 @@ def evaluate(
         str, typer.Option(help="Part of a file with several: train or test.")
     ] = "test",
     output: Annotated[str | None, typer.Option(help="Output that holds the scores.")] = None,
+    class_axis: Annotated[
+        int | None, typer.Option(help="Of an ONNX file: axis of the classes, -1 for the last.")
+    ] = None,
+    ignore_index: Annotated[
+        int | None, typer.Option(help="Of an ONNX file: label that does not count.")
+    ] = None,
+    shift_labels: Annotated[
+        bool,
+        typer.Option(
+            "--shift-labels", help="Of an ONNX file: compare each position with the next label."
+        ),
+    ] = False,
     checkpoint: Checkpoint = "best",
     batch_size: BatchSize = 64,
     mapping: Map = None,
@@ -155,6 +167,9 @@ def evaluate(
         checkpoint=checkpoint,
         mapping=parse_mapping(mapping or []),
         output=output,
+        class_axis=class_axis,
+        ignore_index=ignore_index,
+        shift_labels=shift_labels,
         split=split,
         device=device,
         threads=threads,

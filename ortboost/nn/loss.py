@@ -53,7 +53,9 @@ class LossBase(Cell):
         Args:
             label_shape: Shape of the labels where it does not follow from the model's output.
         """
-        return LossConfig(name=self.kind, reduction=self.reduction, label_shape=label_shape)
+        return LossConfig(
+            name=self.kind, reduction=self.reduction, label_shape=label_shape, broadcast=True
+        )
 
     def labels(self, value: Any) -> _Array:
         """Labels in the dtype that the graph takes.
@@ -132,7 +134,12 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The loss as the graph layer knows it."""
         return LossConfig(
-            name=self.kind, reduction=self.reduction, sparse=self.sparse, label_shape=label_shape
+            name=self.kind,
+            reduction=self.reduction,
+            sparse=self.sparse,
+            label_shape=label_shape,
+            class_axis=1,
+            broadcast=True,
         )
 
     def labels(self, value: Any) -> _Array:
@@ -216,6 +223,7 @@ class BCEWithLogitsLoss(LossBase):
             name=self.kind,
             reduction=self.reduction,
             label_shape=label_shape,
+            broadcast=True,
             weight=self.weight,
             pos_weight=self.pos_weight,
         )

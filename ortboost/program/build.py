@@ -40,7 +40,7 @@ from ortboost.program.freeze_groups import freeze_groups
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.report import Report
-from ortboost.transforms.attach_loss import AttachedLoss
+from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
 from ortboost.transforms.centralize import centralize
 from ortboost.transforms.decompose import decompose
 from ortboost.transforms.precision import emulate_precision
@@ -384,9 +384,16 @@ def _close(
 
 def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> TensorSpec:
     spec = TensorSpec.of(value)
-    if value.name != loss.labels or loss.classes is None:
+    if value.name != loss.labels or not (config.loss.sparse and loss.class_axis):
         return spec
-    return dataclasses.replace(spec, classes=loss.classes, ignored=config.loss.ignore_index)
+    return dataclasses.replace(
+        spec,
+        classes=loss.classes,
+        ignored=loss.ignored,
+        class_axis=loss.class_axis,
+        shifted=config.loss.shift_labels,
+        averaged=config.loss.reduction != "sum",
+    )
 
 
 def _metrics(
@@ -403,16 +410,20 @@ def _metrics(
         )
     b = Builder(step.graph, "ortboost/metric")
     int64, single = ir.DataType.INT64, ir.DataType.FLOAT
-    guess = b.op("ArgMax", values[loss.prediction], axis=1, keepdims=0, dtype=int64)
-    right = b.op("Equal", guess, values[loss.labels], dtype=ir.DataType.BOOL)
+    labels = values[loss.labels]
+    if config.loss.shift_labels:
+        labels = shifted_labels(b, labels, loss.ignored or 0)
+    axis = loss.class_axis or 1
+    guess = b.op("ArgMax", values[loss.prediction], axis=axis, keepdims=0, dtype=int64)
+    right = b.op("Equal", guess, labels, dtype=ir.DataType.BOOL)
     share = b.op("Cast", right, to=single, dtype=single)
-    if config.loss.ignore_index is None:
+    if loss.ignored is None:
         accuracy = b.op("ReduceMean", share, keepdims=0, name="accuracy", shape=())
     else:  # the mean over the labels that count; 0 if none does
         stray = b.op(
             "Equal",
-            values[loss.labels],
-            b.const(config.loss.ignore_index, int64),
+            labels,
+            b.const(loss.ignored, int64),
             dtype=ir.DataType.BOOL,
         )
         counted = b.op("Cast", b.op("Not", stray, dtype=ir.DataType.BOOL), to=single, dtype=single)

@@ -149,6 +149,9 @@ class TensorSpec:
         classes: For labels: values must be 0 to ``classes - 1``. The runtime's kernels read past
             the end of a row for others, without an error.
         ignored: For labels: the one other value that is allowed.
+        class_axis: For labels: the axis of the predictions that counts the classes.
+        shifted: For labels: whether each position is compared with the next label.
+        averaged: For labels: whether the loss is the mean over the labels that count.
     """
 
     name: str
@@ -156,6 +159,9 @@ class TensorSpec:
     shape: tuple[int | str | None, ...]
     classes: int | None = None
     ignored: int | None = None
+    class_axis: int | None = None
+    shifted: bool = False
+    averaged: bool = True
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -174,8 +180,14 @@ class TensorSpec:
             "dtype": self.dtype.name,
             "shape": list(self.shape),
         }
-        if self.classes is not None:
-            data |= {"classes": self.classes, "ignored": self.ignored}
+        if self.class_axis is not None:
+            data |= {
+                "classes": self.classes,
+                "ignored": self.ignored,
+                "class_axis": self.class_axis,
+                "shifted": self.shifted,
+                "averaged": self.averaged,
+            }
         return data
 
     @classmethod
@@ -187,6 +199,9 @@ class TensorSpec:
             tuple(data["shape"]),
             data.get("classes"),
             data.get("ignored"),
+            data.get("class_axis"),
+            bool(data.get("shifted", False)),
+            bool(data.get("averaged", True)),
         )
 
     def stray_class(self, array: NDArray[Any]) -> int | None:

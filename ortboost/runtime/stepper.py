@@ -226,7 +226,7 @@ class Stepper:
                     fix="Convert the array before feeding it.",
                 )
             ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
-        _same_lengths(self.catalogue.batch, ready)
+        _same_lengths(self.catalogue.batch, ready, broadcast=self.program.config.loss.broadcast)
         return {**ready, **self._rates(hyper)}
 
     def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
@@ -440,7 +440,9 @@ def _fed(
     return feeds[name]
 
 
-def _same_lengths(inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]]) -> None:
+def _same_lengths(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]], *, broadcast: bool
+) -> None:
     """A symbolic dimension has one length; a runtime might broadcast where it has two."""
     seen: dict[str, tuple[int, str]] = {}
     for spec in inputs:
@@ -448,12 +450,13 @@ def _same_lengths(inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any
             if not isinstance(dim, str):
                 continue
             known, first = seen.setdefault(dim, (length, spec.name))
-            broadcast = length == 1 and spec.classes is None  # dense labels may be one row for all
-            if known != length and not broadcast:
+            one_row = broadcast and length == 1 and spec.classes is None  # of dense labels, for all
+            if known != length and not one_row:
                 raise UsageError(
                     f"The dimension '{dim}' is {known} in '{first}' and {length} in '{spec.name}'.",
                     where=f"inputs '{first}' and '{spec.name}'",
-                    fix="Feed as many labels as samples.",
+                    fix="Feed arrays in which it has one length: as many labels as samples, and labels "
+                    "of the shape of the predictions.",
                 )
 
 

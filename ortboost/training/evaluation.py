@@ -9,10 +9,11 @@ import numpy as np
 from ortboost.errors import UsageError, nearest
 from ortboost.training.data.batches import batch_length, pad_batch
 from ortboost.training.data.sources import Source
+from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Mean, Metric
 from ortboost.training.protocols import Array, Batch, Evaluator
 
-__all__ = ["evaluate", "ignored_label"]
+__all__ = ["evaluate"]
 
 _LOSS = "loss"
 
@@ -25,7 +26,7 @@ def evaluate(
     labels: str = "labels",
     output: str | None = None,
     batch_size: int | None = None,
-    ignored: int | None = None,
+    rule: LabelRule | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Run the model over one epoch of a source.
@@ -38,7 +39,8 @@ def evaluate(
         output: The output that holds the scores; None takes the first one that is not the loss.
         batch_size: The size that the graph is fixed to, if it is; short batches are padded, and
             the padding counts neither in the metrics nor in the loss.
-        ignored: A label that does not count in the metrics, as it does not in the loss.
+        rule: How labels are compared with scores. Where a label does not count, means are over
+            the labels that count, of all batches together.
         stop: Asked after each batch; when it says True the evaluation ends without a result.
 
     Returns:
@@ -47,23 +49,22 @@ def evaluate(
     Raises:
         UsageError: The source is empty, or ``labels`` or ``output`` is not there.
     """
-    means: dict[str, Mean] = {}
+    rule, means = rule or LabelRule(), dict[str, Mean]()
     for batch in source.epoch(0):
         length = batch_length(batch)
         if batch_size is not None and length < batch_size:
-            outputs, loss = _padded(evaluator, batch, length, batch_size)
+            outputs, found = _padded(evaluator, batch, length, batch_size, _weigh(rule, labels))
         else:
             outputs = evaluator.evaluate(batch)
-            loss = _loss(outputs, length)
-        if loss is not None:
-            means.setdefault(_LOSS, Mean()).add(loss, length)
+            found = _loss(outputs, length, _weigh(rule, labels)(batch))
+        if found is not None:
+            loss, weight = found
+            means.setdefault(_LOSS, Mean()).add(loss, weight)
         for metric in metrics:
             if metric.function is None:
                 continue
             scores = np.asarray(_scores(outputs, output))[:length]
-            known = _labels(batch, labels, metric.name)
-            if ignored is not None:
-                scores, known = _counted(scores, known, ignored)
+            scores, known = rule.aligned(scores, _labels(batch, labels, metric.name))
             values = metric.function(scores, known) if len(scores) else np.zeros(0)
             means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
         if stop():
@@ -77,40 +78,54 @@ def evaluate(
     return {name: mean.value for name, mean in means.items()}
 
 
-def ignored_label(inputs: Sequence[object], labels: str) -> int | None:
-    """The label that does not count, where the specification of the labels input names one."""
-    for spec in inputs:
-        if getattr(spec, "name", None) == labels:
-            found: int | None = getattr(spec, "ignored", None)
-            return found
-    return None
+def _weigh(rule: LabelRule, labels: str) -> Callable[[Batch], int | None]:
+    """What a mean loss is divided by: the labels that count, ``None`` for the samples."""
+
+    def count(batch: Batch) -> int | None:
+        return rule.count(batch[labels]) if rule.averaged and labels in batch else None
+
+    return count
 
 
 def _padded(
-    evaluator: Evaluator, batch: Batch, length: int, size: int
-) -> tuple[Mapping[str, Array], float | None]:
+    evaluator: Evaluator,
+    batch: Batch,
+    length: int,
+    size: int,
+    count: Callable[[Batch], int | None],
+) -> tuple[Mapping[str, Array], tuple[float, int] | None]:
     """Outputs of a short batch, and the loss that it would have without the padding.
 
-    The padding repeats the last sample, so with L the loss of the padded batch and a that of a
-    batch of nothing but the last sample, (size L - (size - length) a) / length is the mean over
-    the real samples. For a summed loss it is that sum scaled to a full batch.
+    The padding repeats the last sample, so with L the loss of the padded batch, a that of a batch
+    of nothing but the last sample, and W, A and w the weights (samples, or labels that count) of
+    the padded batch, of that other one and of the real samples, the mean over the real samples is
+    (W L - (size - length) / size A a) / w. For a summed loss it is that sum scaled to a full batch.
     """
     padded, valid = pad_batch(batch, size)
     outputs = evaluator.evaluate(padded)
     if np.ndim(outputs.get(_LOSS, ())) > 0:  # none, or one value a sample: nothing to take apart
-        return outputs, _loss(outputs, length)
+        return outputs, _loss(outputs, length, count(batch))
     last = {name: np.repeat(array[-1:], size, axis=0) for name, array in batch.items()}
     alone = float(evaluator.evaluate(last)[_LOSS])
-    padding = size - int(valid.sum())
-    return outputs, (size * float(outputs[_LOSS]) - padding * alone) / length
+    padding = (size - int(valid.sum())) / size
+    counts = [count(padded), count(last), count(batch)]
+    whole, others, real = [size, size, length] if None in counts else [c or 0 for c in counts]
+    total = whole * float(outputs[_LOSS]) - padding * others * alone
+    return outputs, (total / real if real else 0.0, real)
 
 
-def _loss(outputs: Mapping[str, Array], length: int) -> float | None:
-    """The loss of a batch; the mean over its real samples if there is one value a sample."""
+def _loss(
+    outputs: Mapping[str, Array], length: int, counted: int | None
+) -> tuple[float, int] | None:
+    """The loss of a batch and its weight; the mean over the real samples of one value a sample."""
     if _LOSS not in outputs:
         return None
-    loss = np.asarray(outputs[_LOSS])
-    return float(loss if loss.ndim == 0 else loss[:length].mean(dtype=np.float64))
+    loss, weight = np.asarray(outputs[_LOSS]), length if counted is None else counted
+    if loss.ndim == 0:
+        return float(loss), weight
+    if counted is None:
+        return float(loss[:length].mean(dtype=np.float64)), weight
+    return float(loss[:length].sum(dtype=np.float64)) / max(counted, 1), weight
 
 
 def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:
@@ -126,14 +141,6 @@ def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:
             fix=nearest(output or "", names) if names else "Turn the metrics off.",
         )
     return outputs[output]
-
-
-def _counted(scores: Array, labels: Array, ignored: int) -> tuple[Array, Array]:
-    """Scores ``[n, C]`` and labels ``[n]`` of the ``n`` positions whose label counts."""
-    if scores.ndim < 2 or labels.size * scores.shape[1] != scores.size:
-        return scores, labels  # no class numbers; the metric says so
-    rows, flat = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), labels.reshape(-1)
-    return rows[flat != ignored], flat[flat != ignored]
 
 
 def _labels(batch: Batch, labels: str, metric: str) -> Array:

@@ -18,7 +18,8 @@ from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_length, static_batch
 from ortboost.training.data.prefetch import prefetch
 from ortboost.training.data.sources import Source
-from ortboost.training.evaluation import evaluate, ignored_label
+from ortboost.training.evaluation import evaluate
+from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
 from ortboost.training.metrics import get_metric
 from ortboost.training.overflow import Diagnosable, diagnosis_due, first_scale, scale_change
@@ -286,7 +287,7 @@ class Trainer:
             labels=self.config.labels,
             output=self.config.output,
             batch_size=static_batch(self.stepper.inputs),
-            ignored=ignored_label(self.stepper.inputs, self.config.labels),
+            rule=LabelRule.of(self.stepper.inputs, self.config.labels),
             stop=lambda: s.signals.received is not None,
         )
         if found is None:

@@ -3,26 +3,34 @@ r"""Attach a loss to a forward graph.
 With predictions `x`, labels `z`, `N` samples and `K` classes:
 
 - ``softmax-cross-entropy``, sparse labels: `l_n = -log softmax(x_n)[z_n]`;
-  dense labels: `l_n = -sum_k z_nk log softmax(x_n)_k`.
-- ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise with broadcasting.
+  dense labels: `l_n = -sum_k z_nk log softmax(x_n)_k`. The softmax is over the class axis, see
+  :mod:`ortboost.transforms.class_axis`; every other position (pixel, token) is a sample.
+- ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
+  of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
 - ``output``: the model already computes its loss; its gradient is taken as it is.
 
-``mean`` divides by the number of losses (samples for cross entropy, elements otherwise), ``sum``
-adds them up, ``none`` gives them all out and differentiates their sum, as MindSpore does.
+``mean`` divides by the number of losses (positions whose label counts for cross entropy, elements
+otherwise), ``sum`` adds them up, ``none`` gives them all out and differentiates their sum, as
+MindSpore does. Where no label of a batch counts, the mean is 0 and so is its gradient: PyTorch
+answers NaN, which would make the step a skipped one.
+
+``shift_labels`` is the loss of a causal language model: position `t` is compared with the label of
+`t + 1`, the last with none. Labels are then the token ids themselves.
 
 `softplus(x)` is computed as `ReduceLogSumExp([0, x])`: it does not overflow, and its gradient is the
 sigmoid everywhere, at `x = 0` too, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a kink
 that automatic differentiation gets wrong (a new head with zero weights starts just there).
 
 Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss` for the form with
-``pos_weight``.
+``pos_weight``; `transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -34,8 +42,12 @@ from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.kinds import check_kinds
 from ortboost.report import Report
+from ortboost.transforms.class_axis import find_class_axis
 
-__all__ = ["LOSSES", "AttachedLoss", "LossConfig", "attach_loss"]
+__all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
+
+IGNORED: Final = -100
+"""The label that does not count in PyTorch unless another is named; here with ``shift_labels``."""
 
 LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
 """Names of the losses."""
@@ -56,7 +68,12 @@ class LossConfig:
             one output.
         labels: Name of the new input.
         label_shape: Shape of the labels; follows from the output if not given.
-        ignore_index: For sparse cross entropy: labels with this value do not count.
+        ignore_index: For sparse cross entropy: labels with this value do not count; :data:`IGNORED`
+            with ``shift_labels`` if not given.
+        class_axis: For cross entropy: axis of the output that counts the classes, -1 for the last;
+            found if not given, see :mod:`ortboost.transforms.class_axis`.
+        shift_labels: For sparse cross entropy: compare each position with the next label.
+        broadcast: Labels may broadcast against the output, as in MindSpore; refused otherwise.
         weight: For ``bce-with-logits``: factor of each element, broadcast against the output.
         pos_weight: For ``bce-with-logits``: factor of the positive part, broadcast likewise.
 
@@ -71,6 +88,9 @@ class LossConfig:
     labels: str = "labels"
     label_shape: tuple[int | str | None, ...] | None = None
     ignore_index: int | None = None
+    class_axis: int | None = None
+    shift_labels: bool = False
+    broadcast: bool = False
     weight: Any = field(default=None, compare=False)
     pos_weight: Any = field(default=None, compare=False)
 
@@ -87,12 +107,20 @@ class LossConfig:
                 fix=nearest(str(self.reduction), ("mean", "sum", "none")),
             )
         sparse = self.name == "softmax-cross-entropy" and self.sparse
-        if self.ignore_index is not None and not sparse:
+        for key in ("ignore_index", "shift_labels"):
+            value = getattr(self, key)
+            if value is not None and value is not False and not sparse:  # 0 is a label
+                raise ConfigError(
+                    f"'{key}' means nothing to {self.name}"
+                    f"{'' if self.name != 'softmax-cross-entropy' else ' with dense labels'}.",
+                    where=f"loss, {key}",
+                    fix="Leave it out; it is for softmax-cross-entropy with sparse labels.",
+                )
+        if self.class_axis is not None and self.name != "softmax-cross-entropy":
             raise ConfigError(
-                f"'ignore_index' means nothing to {self.name}"
-                f"{'' if self.name != 'softmax-cross-entropy' else ' with dense labels'}.",
-                where="loss, ignore_index",
-                fix="Leave it out; it is for softmax-cross-entropy with sparse labels.",
+                f"'class_axis' means nothing to {self.name}.",
+                where="loss, class_axis",
+                fix="Leave it out; it is for softmax-cross-entropy.",
             )
         for key in ("weight", "pos_weight"):
             if getattr(self, key) is not None:
@@ -133,6 +161,8 @@ class AttachedLoss:
         objective: Name of the scalar to differentiate; differs from ``loss`` for ``none``.
         labels: Name of the label input; ``None`` if the model computes its own loss.
         classes: Number of classes that sparse labels may name, where it is known.
+        class_axis: For cross entropy: axis of the prediction that counts the classes.
+        ignored: For sparse labels: the label that does not count, if there is one.
     """
 
     report: Report
@@ -141,6 +171,8 @@ class AttachedLoss:
     objective: str
     labels: str | None
     classes: int | None = None
+    class_axis: int | None = None
+    ignored: int | None = None
 
 
 def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
@@ -164,23 +196,36 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         report.changed[name] = "differentiated as the loss of the model"
         return AttachedLoss(report, scalar, scalar, scalar, None)
 
-    labels = _label_input(model, config, prediction)
-    shape = known_shape(prediction) or ()
-    if config.name == "softmax-cross-entropy":
-        if config.sparse and config.reduction != "none":
-            loss = _fused_cross_entropy(builder, prediction, labels, config, config.reduction)
-            objective = loss
-        else:
-            if config.sparse:
-                losses = _fused_cross_entropy(builder, prediction, labels, config, "none")
-            else:
-                log_softmax = builder.op("LogSoftmax", prediction, axis=1 if len(shape) > 1 else -1)
-                product = builder.op("Mul", log_softmax, labels)
-                axis = builder.ints(1 if len(shape) > 1 else -1)
-                losses = builder.op("Neg", builder.op("ReduceSum", product, axis, keepdims=0))
-            loss, objective = _reduce(builder, losses, config.reduction)
+    shape = known_shape(prediction)
+    axis = None
+    if config.name == "softmax-cross-entropy" and shape is not None and len(shape) > 1:
+        # Only language models shift, and their classes are the last axis.
+        given = -1 if config.shift_labels and config.class_axis is None else config.class_axis
+        axis = find_class_axis(model, prediction, given)
+    if config.shift_labels and (shape is None or len(shape) != 3 or axis != 2):
+        raise ModelError(
+            f"The output '{prediction.name}' is no sequence of classes, so its labels cannot be shifted.",
+            where=f"{source_name(model)}: '{prediction.name}' {shape}",
+            fix="--shift-labels is for [batch, sequence, classes]; leave it out, or name that output "
+            "with --output.",
+        )
+    if config.shift_labels and config.ignore_index is None:
+        config = dataclasses.replace(config, ignore_index=IGNORED)
+    labels = _label_input(model, config, prediction, axis)
+    if config.name == "softmax-cross-entropy" and config.sparse:
+        target = labels
+        if config.shift_labels:
+            target = shifted_labels(builder, labels, config.ignore_index or 0)
+        loss, objective = _sparse_cross_entropy(builder, prediction, target, config, axis)
+    elif config.name == "softmax-cross-entropy":
+        log_softmax = builder.op("LogSoftmax", prediction, axis=-1 if axis is None else axis)
+        product = builder.op("Mul", log_softmax, _like(builder, labels, prediction, config))
+        over = builder.ints(-1 if axis is None else axis)
+        losses = builder.op("Neg", builder.op("ReduceSum", product, over, keepdims=0))
+        loss, objective = _reduce(builder, losses, config.reduction)
     else:
-        losses = _elementwise(builder, prediction, labels, config)
+        same = _like(builder, labels, prediction, config)
+        losses = _elementwise(builder, prediction, same, config)
         loss, objective = _reduce(builder, losses, config.reduction)
     builder.flush()
     _rename_to_loss(graph, loss)
@@ -188,6 +233,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     infer_shapes(model)
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
+        + ("" if axis is None else f", classes in axis {axis}")
+        + (", shifted by one position" if config.shift_labels else "")
     )
     producer = prediction.producer()
     if producer is not None and _TWICE.get(config.name) == producer.op_type:
@@ -196,7 +243,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
             "one itself: training will be slow and poor; export the model without it, or name an "
             "output with the plain scores with --output"
         )
-    count = shape[1] if labels.dtype == ir.DataType.INT64 and len(shape) > 1 else None
+    count = None if axis is None or shape is None or not config.sparse else shape[axis]
     return AttachedLoss(
         report,
         prediction.name or "",
@@ -204,7 +251,23 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         objective.name or "",
         labels.name,
         count if isinstance(count, int) else None,
+        axis,
+        config.ignore_index,
     )
+
+
+def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:
+    """The labels ``[batch, sequence]`` one position earlier; the last one does not count.
+
+    Shifting the labels copies nothing of the predictions, which are much larger.
+    """
+    int64, shape = ir.DataType.INT64, known_shape(labels) or ()
+    rest = builder.op(
+        "Slice", labels, builder.ints(1), builder.ints(np.iinfo(np.int64).max), builder.ints(1),
+        dtype=int64,
+    )  # fmt: skip
+    fill = builder.const(ignored, int64)
+    return builder.op("Pad", rest, builder.ints(0, 0, 0, 1), fill, dtype=int64, shape=shape)
 
 
 def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
@@ -247,7 +310,9 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     return scalar
 
 
-def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> ir.Value:
+def _label_input(
+    model: ir.Model, config: LossConfig, prediction: ir.Value, axis: int | None
+) -> ir.Value:
     shape = known_shape(prediction)
     if prediction.dtype not in FLOAT_TYPES:
         raise ModelError(
@@ -266,14 +331,21 @@ def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> i
     sparse = config.name == "softmax-cross-entropy" and config.sparse
     wanted: _Dims | None = config.label_shape
     if wanted is None:
-        if shape is None or (config.name == "softmax-cross-entropy" and len(shape) < 2):
+        if shape is None:
+            raise ModelError(
+                f"The rank of the output '{prediction.name}' is not known, so labels have no shape.",
+                where=source_name(model),
+                fix="Export the model with shapes, fix its dimensions with --dim, or take --loss output "
+                "if the model computes its own.",
+            )
+        if config.name == "softmax-cross-entropy" and axis is None:
             raise ModelError(
                 f"The shape of the output '{prediction.name}' does not fit the loss: {shape}.",
                 where=source_name(model),
-                fix="Cross entropy needs [batch, classes, ...]. Choose another loss, or --loss output "
-                "if the model computes its own.",
+                fix="Cross entropy needs a batch axis and a class axis. Choose another loss, or --loss "
+                "output if the model computes its own.",
             )
-        wanted = (shape[0], *shape[2:]) if sparse else shape
+        wanted = tuple(d for i, d in enumerate(shape) if i != axis) if sparse else shape
     labels = ir.Value(
         name=config.labels,
         type=ir.TensorType(ir.DataType.INT64 if sparse else ir.DataType.FLOAT),
@@ -281,6 +353,28 @@ def _label_input(model: ir.Model, config: LossConfig, prediction: ir.Value) -> i
     )
     model.graph.inputs.append(labels)
     return labels
+
+
+def _sparse_cross_entropy(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
+) -> tuple[ir.Value, ir.Value]:
+    """The loss and its objective by the standard fused operator, which has the classes in axis 1."""
+    rank = len(known_shape(x) or ())
+    target = labels
+    if axis is not None and axis > 1:  # all positions are samples: rows of classes, without a copy
+        if axis != rank - 1:
+            perm = [i for i in range(rank) if i != axis] + [axis]
+            x = builder.op("Transpose", x, perm=perm)
+        x = builder.op("Flatten", x, axis=rank - 1)
+        target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
+    if config.reduction != "none":
+        loss = _fused_cross_entropy(builder, x, target, config, config.reduction)
+        return loss, loss
+    losses = _fused_cross_entropy(builder, x, target, config, "none")
+    if target is not labels:
+        size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
+        losses = builder.op("Reshape", losses, size, shape=known_shape(labels) or ())
+    return _reduce(builder, losses, "none")
 
 
 def _fused_cross_entropy(
@@ -293,13 +387,29 @@ def _fused_cross_entropy(
     loss, log_prob = builder.ops(
         "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], reduction=reduction, **extra
     )
-    loss.shape = ir.Shape(known_shape(labels) or ()) if reduction == "none" else ir.Shape(())
+    shape = known_shape(labels)
+    if reduction != "none":
+        loss.shape = ir.Shape(())
+    elif shape is not None:
+        loss.shape = ir.Shape(shape)
     log_prob.shape = x.shape
     return loss
 
 
+def _like(builder: Builder, labels: ir.Value, x: ir.Value, config: LossConfig) -> ir.Value:
+    """The labels, held to the number of predictions: a single row of labels would be broadcast.
+
+    A runtime holds them to fixed lengths by itself.
+    """
+    shape = known_shape(x)
+    free = config.broadcast or config.label_shape is not None
+    if free or shape is None or all(isinstance(d, int) for d in shape):
+        return labels
+    size = builder.op("Shape", x, dtype=ir.DataType.INT64)
+    return builder.op("Reshape", labels, size, shape=shape)
+
+
 def _elementwise(builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
-    # [..] and [..] broadcast, as MindSpore's and numpy's losses do
     if config.name == "mse":
         difference = builder.op("Sub", x, labels)
         return builder.op("Mul", difference, difference)

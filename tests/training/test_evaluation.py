@@ -9,6 +9,7 @@ from linear_stepper import LinearEvaluator, LinearStepper, make_data
 from ortboost.errors import UsageError
 from ortboost.training.data import ArraySource
 from ortboost.training.evaluation import evaluate
+from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Metric, get_metric, strict
 
 DATA = make_data(23)
@@ -108,9 +109,48 @@ def test_a_label_that_does_not_count_is_left_out(dims):
     run.evaluate = lambda feeds: {"scores": feeds["x"]}
     source = ArraySource({"x": scores, "labels": labels}, 4)
     metrics = [get_metric("accuracy"), get_metric("top2"), get_metric("top4")]
-    found = evaluate(run, source, metrics, ignored=-100)
+    found = evaluate(run, source, metrics, rule=LabelRule(ignored=-100))
     assert found["accuracy"] == pytest.approx((guess == labels)[counted].mean())
     assert found["accuracy"] <= found["top2"] <= found["top4"] == 1.0
+
+
+def token_model(scores, reduction="mean"):
+    """Gives stored scores [N, T, C] by their number, and the loss over the labels that count."""
+    run = LinearEvaluator(LinearStepper())
+    log_softmax = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+
+    def evaluate_(feeds):
+        rows = feeds["x"].astype(int)
+        labels = np.concatenate([feeds["labels"][:, 1:], np.full((len(rows), 1), -100)], axis=1)
+        counts = labels != -100
+        picked = np.take_along_axis(log_softmax[rows], np.where(counts, labels, 0)[..., None], -1)
+        losses = -picked[..., 0] * counts
+        shown = {"mean": losses.sum() / max(counts.sum(), 1), "sum": losses.sum(), "none": losses}
+        return {"scores": scores[rows], "loss": np.asarray(shown[reduction])}
+
+    run.evaluate = evaluate_
+    return run, log_softmax
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("fixed", [None, 4])
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 11])
+def test_tokens_are_counted_and_not_samples(batch_size, fixed, reduction):
+    if fixed is not None and batch_size > fixed:
+        batch_size = fixed
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=(11, 5, 7))
+    labels = rng.integers(0, 7, (11, 5))
+    labels[2, 1:] = labels[5, 2:] = labels[10, 3:] = -100  # rows of different lengths, one of none
+    run, log_softmax = token_model(scores, reduction)
+    source = ArraySource({"x": np.arange(11.0), "labels": labels}, batch_size)
+    rule = LabelRule(class_axis=2, ignored=-100, shifted=True)
+    found = evaluate(run, source, [get_metric("accuracy")], batch_size=fixed, rule=rule)
+    pairs = [(n, t) for n in range(11) for t in range(4) if labels[n, t + 1] != -100]
+    losses = [-log_softmax[n, t, labels[n, t + 1]] for n, t in pairs]
+    right = [scores[n, t].argmax() == labels[n, t + 1] for n, t in pairs]
+    assert found["accuracy"] == pytest.approx(np.mean(right))
+    assert found["loss"] == pytest.approx(np.mean(losses))
 
 
 def test_a_bare_model_refuses_labels_that_are_no_class():

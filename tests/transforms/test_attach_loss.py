@@ -8,7 +8,7 @@ import pytest
 from ortboost.autodiff.engine import get_engine
 from ortboost.errors import ConfigError, ModelError, UsageError
 from ortboost.transforms.attach_loss import LossConfig, attach_loss
-from tests.support import GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
+from tests.support import ENGINES, GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
 
 with np.load(GOLDEN / "mindspore" / "losses.npz") as _file:
     MS = {name: _file[name] for name in _file.files if name != "meta"}
@@ -49,10 +49,12 @@ def attached(config: LossConfig, model: ir.Model | None = None):
     return model, attach_loss(model, config)
 
 
-def value_and_grad(config: LossConfig, x: np.ndarray, labels: np.ndarray, shape="batch,4"):
-    """The loss as shown, and its gradient with respect to the logits, by the native engine."""
+def value_and_grad(
+    config: LossConfig, x: np.ndarray, labels: np.ndarray, shape="batch,4", engine=None
+):
+    """The loss as shown, and its gradient with respect to the logits."""
     model, where = attached(config, through(shape))
-    engine = get_engine()
+    engine = get_engine() if engine is None else get_engine(engine)
     engine.prepare(model)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name == where.loss]
     # A gradient with respect to the input is one with respect to the logits: the weight is one.
@@ -141,7 +143,7 @@ def test_images_with_sparse_labels():
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
     labels = rng.integers(0, 3, (2, 4, 5))
-    loss, gradient = value_and_grad(LossConfig(), x, labels, "batch,3,4,5")
+    loss, gradient = value_and_grad(LossConfig(class_axis=1), x, labels, "batch,3,4,5")
     flat = np.moveaxis(x, 1, -1).reshape(-1, 3)
     expected = formula({"name": CE}, flat, labels.reshape(-1)).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -152,7 +154,8 @@ def test_images_with_dense_labels():
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
     labels = rng.random((2, 3, 4, 5)).astype(np.float32)
-    loss, _ = value_and_grad(LossConfig(sparse=False), x, labels, "batch,3,4,5")
+    config = LossConfig(sparse=False, class_axis=1)
+    loss, _ = value_and_grad(config, x, labels, "batch,3,4,5")
     rows = [np.moveaxis(a, 1, -1).reshape(-1, 3) for a in (x, labels)]
     expected = formula({"name": CE, "sparse": False}, *rows).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
@@ -170,6 +173,95 @@ def test_ignored_labels_do_not_count(reduction):
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     assert not gradient[~kept].any()
     assert gradient[kept].any(axis=1).all()
+
+
+# ---- classes in another axis, against torch's numbers in numpy -------------------------------
+
+SHAPES = {1: "batch,4,t", -1: "batch,t,4", 2: "batch,h,4,t"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("axis", SHAPES)
+@pytest.mark.parametrize("ignored", [None, -100])
+def test_classes_in_any_axis(engine, reduction, axis, ignored):
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((2, 3, 4, 5) if axis == 2 else (2, 4, 5)).astype(np.float32)
+    if axis == -1:
+        x = np.moveaxis(x, 1, -1)
+    labels = rng.integers(0, 4, np.delete(x.shape, axis))
+    if ignored is not None:
+        labels.flat[::3] = ignored
+    config = LossConfig(class_axis=axis, reduction=reduction, ignore_index=ignored)
+    loss, gradient = value_and_grad(config, x, labels, SHAPES[axis], engine)
+    counts = labels != -100
+    rows, known = np.moveaxis(x, axis, -1).reshape(-1, 4), np.where(counts, labels, 0)
+    losses = formula({"name": CE}, rows, known.reshape(-1)).reshape(labels.shape) * counts
+    number = counts.sum() if reduction == "mean" else 1
+    expected = losses if reduction == "none" else losses.sum() / number
+    np.testing.assert_allclose(loss, expected, rtol=2e-6, atol=1e-6)
+    soft = np.exp(rows - rows.max(1, keepdims=True))
+    slope = (soft / soft.sum(1, keepdims=True) - np.eye(4)[known.reshape(-1)]) / number
+    slope = np.moveaxis((slope * counts.reshape(-1, 1)).reshape(*labels.shape, 4), -1, axis)
+    np.testing.assert_allclose(gradient, slope, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_shifted_labels_are_those_of_the_next_position(engine, reduction):
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((3, 5, 4)).astype(np.float32)
+    labels = rng.integers(0, 4, (3, 5))
+    labels[1, 3:] = -100
+    config = LossConfig(shift_labels=True, reduction=reduction)
+    loss, gradient = value_and_grad(config, x, labels, "batch,t,4", engine)
+    plain = LossConfig(class_axis=-1, reduction=reduction, ignore_index=-100)
+    cut, slope = value_and_grad(plain, x[:, :-1], labels[:, 1:].copy(), "batch,t,4", engine)
+    np.testing.assert_allclose(loss[:, :-1] if reduction == "none" else loss, cut, rtol=1e-6)
+    np.testing.assert_allclose(gradient[:, :-1], slope, rtol=1e-5, atol=1e-7)
+    assert not gradient[:, -1].any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_of_ignored_labels_has_a_loss_of_zero(engine):
+    x, labels = weights(2, 4), np.full(2, -100)
+    loss, gradient = value_and_grad(LossConfig(ignore_index=-100), x, labels, engine=engine)
+    assert loss == 0
+    assert not gradient.any()
+
+
+@pytest.mark.parametrize("name", ["mse", "l1", "bce-with-logits"])
+@pytest.mark.parametrize("shape", ["batch", "batch,t", "batch,2,t,3"])
+def test_elementwise_losses_of_any_rank(name, shape):
+    size = [{"batch": 3, "t": 5}.get(d) or int(d) for d in shape.split(",")]
+    x, labels = weights(*size, seed=1), np.abs(weights(*size, seed=2))
+    loss, _ = value_and_grad(LossConfig(name), x, labels, shape)
+    np.testing.assert_allclose(loss, formula({"name": name}, x, labels).mean(), rtol=2e-6)
+    if len(size) > 1:
+        with pytest.raises(Exception, match="Reshape"):
+            value_and_grad(LossConfig(name), x, labels[:1], shape)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (LossConfig(shift_labels=True), "batch,4"),
+        (LossConfig(shift_labels=True, class_axis=1), "batch,4,t"),
+        (LossConfig(shift_labels=True), "batch,h,w,4"),
+    ],
+)
+def test_only_sequences_of_classes_are_shifted(config, shape):
+    with pytest.raises(ModelError, match="no sequence of classes") as info:
+        attached(config, through(shape))
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "mse", "class_axis": 1}, {"sparse": False, "shift_labels": True}]
+)
+def test_settings_of_another_loss_are_refused(fields):
+    with pytest.raises(ConfigError, match="means nothing to"):
+        LossConfig(**fields)
 
 
 # ---- the graph ------------------------------------------------------------------------------

@@ -147,6 +147,9 @@ class _Binder:
         usual = {*LABEL_KEYS, *DATA_KEYS}
         free = [key for key in self.arrays if key not in taken]
         free.sort(key=lambda key: key.split("_")[0].lower() in usual)
+        if getattr(spec, "shifted", False):  # of a causal language model: its labels are its tokens
+            tokens = [key for key, array in self.arrays.items() if array.dtype.kind in "iu"]
+            free += [key for key in tokens if key in taken]
         keys = [f"--map {spec.name}={key}" for key in free[:1]]
         raise self.error(
             f"No array feeds the input '{spec.name}'.",

@@ -1,0 +1,78 @@
+"""How class numbers are compared with scores: the class axis, what does not count, the shift."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ortboost.training.protocols import Array
+
+__all__ = ["LabelRule"]
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """What a program or a user says of the labels.
+
+    Args:
+        class_axis: The axis of the scores that counts the classes, -1 for the last.
+        ignored: A label that does not count, neither in the metrics nor in the loss.
+        shifted: Each position is compared with the next label, as for causal language models.
+        averaged: The loss of a batch is the mean over the labels that count.
+
+    Example:
+        >>> rule = LabelRule(class_axis=-1, ignored=-100, shifted=True)
+        >>> scores, labels = rule.aligned(np.zeros([1, 4, 9]), np.array([[7, 2, 5, -100]]))
+        >>> scores.shape, labels.tolist(), rule.count(np.array([[7, 2, 5, -100]]))
+        ((2, 9), [2, 5], 2)
+    """
+
+    class_axis: int = 1
+    ignored: int | None = None
+    shifted: bool = False
+    averaged: bool = True
+
+    @classmethod
+    def of(cls, inputs: Sequence[object], labels: str) -> LabelRule:
+        """The rule that the specification of the labels input states."""
+        spec = next((s for s in inputs if getattr(s, "name", None) == labels), None)
+        return cls(
+            getattr(spec, "class_axis", None) or 1,
+            getattr(spec, "ignored", None),
+            bool(getattr(spec, "shifted", False)),
+            bool(getattr(spec, "averaged", True)),
+        )
+
+    def count(self, labels: Array) -> int | None:
+        """How many labels count; ``None`` where all do."""
+        if self.ignored is None:
+            return None
+        return int((self._shift(labels) != self.ignored).sum())
+
+    def aligned(self, scores: Array, labels: Array) -> tuple[Array, Array]:
+        """Scores with the classes in axis 1 and the labels that they are compared with.
+
+        With an ignored label both are flat: scores ``[n, C]`` and labels ``[n]`` of the ``n``
+        positions that count, so that a mean over them is one over positions, not samples.
+        """
+        if scores.ndim < 3 or labels.ndim != scores.ndim - 1:
+            axis = 1  # rows, or labels of another form: the metric says what does not fit
+        else:
+            axis = self.class_axis % scores.ndim
+            labels = self._shift(labels)
+        if axis != 1:
+            scores = np.moveaxis(scores, axis, 1)
+        if self.ignored is None:
+            return scores, labels
+        if scores.ndim < 2 or labels.size * scores.shape[1] != scores.size:
+            return scores, labels
+        flat, counts = labels.reshape(-1), labels.reshape(-1) != self.ignored
+        return np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1])[counts], flat[counts]
+
+    def _shift(self, labels: Array) -> Array:
+        if not self.shifted or labels.ndim < 2:
+            return labels
+        last = np.full_like(labels[:, :1], self.ignored if self.ignored is not None else 0)
+        return np.concatenate([labels[:, 1:], last], axis=1)

@@ -1,0 +1,180 @@
+"""Which axis of the predictions counts the classes.
+
+Predictions of two dimensions are ``[samples, classes]``. With more there are two conventions:
+``[batch, classes, height, width]`` of images and ``[batch, sequence, classes]`` of language models.
+Labels have the same rank in both, so nothing in the data tells them apart, and where both lengths
+are the same a wrong guess would train without an error. So the axis is taken from evidence:
+
+1. the operator that made the predictions: a product with a stored matrix (MatMul, Gemm) makes the
+   last axis, a convolution, pooling or DepthToSpace axis 1; the search goes back through operators
+   that keep or move axes, and a Softmax or LogSoftmax names its own axis;
+2. the lengths, where the operator says nothing: the number of classes is a fixed number of the
+   model, so it is the one axis that is fixed while all others are dimensions of an input.
+
+Where both speak and disagree, or neither speaks, nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.errors import ModelError, UsageError
+from ortboost.graph.io import source_name
+from ortboost.graph.query import known_shape
+
+__all__ = ["find_class_axis"]
+
+_CHANNELS_FIRST = frozenset(
+    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool GroupNormalization "  # noqa: SIM905
+    "InstanceNormalization LpPool MaxPool SpaceToDepth Upsample".split()
+)
+"""Operators for which ONNX defines axis 1 as the channels."""
+
+_AS_THE_FIRST = frozenset(
+    "BatchNormalization Cast CastLike Celu Clip Dropout Elu Exp Gelu HardSigmoid HardSwish Identity "  # noqa: SIM905
+    "LayerNormalization LeakyRelu Log Mish Neg PRelu Pad Relu Resize Sigmoid Slice Softplus Tanh".split()
+)
+"""Operators whose output has the axes of their first input."""
+
+_AS_ALL = frozenset(("Add", "Concat", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum", "Where"))
+"""Operators whose output has the axes of every operand of its rank."""
+
+
+def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = None) -> int:
+    """The class axis of the predictions of a model.
+
+    Args:
+        model: A normalized model.
+        prediction: Its output, float ``[batch, ...]``, of a known rank of at least 2.
+        given: The axis that the user names, counted from the end if below 0.
+
+    Returns:
+        The axis, 1 or more.
+
+    Raises:
+        UsageError: The axis that was given is none, or is that of the batch.
+        ModelError: The model does not tell; the error says both readings.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[n,s,8] x, float[8,5] w) => (float[n,s,5] y) { y = MatMul(x, w) }''')
+        >>> find_class_axis(model, model.graph.outputs[0])
+        2
+    """
+    shape = known_shape(prediction) or ()
+    rank = len(shape)
+    if given is not None:
+        axis = given + rank if given < 0 else given
+        if not 1 <= axis < rank:
+            raise UsageError(
+                f"{given} cannot be the class axis of the output '{prediction.name}'.",
+                where=f"{source_name(model)}: '{prediction.name}' {_text(shape)}",
+                fix=f"Give 1 to {rank - 1}, or -1 for the last; axis 0 is the batch.",
+            )
+        return axis
+    if rank == 2:
+        return 1
+    made, lengths = _by_operator(prediction, set()), _by_lengths(model, shape)
+    if made is not None and made > 0 and lengths in (None, made):
+        return made
+    if made is None and lengths is not None:
+        return lengths
+    raise ModelError(
+        f"Which axis of the output '{prediction.name}' counts the classes is not certain.",
+        where=f"{source_name(model)}: {_text(shape)} has {_length(shape[1])} classes with labels "
+        f"{_text((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
+        f"{_text(shape[:-1])}",
+        fix="Say which with --class-axis 1 (images) or --class-axis -1 (language models).",
+    )
+
+
+def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
+    """The axis of ``value`` that the operator behind it makes of features, if that is certain."""
+    node, shape = value.producer(), known_shape(value)
+    if node is None or shape is None or id(value) in seen or node.domain not in ("", "ai.onnx"):
+        return None
+    seen = seen | {id(value)}
+    op, rank = node.op_type, len(shape)
+    if op in _CHANNELS_FIRST:
+        return 1
+    if op in ("Softmax", "LogSoftmax"):  # without an axis it depends on the opset which one it is
+        return node.attributes.get_int("axis") % rank if "axis" in node.attributes else None
+    if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
+        return rank - 1
+    if op in _AS_THE_FIRST:
+        return _same_rank(node.inputs[0], rank, seen)
+    if op in _AS_ALL:
+        found = {
+            _by_operator(operand, seen)
+            for operand in node.inputs
+            if operand is not None and not _constant(operand) and _rank(operand) == rank
+        }
+        return found.pop() if len(found) == 1 else None
+    if op in ("Transpose", "Reshape", "Squeeze", "Unsqueeze"):
+        return _moved(node, value, seen)
+    return None
+
+
+def _same_rank(value: ir.Value | None, rank: int, seen: set[int]) -> int | None:
+    return None if value is None or _rank(value) != rank else _by_operator(value, seen)
+
+
+def _moved(node: ir.Node, value: ir.Value, seen: set[int]) -> int | None:
+    """The axis after an operator that moves axes; ``None`` if it may have been cut or joined."""
+    source = node.inputs[0]
+    before, after = (None if source is None else known_shape(source)), known_shape(value)
+    if source is None or before is None or after is None:
+        return None
+    axis = _by_operator(source, seen)
+    if axis is None:
+        return None
+    if node.op_type == "Transpose":
+        perm = node.attributes.get_ints("perm", list(range(len(before)))[::-1])
+        return list(perm).index(axis)
+    if not isinstance(before[axis], int):
+        return None
+    if axis == len(before) - 1 and after[-1] == before[axis]:
+        return len(after) - 1
+    if axis == 1 and len(after) > 1 and after[:2] == before[:2] and after[0] is not None:
+        return 1
+    return None
+
+
+def _stored_matrix(value: ir.Value | None) -> bool:
+    return value is not None and _rank(value) == 2 and _constant(value)
+
+
+def _constant(value: ir.Value, depth: int = 8) -> bool:
+    """Whether a value depends on stored tensors only."""
+    node = value.producer()
+    if node is None:
+        return value.is_initializer()
+    return depth > 0 and all(v is None or _constant(v, depth - 1) for v in node.inputs)
+
+
+def _rank(value: ir.Value) -> int | None:
+    shape = known_shape(value)
+    return None if shape is None else len(shape)
+
+
+def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | None:
+    """The one axis of a fixed length, where all others are dimensions of an input."""
+    fixed = [axis for axis in range(1, len(shape)) if isinstance(shape[axis], int)]
+    named = {
+        dim
+        for value in model.graph.inputs
+        for dim in known_shape(value) or ()
+        if isinstance(dim, str)
+    }
+    others = [shape[axis] for axis in range(1, len(shape)) if axis not in fixed]
+    if len(fixed) != 1 or not all(dim in named for dim in others):
+        return None
+    return fixed[0] if fixed[0] in (1, len(shape) - 1) else None
+
+
+def _length(dim: int | str | None) -> str:
+    return "?" if dim is None else str(dim)
+
+
+def _text(shape: tuple[int | str | None, ...]) -> str:
+    return "[" + ", ".join(map(_length, shape)) + "]"
