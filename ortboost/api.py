@@ -23,8 +23,9 @@ from ortboost.autodiff.check import TrainabilityReport
 from ortboost.comparing import Comparison, compare
 from ortboost.deploy.evaluation import AutoProcessed, network_auto_process_eval
 from ortboost.errors import UsageError
-from ortboost.export_subject import Data, file_labels
+from ortboost.export_subject import Data, WithConstants, batched, file_labels
 from ortboost.exporting import ExportResult, export
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import boosted
@@ -52,7 +53,7 @@ from ortboost.training import (
     parse_schedule,
 )
 from ortboost.training import evaluate as evaluate_source
-from ortboost.training.data import open_source, static_batch
+from ortboost.training.data import batch_axes, open_source, static_batch
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 
@@ -278,6 +279,7 @@ def evaluate(
     class_axis: int | None = None,
     ignore_index: int | None = None,
     shift_labels: bool = False,
+    inputs: InputConfig | None = None,
     split: str = "test",
     device: str = "auto",
     threads: int | None = None,
@@ -296,6 +298,7 @@ def evaluate(
             :mod:`ortboost.transforms.class_axis`. A program knows it.
         ignore_index: Of a file: the label that does not count.
         shift_labels: Of a file: compare each position with the next label.
+        inputs: Of a file: values of inputs that are no data, and batch axes.
         split: Which part of a file with several: ``train`` or ``test``.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Threads within an operator.
@@ -309,32 +312,33 @@ def evaluate(
     """
     labels, bare = "labels", not Path(target).is_dir()
     if not bare:
-        if class_axis is not None or ignore_index is not None or shift_labels:
+        if class_axis is not None or ignore_index is not None or shift_labels or inputs:
             raise UsageError(
-                "A program knows how its labels are read.",
-                where=f"{target}: class_axis, ignore_index, shift_labels",
+                "A program knows how its inputs and labels are read.",
+                where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
         program, state, _ = load_run(target, checkpoint)
         stepper = Stepper(program, device=device, threads=threads)
         stepper.load_state(state)
         evaluator: Any = stepper.evaluator()
-        inputs: Sequence[TensorSpec] = evaluator.inputs
+        specs: Sequence[TensorSpec] = evaluator.inputs
         labels = program.labels or labels
         output = output or (program.prediction if program.labels else None)
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
+        model, config = load_model(target), inputs or InputConfig()
         known = file_labels(
-            load_model(target),  # its errors are clearer than the runtime's
+            model,
             output,
             class_axis=class_axis,
             ignored=ignore_index,
             shifted=shift_labels,
         )
-        evaluator = ModelEvaluator(target, device=device, threads=threads)
-        inputs = [*evaluator.inputs, known]
-    source = open_source(data, inputs, split, static_batch(inputs) or batch_size, mapping)
+        evaluator = WithConstants(ModelEvaluator(target, device=device, threads=threads), config)
+        specs = [*batched(model, evaluator.inputs, config, output), known]
+    source = open_source(data, specs, split, static_batch(specs) or batch_size, mapping)
     wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
     found = evaluate_source(
         evaluator,
@@ -342,8 +346,9 @@ def evaluate(
         [strict(metric) for metric in wanted] if bare else wanted,
         labels=labels,
         output=output,
-        batch_size=static_batch(inputs),
-        rule=LabelRule.of(inputs, labels),
+        batch_size=static_batch(specs),
+        rule=LabelRule.of(specs, labels),
+        axes=batch_axes(specs),
     )
     return found or {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from ortboost.deploy.bench import bench_files
 from ortboost.deploy.bench_feeds import Bind
 from ortboost.deploy.bench_results import BenchConfig, Measurement
+from ortboost.graph.batch_axes import find_batch_axes
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import runtime
-from ortboost.training.data import bind_arrays, convert, load_arrays
+from ortboost.training.data import ArraySource, bind_arrays, load_arrays
 
 __all__ = ["bench", "bench_to_dict", "machine"]
 
@@ -52,8 +54,11 @@ def bench(
         path = None if isinstance(data, Mapping) else str(data)
 
         def bind(inputs: Sequence[TensorSpec], samples: int) -> dict[str, NDArray[Any]]:
+            axes = find_batch_axes({spec.name: spec.shape for spec in inputs}, None)
+            inputs = [dataclasses.replace(s, batch_axis=axes[s.name]) for s in inputs]
             bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
-            return {s.name: convert(bound[s.name][:samples], s.dtype) for s in inputs}
+            source = ArraySource(bound, samples, inputs=inputs)
+            return next(source.epoch(0))
 
     return bench_files(files, config, bind=bind, tell=tell)
 

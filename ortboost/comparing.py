@@ -18,6 +18,7 @@ from ortboost.deploy.verify import Parity, tolerance_for
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.errors import UsageError
 from ortboost.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
@@ -73,6 +74,7 @@ def compare(
     mapping: Mapping[str, str] | None = None,
     split: str = "test",
     batch_size: int = 64,
+    inputs: InputConfig | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     rtols: Mapping[str, float] | None = None,
@@ -90,6 +92,7 @@ def compare(
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         batch_size: Samples a run.
+        inputs: Lengths of made-up inputs, values of inputs that are no data, and batch axes.
         rtol: Relative tolerance; if not given 1e-3, or what the precision allows that ``other`` was
             exported in.
         atol: Absolute tolerance; if not given 1e-4, or the same.
@@ -102,9 +105,9 @@ def compare(
     """
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(one, checkpoint, device)
+            trained_subject(one, checkpoint, device, inputs)
             if Path(one).is_dir()
-            else plain_subject(one, Path(folder), device, as_it_is=True)
+            else plain_subject(one, Path(folder), device, inputs, as_it_is=True)
         )
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")
@@ -117,6 +120,7 @@ def compare(
         )
         challenger = ModelEvaluator(os.fspath(other), device=device)
         feeds, lengths = collect(subject, data, split, batch_size, mapping)
+        feeds = [{**subject.evaluator.constants, **batch} for batch in feeds]
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
         if missing:
             raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from numpy.typing import NDArray
 from ortboost.deploy.evaluation import reference_path
 from ortboost.deploy.export import Exported, export_model, export_network
 from ortboost.deploy.inner import measure_ranges
-from ortboost.deploy.made_up import input_ranges, made_up_feeds
+from ortboost.deploy.made_up import accepted_feeds, input_ranges, made_up_feeds
 from ortboost.errors import OrtBoostError, ParityError, UsageError, nearest
+from ortboost.graph.batch_axes import model_batch_axes
+from ortboost.graph.fix_inputs import constant_array
+from ortboost.graph.input_config import InputConfig, fit_dims
 from ortboost.graph.io import load_model, source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
@@ -26,7 +30,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import Source, get_metric
-from ortboost.training.data import open_source, pad_batch, static_batch
+from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
 from ortboost.training.label_rule import LabelRule
 from ortboost.transforms.attach_loss import IGNORED
 from ortboost.transforms.class_axis import find_class_axis
@@ -35,6 +39,8 @@ __all__ = [
     "Accuracies",
     "Data",
     "Subject",
+    "WithConstants",
+    "batched",
     "collect",
     "file_labels",
     "plain_subject",
@@ -79,34 +85,107 @@ class Subject:
         """How labels are compared with scores."""
         return LabelRule.of(self.inputs, self.labels or _LABELS)
 
-    def made_up(self, batch: int) -> Feeds:
-        """One batch of made-up inputs, see :mod:`ortboost.deploy.made_up`."""
+    def made_up(self) -> Feeds:
+        """One batch of made-up inputs that it runs on, see :mod:`ortboost.deploy.made_up`."""
         graph = self.export(optimize=False).model
-        return made_up_feeds(
-            self.evaluator.inputs, ranges=input_ranges(graph), seed=self.seed, batch=batch
-        )
+        ranges = input_ranges(graph)
+        data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
+        labels = [spec for spec in self.evaluator.inputs if spec.name == self.labels]
+        named = {dim for spec in data for dim in spec.shape if isinstance(dim, str)}
+        for spec in labels:
+            if spec.classes is not None:
+                ranges[spec.name] = spec.classes
+            if all(isinstance(dim, int) or dim in named for dim in spec.shape):
+                data.append(spec)
+        if len(data) == len(self.evaluator.inputs):
+            return accepted_feeds(data, self.evaluator.evaluate, ranges=ranges, seed=self.seed)[0]
+        # Labels of the size of the predictions, which only a run of the network tells.
+        network = ModelEvaluator(graph, device=self.device)
+        feeds, answers = accepted_feeds(data, network.evaluate, ranges=ranges, seed=self.seed)
+        shape = list(np.shape(answers[self.prediction or next(iter(answers))]))
+        for spec in labels:
+            if spec.class_axis is not None:
+                del shape[spec.class_axis]
+            sized = dataclasses.replace(spec, shape=tuple(shape))
+            feeds |= made_up_feeds([sized], ranges=ranges, seed=self.seed)
+        return feeds
 
     def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
         """The largest magnitude of every inner tensor, see :func:`measure_ranges`."""
         return measure_ranges(self.export(optimize=False).model, feeds, device=self.device)
 
 
-def trained_subject(run: str | os.PathLike[str], checkpoint: str, device: str) -> Subject:
+class WithConstants:
+    """An evaluator some of whose inputs have a value that is the same in every batch.
+
+    Args:
+        evaluator: The evaluator.
+        config: The values, and lengths of open dimensions.
+
+    Raises:
+        UsageError: There is no such input or dimension, or a value does not fit.
+    """
+
+    def __init__(self, evaluator: Any, config: InputConfig) -> None:
+        self._evaluator = evaluator
+        specs: Sequence[TensorSpec] = evaluator.inputs
+        shapes = {spec.name: spec.shape for spec in specs}
+        for name in config.values:
+            if name not in shapes:
+                raise UsageError(
+                    f"The model has no input '{name}'.",
+                    where=f"--input {name}",
+                    fix=nearest(name, shapes),
+                )
+        self.constants = {
+            spec.name: constant_array(
+                spec.name,
+                spec.shape,
+                ir.DataType.from_numpy(spec.dtype),
+                config.values[spec.name],
+            )
+            for spec in specs
+            if spec.name in config.values
+        }
+        fitted = fit_dims(shapes, config.dims)
+        self.inputs = tuple(
+            dataclasses.replace(spec, shape=fitted[spec.name])
+            for spec in specs
+            if spec.name not in self.constants
+        )
+
+    def evaluate(self, feeds: Feeds) -> Feeds:
+        """The outputs for a batch of the other inputs."""
+        found: Feeds = self._evaluator.evaluate({**self.constants, **feeds})
+        return found
+
+
+def trained_subject(
+    run: str | os.PathLike[str], checkpoint: str, device: str, config: InputConfig | None = None
+) -> Subject:
     """A trained program.
+
+    Args:
+        run: The program folder.
+        checkpoint: See :func:`ortboost.run_folder.load_run`.
+        device: Where to run.
+        config: Dimensions and inputs to fix in the export.
 
     Raises:
         FileError: It is no program folder, or the checkpoint cannot be used.
+        UsageError: A dimension or input to fix does not fit.
     """
+    config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
     stepper = Stepper(program, device=device)
     stepper.load_state(state)
-    evaluator = stepper.evaluator()
+    evaluator = WithConstants(stepper.evaluator(), config)
     step = None if found is None else int(found.step)
     provenance = {"step": "initial" if step is None else str(step)}
     loss = program.config.loss
 
     def export(**settings: Any) -> Exported:
-        return export_model(program, state, provenance=provenance, **settings)
+        return export_model(program, state, inputs=config, provenance=provenance, **settings)
 
     return Subject(
         evaluator,
@@ -122,7 +201,12 @@ def trained_subject(run: str | os.PathLike[str], checkpoint: str, device: str) -
 
 
 def plain_subject(
-    path: str | os.PathLike[str], folder: Path, device: str, *, as_it_is: bool = False
+    path: str | os.PathLike[str],
+    folder: Path,
+    device: str,
+    config: InputConfig | None = None,
+    *,
+    as_it_is: bool = False,
 ) -> Subject:
     """A plain ONNX model.
 
@@ -130,6 +214,7 @@ def plain_subject(
         path: The file.
         folder: Where to put a file that has to be made for the comparison.
         device: Where to run.
+        config: Dimensions and inputs to fix in the export, and batch axes.
         as_it_is: Run the very file even if parts of it are in training mode.
 
     Raises:
@@ -138,11 +223,11 @@ def plain_subject(
     loaded = load_model(path)  # once: what is made of it shares its tensors
     plain = export_network(loaded, optimize=False)
     reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
-    device = resolve_device(device)
-    evaluator = ModelEvaluator(reference, device=device)
+    device, config = resolve_device(device), config or InputConfig()
+    evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
 
     def export(**settings: Any) -> Exported:
-        return plain if settings == {"optimize": False} else export_network(loaded, **settings)
+        return export_network(loaded, inputs=config, **settings)
 
     try:
         labels = file_labels(loaded)
@@ -150,9 +235,26 @@ def plain_subject(
         OrtBoostError
     ):  # no reason not to export it: an accuracy is measured where that is certain
         labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
+    evaluator.inputs = batched(loaded, evaluator.inputs, config)
     return Subject(
         evaluator, [*evaluator.inputs, labels], export, device, _LABELS, None, classes=False
     )
+
+
+def batched(
+    model: ir.Model,
+    inputs: Sequence[TensorSpec],
+    config: InputConfig,
+    prediction: str | None = None,
+) -> tuple[TensorSpec, ...]:
+    """Specifications of inputs of a plain model with their batch axes.
+
+    Raises:
+        UsageError: A batch axis was given for no input, or one that it does not have.
+    """
+    shapes = {spec.name: spec.shape for spec in inputs}
+    axes = model_batch_axes(model, config.batch_axes, inputs=shapes, prediction=prediction)
+    return tuple(dataclasses.replace(spec, batch_axis=axes[spec.name]) for spec in inputs)
 
 
 def file_labels(
@@ -201,8 +303,8 @@ def file_labels(
 
 def collect(
     subject: Subject, data: Any, split: str, batch_size: int, mapping: Mapping[str, str] | None
-) -> tuple[list[Feeds], list[int]]:
-    """The batches to compare on, and how many samples of each are real.
+) -> tuple[list[Feeds], list[int | None]]:
+    """The batches to compare on, and how many samples of each are real where some are padding.
 
     Args:
         subject: What they are for; a model that is fixed to a batch size gets batches of it, padded.
@@ -211,9 +313,9 @@ def collect(
         batch_size: Samples a batch, where that is open.
         mapping: Input name to the key of its array.
     """
-    fixed = static_batch(subject.evaluator.inputs)
     if data is None:
-        return [subject.made_up(fixed or 4)], [0]
+        return [subject.made_up()], [None]
+    fixed = static_batch(subject.evaluator.inputs)
     if isinstance(data, Iterator):  # it may have to be read with labels and again without
         data = list(data)
 
@@ -226,10 +328,11 @@ def collect(
         if subject.inputs == subject.evaluator.inputs:
             raise
         found = read(subject.evaluator.inputs)
-    lengths = [len(next(iter(batch.values()))) for batch in found]
-    if fixed is not None:
-        found = [pad_batch(batch, fixed)[0] for batch in found]
-    return found, lengths
+    if fixed is None:
+        return found, [None for _ in found]
+    axes = batch_axes(subject.inputs)
+    lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in found]
+    return [pad_batch(batch, fixed, axes=axes)[0] for batch in found], lengths
 
 
 class Accuracies:
@@ -250,7 +353,7 @@ class Accuracies:
         labels: str | None,
         feeds: Sequence[Feeds],
         expected: Sequence[Feeds],
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int | None] | None = None,
         rule: LabelRule | None = None,
     ) -> None:
         self._output, self._labels, self._rule = output, labels, rule or LabelRule()
@@ -267,7 +370,7 @@ class Accuracies:
         assert accuracy is not None
         assert self._labels is not None
         labels = np.asarray(self._feeds[number][self._labels])
-        length = len(labels) if self._lengths is None else self._lengths[number]
+        length = None if self._lengths is None else self._lengths[number]
         try:
             for side, found in (("before", self._expected[number]), ("after", answers)):
                 scores = np.asarray(found[output], np.float32)[:length]

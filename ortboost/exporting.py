@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 
 from ortboost.deploy.export import Exported, write_verified
 from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.made_up import sizes_text
 from ortboost.deploy.precise import Precise
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.verify import Parity, tolerance_for
 from ortboost.errors import UsageError
 from ortboost.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.query import all_tensors
 from ortboost.program.program import EVAL, MANIFEST, STATE, STEP
+from ortboost.training.label_rule import LabelRule
 
 __all__ = ["ExportResult", "export"]
 
@@ -40,6 +43,7 @@ class ExportResult:
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
         classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
+        rule: How labels are compared with the scores.
         metrics: Metric name to its value before and after, where the data have labels.
         notes: What else should be known.
     """
@@ -53,6 +57,7 @@ class ExportResult:
     classes: bool = True
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    rule: LabelRule = field(default_factory=LabelRule)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -93,6 +98,7 @@ def export(
     int8: Int8Config | None = None,
     max_drop: float = 0.01,
     slim: bool = False,
+    inputs: InputConfig | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     rtols: Mapping[str, float] | None = None,
@@ -121,6 +127,7 @@ def export(
         int8: How to quantize; what suits the target if not given.
         max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels.
         slim: Run onnxslim too, if it is installed.
+        inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
         rtol: Relative tolerance; that of the precision if not given.
         atol: Absolute tolerance; that of the precision if not given.
         rtols: Output name to a relative tolerance of its own.
@@ -156,9 +163,9 @@ def export(
         )
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(run, checkpoint, device)
+            trained_subject(run, checkpoint, device, inputs)
             if trained
-            else plain_subject(run, Path(folder), device)
+            else plain_subject(run, Path(folder), device, inputs)
         )
         feeds, lengths = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
@@ -211,6 +218,10 @@ def export(
         notes.append("Compared on the calibration data: give --verify for data it has not seen.")
     if precision == "int8" and not scores.found():
         notes.append("No accuracy was measured: give --verify data with labels.")
+    if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
+        notes.append(
+            f"Made-up inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH asks for other sizes."
+        )
     return ExportResult(
         path,
         _size(path, exported.model),
@@ -221,6 +232,7 @@ def export(
         subject.classes,
         scores.found(),
         tuple(notes),
+        subject.rule,
     )
 
 

@@ -31,7 +31,7 @@ from ortboost.deploy.verify import tolerance_for
 from ortboost.errors import UsageError
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
-from ortboost.training.data import open_source, pad_batch, static_batch
+from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
 
 __all__ = ["RUNTIMES", "build_engine", "check_for", "load_batches", "mend", "read_shapes"]
 
@@ -190,7 +190,8 @@ def load_batches(
     """
     fixed = static_batch(inputs)
     batches = open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0)
-    return [batch if fixed is None else pad_batch(batch, fixed)[0] for batch in batches]
+    axes = batch_axes(inputs)
+    return [batch if fixed is None else pad_batch(batch, fixed, axes=axes)[0] for batch in batches]
 
 
 def read_shapes(shapes: Sequence[str]) -> list[Profile]:

@@ -31,7 +31,10 @@ NATIVE_MICROSOFT = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
 """Operators of com.microsoft with a gradient."""
 
 _STEP = "its derivative is zero almost everywhere, so nothing before it would be trained"
-_RECURRENT = "recurrent operators have no gradient; export the cell unrolled, or as a transformer or convolution"
+_RECURRENT = (
+    "recurrent operators have no gradient; fix the number of steps (--dim NAME=LENGTH) and take "
+    "--engine portable, or export the cell unrolled"
+)
 _CONTROL = "control flow has no gradient; export a model without it (torch.export writes none)"
 _QUANTIZED = "quantized; start from the float model"
 

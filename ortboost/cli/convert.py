@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ortboost.cli.console import Output
-from ortboost.cli.options import Json, Map, Quiet, Verbose
+from ortboost.cli.options import BatchAxis, Dim, Input, Json, Map, Quiet, Verbose
 
 __all__ = ["VERBS", "check", "convert"]
 
@@ -65,6 +65,9 @@ def convert(
     ] = None,
     class_axis: _ClassAxis = None,
     shift_labels: _ShiftLabels = None,
+    dim: Dim = None,
+    fixed: Input = None,
+    batch_axis: BatchAxis = None,
     optimizer: Annotated[
         str | None, typer.Option(help="momentum (default), sgd, adam, adamw or lars.")
     ] = None,
@@ -173,7 +176,13 @@ def convert(
 ) -> None:
     """Turn a model into a training program."""
     from ortboost import api
-    from ortboost.cli.parse import parse_clip, parse_group, parse_precision, parse_settings
+    from ortboost.cli.parse import (
+        parse_clip,
+        parse_group,
+        parse_inputs,
+        parse_precision,
+        parse_settings,
+    )
     from ortboost.cli.parse_scale import parse_loss_scale
     from ortboost.program.boosted import split_settings, with_settings
     from ortboost.program.combine import enabled_boosts
@@ -191,6 +200,7 @@ def convert(
             "class_axis": class_axis,
             "shift_labels": shift_labels,
         },
+        inputs=parse_inputs(dim, fixed, batch_axis),
         precision={
             **({} if precision is None else parse_precision(precision)),
             "keep_fp32": None if keep_fp32 is None else tuple(keep_fp32),
@@ -260,6 +270,8 @@ def check(
     output: _OutputName = None,
     class_axis: _ClassAxis = None,
     shift_labels: _ShiftLabels = None,
+    dim: Dim = None,
+    fixed: Input = None,
     freeze: _Freeze = None,
     trainable: _Trainable = None,
     engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
@@ -286,6 +298,7 @@ def check(
     """List what stands in the way of training a model, or of a target, all at once."""
     from ortboost import api
     from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
+    from ortboost.cli.parse import parse_inputs
 
     printer = Output(json, quiet, verbose)
     options = TargetOptions(
@@ -299,6 +312,8 @@ def check(
                 "--output": output,
                 "--class-axis": class_axis,
                 "--shift-labels": shift_labels,
+                "--dim": dim,
+                "--input": fixed,
                 "--freeze": freeze,
                 "--trainable": trainable,
             },
@@ -313,6 +328,7 @@ def check(
             "class_axis": class_axis,
             "shift_labels": shift_labels,
         },
+        inputs=parse_inputs(dim, fixed, None),
         freeze=freeze,
         trainable=trainable,
         engine=engine,
@@ -338,6 +354,8 @@ def check(
         + (f" --output {quote(output)}" if output else "")
         + (f" --class-axis {class_axis}" if class_axis is not None else "")
         + (" --shift-labels" if shift_labels else "")
+        + "".join(f" --dim {quote(text)}" for text in dim or ())
+        + "".join(f" --input {quote(text)}" for text in fixed or ())
         + "".join(f" --freeze {quote(pattern)}" for pattern in freeze or ())
         + "".join(f" --trainable {quote(pattern)}" for pattern in trainable or ())
         + (f" --engine {engine}" if engine else "")
@@ -379,6 +397,7 @@ def _config(
     path: Path | None,
     *,
     loss: dict[str, Any],
+    inputs: Any,
     precision: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
@@ -399,6 +418,12 @@ def _config(
         base = ProgramConfig.from_dict(data.get("config", data))
     given = {key: value for key, value in loss.items() if value is not None}
     low = {key: value for key, value in (precision or {}).items() if value is not None}
+    options["inputs"] = dataclasses.replace(
+        base.inputs,
+        dims={**base.inputs.dims, **inputs.dims},
+        values={**base.inputs.values, **inputs.values},
+        batch_axes={**base.inputs.batch_axes, **inputs.batch_axes},
+    )
     if low:
         options["precision"] = dataclasses.replace(base.precision, **low)
     changes: dict[str, Any] = {
@@ -458,6 +483,7 @@ Examples:
   ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
   ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
   ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
+  ortboost convert detector.onnx -o run --dim height=640 --dim width=640 --input scale=1.0
   ortboost convert gpt.onnx -o run --shift-labels --optimizer adamw --lr 3e-4
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'

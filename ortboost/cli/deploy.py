@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from ortboost.cli.console import Output, human_bytes
-from ortboost.cli.options import BatchSize, Checkpoint, Device, Json, Map, Quiet, Verbose
+from ortboost.cli.options import (
+    BatchAxis,
+    BatchSize,
+    Checkpoint,
+    Device,
+    Dim,
+    Input,
+    Json,
+    Map,
+    Quiet,
+    Verbose,
+)
 
 __all__ = ["VERBS", "compare", "export"]
 
@@ -68,6 +79,9 @@ def export(
     opset: Annotated[int | None, typer.Option(help="Opset of the file.")] = None,
     rtol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_RTOL)] = None,
     atol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_ATOL)] = None,
+    dim: Dim = None,
+    fixed: Input = None,
+    batch_axis: BatchAxis = None,
     batch_size: BatchSize = 64,
     mapping: Map = None,
     device: Device = "auto",
@@ -81,7 +95,7 @@ def export(
     """Write an optimized inference graph, checked against the trained program or the model."""
     from ortboost import api
     from ortboost.cli.engine import EngineOptions, build
-    from ortboost.cli.parse import parse_int8, parse_mapping, parse_tolerances
+    from ortboost.cli.parse import parse_inputs, parse_int8, parse_mapping, parse_tolerances
 
     printer = Output(json, quiet, verbose)
     relative, relatives = parse_tolerances(rtol or [], "--rtol")
@@ -105,6 +119,7 @@ def export(
         int8=parse_int8(target, calibration, skip or []) if precision == "int8" else None,
         max_drop=max_drop,
         slim=slim,
+        inputs=parse_inputs(dim, fixed, batch_axis),
         rtol=relative,
         atol=absolute,
         rtols=relatives,
@@ -140,8 +155,23 @@ def export(
             printer.line(f"\n{report}")
     printer.line(
         f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
+        + _labels(result)
+        + "".join(f" --map {quote(text)}" for text in mapping or ())
         if result.classes
         else f"\nnext: ortboost inspect {quote(str(out))}"
+    )
+
+
+def _labels(result: object) -> str:
+    """Options with which the file is evaluated as the program was."""
+    from ortboost.api import ExportResult
+
+    assert isinstance(result, ExportResult)
+    rule = result.rule
+    return (
+        (f" --class-axis {rule.class_axis}" if rule.class_axis != 1 and not rule.shifted else "")
+        + (f" --ignore-index {rule.ignored}" if rule.ignored is not None else "")
+        + (" --shift-labels" if rule.shifted else "")
     )
 
 
@@ -166,6 +196,9 @@ def compare(
     split: Annotated[str, typer.Option(help=_SPLIT)] = "test",
     rtol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_RTOL)] = None,
     atol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_ATOL)] = None,
+    dim: Dim = None,
+    fixed: Input = None,
+    batch_axis: BatchAxis = None,
     batch_size: BatchSize = 64,
     mapping: Map = None,
     device: Device = "auto",
@@ -179,7 +212,7 @@ def compare(
     its export allowed.
     """
     from ortboost import api
-    from ortboost.cli.parse import parse_mapping, parse_tolerances
+    from ortboost.cli.parse import parse_inputs, parse_mapping, parse_tolerances
 
     printer = Output(json, quiet, verbose)
     relative, relatives = parse_tolerances(rtol or [], "--rtol")
@@ -193,6 +226,7 @@ def compare(
         mapping=parse_mapping(mapping or []),
         split=split,
         batch_size=batch_size,
+        inputs=parse_inputs(dim, fixed, batch_axis),
         rtol=relative,
         atol=absolute,
         rtols=relatives,
@@ -231,6 +265,7 @@ VERBS = (
 Examples:
   ortboost export run -o model.opt.onnx --verify val.npz
   ortboost export model.onnx -o model.opt.onnx --target tensorrt=10
+  ortboost export vad.onnx -o vad.opt.onnx --dim batch=1 --dim sequence=512 --input sr=16000
   ortboost export run -o model.fp16.onnx --precision fp16 --calib train.npz --verify val.npz
   ortboost export run -o model.int8.onnx --precision int8 --calib train.npz --verify val.npz
   ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224

@@ -6,13 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.errors import UsageError, nearest
+from ortboost.errors import FileError, UsageError, nearest
+from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ClipConfig, ParameterGroup
 
 __all__ = [
     "parse_clip",
     "parse_group",
+    "parse_inputs",
     "parse_int8",
     "parse_mapping",
     "parse_pairs",
@@ -81,6 +85,54 @@ def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
             )
         found[name] = key
     return found
+
+
+def parse_inputs(
+    dims: Sequence[str] | None, values: Sequence[str] | None, axes: Sequence[str] | None
+) -> InputConfig:
+    """Read ``--dim``, ``--input`` and ``--batch-axis``.
+
+    Raises:
+        UsageError: One is not of its form.
+        FileError: A .npy file cannot be read.
+
+    Example:
+        >>> parse_inputs(["x:2=640"], ["sr=16000"], ["state=1", "sr=none"]).batch_axes
+        {'state': 1, 'sr': None}
+    """
+    lengths = {n: parse_value(v) for n, v in _split(dims, "--dim", "height=640").items()}
+    constants = {n: _constant(v) for n, v in _split(values, "--input", "sr=16000").items()}
+    batch = {n: parse_value(v) for n, v in _split(axes, "--batch-axis", "state=1").items()}
+    return InputConfig(lengths, constants, batch)
+
+
+def _split(texts: Sequence[str] | None, option: str, example: str) -> dict[str, str]:
+    """``NAME=TEXT`` to name and text; names may have a ``=`` no more than those of ONNX have."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise UsageError(
+                f"'{text}' is not of the form NAME=VALUE.",
+                where=option,
+                fix=f"Write for example {option} {example}.",
+            )
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _constant(text: str) -> Any:
+    """A number, true or false, a JSON list, or the array of a .npy file."""
+    if not text.endswith(".npy"):
+        return _list(text)
+    try:
+        return np.load(text, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise FileError(
+            "The array of an input cannot be read.",
+            where=f"--input {text}: {error}",
+            fix="Save it with numpy.save.",
+        ) from error
 
 
 def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, dict[str, float]]:

@@ -10,9 +10,11 @@ import typer
 
 from ortboost.cli.console import Output
 from ortboost.cli.options import (
+    BatchAxis,
     BatchSize,
     Checkpoint,
     Device,
+    Input,
     Json,
     Map,
     Quiet,
@@ -120,6 +122,7 @@ def train(
         ]
     )
     verify = f" --verify {quote(str(val))}" if val else ""
+    verify += "".join(f" --map {quote(text)}" for text in (mapping or ()) if val)
     printer.line(f"\nnext: ortboost export {quote(str(run))} -o model.opt.onnx{verify}")
 
 
@@ -145,6 +148,8 @@ def evaluate(
             "--shift-labels", help="Of an ONNX file: compare each position with the next label."
         ),
     ] = False,
+    fixed: Input = None,
+    batch_axis: BatchAxis = None,
     checkpoint: Checkpoint = "best",
     batch_size: BatchSize = 64,
     mapping: Map = None,
@@ -156,7 +161,7 @@ def evaluate(
 ) -> None:
     """Measure a trained program or an ONNX file on data."""
     from ortboost import api
-    from ortboost.cli.parse import parse_mapping
+    from ortboost.cli.parse import parse_inputs, parse_mapping
 
     printer = Output(json, quiet, verbose)
     found = api.evaluate(
@@ -170,6 +175,7 @@ def evaluate(
         class_axis=class_axis,
         ignore_index=ignore_index,
         shift_labels=shift_labels,
+        inputs=parse_inputs(None, fixed, batch_axis) if fixed or batch_axis else None,
         split=split,
         device=device,
         threads=threads,

@@ -188,11 +188,13 @@ def make_feeds(
     if bind is None:
         return seeded_batch(settle_shapes(inputs, batch, shapes, where=where), seed=seed)
     feeds = dict(bind(inputs, batch))
-    for name, array in feeds.items():
-        if len(array) < batch:
+    for spec in inputs:
+        array, head = feeds[spec.name], spec.shape[0] if spec.shape else 0
+        samples = not isinstance(head, int) or head == batch  # else it counts layers of a state
+        if samples and len(array) < batch:
             raise UsageError(
                 f"The data have {len(array)} samples, a batch of {batch} was asked for.",
-                where=f"{where}: input '{name}'",
+                where=f"{where}: input '{spec.name}'",
                 fix="Ask for a smaller --batch-size, or give more data.",
             )
     return feeds

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.deploy.export import Exported, export_network, write_verified
-from ortboost.deploy.made_up import input_ranges, made_up_feeds
+from ortboost.deploy.made_up import accepted_feeds, input_ranges
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.verify import Parity, Tolerance
 from ortboost.graph.io import ModelSource, load_model, save_model
@@ -124,7 +124,10 @@ def reference_answers(
     evaluator = ModelEvaluator(reference_path(source, exported, folder), device=device)
     if feeds is None:
         ranges = input_ranges(exported.base or exported.model)
-        feeds = [made_up_feeds(evaluator.inputs, ranges=ranges, seed=seed)]
+        made, answer = accepted_feeds(
+            evaluator.inputs, evaluator.evaluate, ranges=ranges, seed=seed
+        )
+        return [made], [answer]
     return feeds, [evaluator.evaluate(batch) for batch in feeds]
 
 

@@ -23,8 +23,10 @@ from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
 from ortboost.deploy.verify import Parity, Tolerance, compare
 from ortboost.errors import FileError, ModelError, ParityError
+from ortboost.graph.fix_inputs import fix_inputs
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model, source_name
-from ortboost.graph.normalize import convert_opset, normalize
+from ortboost.graph.normalize import convert_opset, infer_shapes, normalize
 from ortboost.program.program import Program
 from ortboost.report import Report
 from ortboost.runtime.session import open_session
@@ -67,6 +69,7 @@ def export_model(
     target: Target = GENERIC,
     precise: Precise | None = None,
     slim: bool = False,
+    inputs: InputConfig | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Exported:
     """Make the inference graph of a trained program.
@@ -80,6 +83,7 @@ def export_model(
         target: What the graph is for.
         precise: Its number format, if not float32.
         slim: Run onnxslim too.
+        inputs: Lengths and inputs to fix.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
 
     Raises:
@@ -87,6 +91,7 @@ def export_model(
         UsageError: Target, precision and opset do not go together.
     """
     model, stripped = inference_model(program, state)
+    reports = [stripped, *_fixed(model, inputs)]
     config = json.dumps(program.config.to_dict(), sort_keys=True)
     stamp = {
         "source": Path(program.source).name,
@@ -94,7 +99,7 @@ def export_model(
         "config": hashlib.sha256(config.encode()).hexdigest()[:16],
         **(provenance or {}),
     }
-    return _finish(model, [stripped], optimize, opset, target, precise, slim, stamp)
+    return _finish(model, reports, optimize, opset, target, precise, slim, stamp)
 
 
 def export_network(
@@ -105,6 +110,7 @@ def export_network(
     target: Target = GENERIC,
     precise: Precise | None = None,
     slim: bool = False,
+    inputs: InputConfig | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Exported:
     """Make an optimized inference graph of an ONNX model that needs no training.
@@ -118,6 +124,7 @@ def export_network(
         target: What the graph is for.
         precise: Its number format, if not float32.
         slim: Run onnxslim too.
+        inputs: Lengths and inputs to fix.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
 
     Raises:
@@ -126,14 +133,24 @@ def export_network(
         UsageError: Target, precision and opset do not go together.
     """
     model = load_model(source)
+    fixed = _fixed(model, inputs)
     version = model.opset_imports.get("", 0)
     opsets = (
         range(version, version + 1) if version >= _OLDEST or not optimize else range(_OLDEST, 22)
     )
-    reports = normalize(model, opsets=opsets, ir_version=model.ir_version)
+    reports = [*fixed, *normalize(model, opsets=opsets, ir_version=model.ir_version)]
     reports.append(to_inference(model))
     stamp = {"source": Path(source_name(model)).name, **(provenance or {})}
     return _finish(model, reports, optimize, opset, target, precise, slim, stamp)
+
+
+def _fixed(model: ir.Model, inputs: InputConfig | None) -> list[Report]:
+    """Fix dimensions and inputs, and infer the shapes that follow."""
+    if inputs is None or not (inputs.dims or inputs.values):
+        return []
+    report = fix_inputs(model, inputs)
+    infer_shapes(model)
+    return [report]
 
 
 def _finish(

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from ortboost.errors import FileError
+from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
 
 __all__ = ["EXTERNAL_DATA_THRESHOLD", "ModelSource", "load_model", "save_model", "source_name"]
@@ -55,11 +56,11 @@ def load_model(source: ModelSource) -> ir.Model:
     if isinstance(source, ir.Model):
         model = source.clone()
         model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
-        return ir.external_data.load_to_model(model)
+        return _with_true_names(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
         model = ir.from_proto(source)
         model.meta[_SOURCE] = source.graph.name or "model"
-        return model
+        return _with_true_names(model)
     path = Path(source)
     if not path.exists():
         raise FileError("The model file does not exist.", where=str(path), fix="Check the path.")
@@ -90,7 +91,20 @@ def load_model(source: ModelSource) -> ir.Model:
     _check_external_data(model, path)
     model.meta[_SOURCE] = str(path)
     # A serialized model would look for its data beside whatever it is then, not beside `path`.
-    return ir.external_data.load_to_model(model)
+    return _with_true_names(ir.external_data.load_to_model(model))
+
+
+def _with_true_names(model: ir.Model) -> ir.Model:
+    """Without names of dimensions that stand for 'unknown': they would be taken for one length."""
+    for graph in model.graphs():
+        made = (output for node in graph for output in node.outputs)
+        for value in (*graph.inputs, *graph.outputs, *made):
+            for axis, dim in enumerate(value.shape or ()):
+                unknown = dim < 0 if isinstance(dim, int) else dimension_name(dim.value) is None
+                if unknown and value.shape is not None:
+                    dims = list(value.shape)
+                    value.shape = ir.Shape([*dims[:axis], None, *dims[axis + 1 :]])
+    return model
 
 
 def source_name(model: ir.Model) -> str:

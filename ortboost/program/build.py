@@ -329,7 +329,13 @@ def _build_step(
         *(() if parts.loss_scales is None else (parts.loss_scales,)),
         *_metrics(step, config, values, loss),
     ]
-    specs = tuple(_batch_input(value, config, loss) for value in batch)
+    axes = plan.forward.batch_axes
+    specs = tuple(
+        dataclasses.replace(
+            _batch_input(value, config, loss), batch_axis=axes.get(value.name or "", 0)
+        )
+        for value in batch
+    )
     catalogue = _close(step, parts, entries, specs, shown)
     return step, catalogue, {**plan.values, **parts.initial}
 

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.errors import FileError
+from ortboost.graph.batch_axes import BatchAxis
 
 __all__ = [
     "CONSECUTIVE_SKIPS",
@@ -152,6 +153,7 @@ class TensorSpec:
         class_axis: For labels: the axis of the predictions that counts the classes.
         shifted: For labels: whether each position is compared with the next label.
         averaged: For labels: whether the loss is the mean over the labels that count.
+        batch_axis: For data: the axis that counts the samples, see :mod:`ortboost.graph.batch_axes`.
     """
 
     name: str
@@ -162,6 +164,7 @@ class TensorSpec:
     class_axis: int | None = None
     shifted: bool = False
     averaged: bool = True
+    batch_axis: BatchAxis = 0
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
@@ -188,6 +191,8 @@ class TensorSpec:
                 "shifted": self.shifted,
                 "averaged": self.averaged,
             }
+        if self.batch_axis != 0:
+            data["batch_axis"] = self.batch_axis
         return data
 
     @classmethod
@@ -202,6 +207,7 @@ class TensorSpec:
             data.get("class_axis"),
             bool(data.get("shifted", False)),
             bool(data.get("averaged", True)),
+            data.get("batch_axis", 0),
         )
 
     def stray_class(self, array: NDArray[Any]) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from ortboost.errors import ConfigError, nearest
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.query import Parameter
 from ortboost.kinds import check_kinds
 from ortboost.loss_scale import (
@@ -46,6 +47,7 @@ _SCALES: Final[Mapping[str, type[Any]]] = {
     "off": NoScaleConfig,
 }
 _PLAIN: Final = {
+    "inputs": "'dims': {'height': 640}",
     "loss": "'name': 'mse'",
     "optimizer": "'name': 'adamw', 'beta1': 0.9",
     "loss_scale": "'kind': 'fixed', 'scale': 1024",
@@ -130,6 +132,7 @@ class ProgramConfig:
 
     Args:
         loss: Which loss, over which output.
+        inputs: Lengths of dimensions, fixed values and batch axes of the inputs.
         optimizer: The update rule.
         learning_rate: Schedule as text, the default at training; see
             :mod:`ortboost.training.schedules`.
@@ -169,6 +172,7 @@ class ProgramConfig:
     """
 
     loss: LossConfig = field(default_factory=LossConfig)
+    inputs: InputConfig = field(default_factory=InputConfig)
     optimizer: Optimizer = field(default_factory=Momentum)
     learning_rate: str = "0.01"
     weight_decay: float = 0.0
@@ -272,6 +276,8 @@ class ProgramConfig:
                 value = optimizer_to_dict(value)
             elif item.name == "loss_scale":
                 value = scale_to_dict(value)
+            elif item.name == "inputs":
+                value = value.to_dict()
             elif item.name == "groups":
                 value = [dataclasses.asdict(group) for group in value]
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -306,6 +312,8 @@ class ProgramConfig:
             if loss.get("label_shape") is not None:
                 loss["label_shape"] = tuple(loss["label_shape"])
             arguments["loss"] = LossConfig(**loss)
+        if isinstance(arguments.get("inputs"), Mapping):
+            arguments["inputs"] = InputConfig(**_known(InputConfig, arguments["inputs"], "inputs"))
         if isinstance(arguments.get("optimizer"), Mapping):
             arguments["optimizer"] = optimizer_from_dict(arguments["optimizer"])
         if isinstance(arguments.get("clip"), Mapping):

@@ -10,7 +10,9 @@ import onnx_ir as ir
 from ortboost.autodiff.engine import Engine
 from ortboost.autodiff.reach import find_value, reach
 from ortboost.errors import ModelError, UsageError
+from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.query import Parameter, find_parameters, match_names
@@ -46,6 +48,7 @@ class Forward:
         notes: Remarks on the choice of what is trained.
         next_of: Buffer to the value that the forward pass computes for it.
         reports: What was done so far.
+        batch_axes: Input to the axis that counts the samples, see :mod:`ortboost.graph.batch_axes`.
     """
 
     model: ir.Model
@@ -55,6 +58,7 @@ class Forward:
     notes: tuple[str, ...]
     next_of: Mapping[str, str]
     reports: tuple[Report, ...]
+    batch_axes: Mapping[str, BatchAxis]
 
 
 def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> Forward:
@@ -70,7 +74,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         UsageError: A name or pattern matches nothing.
     """
     opsets = _opsets(config.precision, engine)
-    reports = normalize(model, opsets=opsets, ir_version=engine.ir_version)
+    fixed = fix_inputs(model, config.inputs)
+    reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     _leave_prefix(model)
     if config.new_head is not None:
         reports.append(
@@ -82,6 +87,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     if config.full_norm_head:
         reports.append(full_norm(model, output=config.loss.output))
     loss = attach_loss(model, config.loss)
+    axes, batching = _batch_axes(model, loss, config)
     for name in _reserved(config):
         free_name(model.graph, name)
     parameters = find_parameters(model)
@@ -90,16 +96,45 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     dropout = dropout_to_training(model)
     trained, choice = choose_trainable(model, parameters, config)
     trained = _reached(model, trained, loss.objective, config, choice)
-    reports += [loss.report, norms.report, dropout, choice]
+    reports += [loss.report, batching, norms.report, dropout, choice]
     return Forward(
         model,
         loss,
         parameters,
         trained,
-        (*loss.report.notes, *choice.notes),
+        (*loss.report.notes, *batching.notes, *choice.notes),
         norms.next_of,
         tuple(reports),
+        axes,
     )
+
+
+def _batch_axes(
+    model: ir.Model, loss: AttachedLoss, config: ProgramConfig
+) -> tuple[dict[str, BatchAxis], Report]:
+    """The batch axis of each input, and what a user should know of it."""
+    report = Report("batch_axes")
+    axes = model_batch_axes(model, config.inputs.batch_axes, prediction=loss.prediction)
+    for name, axis in axes.items():
+        if axis == UNKNOWN:
+            report.notes.append(
+                f"which axis of the input '{name}' counts the samples is not certain: data in batches "
+                f"need --batch-axis {name}=AXIS, or {name}=none if it is the same for all samples"
+            )
+        elif axis != 0:
+            report.changed[name] = "the same for all samples" if axis is None else f"axis {axis}"
+    picker = row_picker(model)
+    if picker is not None and not any(isinstance(axis, int) for axis in axes.values()):
+        report.notes.append(
+            f"'{picker}' picks rows of what is computed from other inputs, as the edges of a graph do: "
+            "data are fed whole, one step an epoch"
+        )
+    elif picker is not None:
+        report.notes.append(
+            f"'{picker}' picks rows of what is computed from other inputs: shuffled batches of "
+            f"{', '.join(n for n, axis in axes.items() if axis is not None)} would tear them apart"
+        )
+    return axes, report
 
 
 def _opsets(precision: PrecisionConfig, engine: Engine) -> range:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from safetensors.numpy import load_file, save_file
 import ortboost
 from ortboost.errors import ConfigError, FileError
 from ortboost.files import atomic_path, read_json, write_json
+from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
@@ -107,10 +109,19 @@ class Program:
         """Inputs of the evaluation graph that are data."""
         state = {entry.name for entry in self.catalogue.state}
         known = {spec.name: spec for spec in self.catalogue.batch}
+        data = [value for value in self.evaluation.graph.inputs if value.name not in state]
+        specs = [known.get(value.name or "") or TensorSpec.of(value) for value in data]
+        if all(spec.name in known for spec in specs):
+            return tuple(specs)
+        axes = model_batch_axes(  # of inputs that only other outputs read, which a step leaves out
+            self.evaluation,
+            self.config.inputs.batch_axes,
+            inputs={spec.name: spec.shape for spec in specs},
+            prediction=self.prediction,
+        )
         return tuple(
-            known.get(value.name or "") or TensorSpec.of(value)
-            for value in self.evaluation.graph.inputs
-            if value.name not in state
+            spec if spec.name in known else dataclasses.replace(spec, batch_axis=axes[spec.name])
+            for spec in specs
         )
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

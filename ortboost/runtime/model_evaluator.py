@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.errors import UsageError
+from ortboost.graph.input_config import dimension_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session
 
@@ -90,5 +91,8 @@ def _spec(value: Any) -> TensorSpec:
             where=f"input '{value.name}'",
             fix="Use a model with float, integer or bool inputs.",
         )
-    shape = tuple(dim if isinstance(dim, (int, str)) else None for dim in value.shape)
+    shape = tuple(
+        dim if isinstance(dim, int) else dimension_name(dim if isinstance(dim, str) else None)
+        for dim in value.shape
+    )
     return TensorSpec(value.name, np.dtype(_TYPES[value.type]), shape)

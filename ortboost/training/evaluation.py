@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ortboost.errors import UsageError, nearest
-from ortboost.training.data.batches import batch_length, pad_batch
+from ortboost.training.data.batches import Axes, batch_length, pad_batch, rows_of
 from ortboost.training.data.sources import Source
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import Mean, Metric
@@ -27,6 +27,7 @@ def evaluate(
     output: str | None = None,
     batch_size: int | None = None,
     rule: LabelRule | None = None,
+    axes: Axes | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """Run the model over one epoch of a source.
@@ -41,6 +42,7 @@ def evaluate(
             the padding counts neither in the metrics nor in the loss.
         rule: How labels are compared with scores. Where a label does not count, means are over
             the labels that count, of all batches together.
+        axes: Batch axes of the inputs, see :func:`~ortboost.training.data.batches.batch_axes`.
         stop: Asked after each batch; when it says True the evaluation ends without a result.
 
     Returns:
@@ -50,21 +52,30 @@ def evaluate(
         UsageError: The source is empty, or ``labels`` or ``output`` is not there.
     """
     rule, means = rule or LabelRule(), dict[str, Mean]()
+    axis = 0 if axes is None else axes.get(labels, 0)
     for batch in source.epoch(0):
-        length = batch_length(batch)
+        length = batch_length(batch, axes=axes)
+        padding = 0 if batch_size is None else batch_size - length
         if batch_size is not None and length < batch_size:
-            outputs, found = _padded(evaluator, batch, length, batch_size, _weigh(rule, labels))
+            outputs, found = _padded(
+                evaluator, batch, length, batch_size, _weigh(rule, labels), axes
+            )
         else:
             outputs = evaluator.evaluate(batch)
-            found = _loss(outputs, length, _weigh(rule, labels)(batch))
+            found = _loss(outputs, None, length, _weigh(rule, labels)(batch))
         if found is not None:
             loss, weight = found
             means.setdefault(_LOSS, Mean()).add(loss, weight)
         for metric in metrics:
             if metric.function is None:
                 continue
-            scores = np.asarray(_scores(outputs, output))[:length]
-            scores, known = rule.aligned(scores, _labels(batch, labels, metric.name))
+            scores = np.asarray(_scores(outputs, output))
+            known = _labels(batch, labels, metric.name)
+            if padding > 0:
+                scores = rows_of(scores, slice(length), axis)
+            if axis and rule.class_axis > axis:  # a row of the metric is a sample
+                scores, known = np.moveaxis(scores, axis, 0), np.moveaxis(known, axis, 0)
+            scores, known = rule.aligned(scores, known)
             values = metric.function(scores, known) if len(scores) else np.zeros(0)
             means.setdefault(metric.name, Mean()).add_sum(float(values.sum()), len(scores))
         if stop():
@@ -93,6 +104,7 @@ def _padded(
     length: int,
     size: int,
     count: Callable[[Batch], int | None],
+    axes: Axes | None,
 ) -> tuple[Mapping[str, Array], tuple[float, int] | None]:
     """Outputs of a short batch, and the loss that it would have without the padding.
 
@@ -101,11 +113,15 @@ def _padded(
     the padded batch, of that other one and of the real samples, the mean over the real samples is
     (W L - (size - length) / size A a) / w. For a summed loss it is that sum scaled to a full batch.
     """
-    padded, valid = pad_batch(batch, size)
+    padded, valid = pad_batch(batch, size, axes=axes)
     outputs = evaluator.evaluate(padded)
     if np.ndim(outputs.get(_LOSS, ())) > 0:  # none, or one value a sample: nothing to take apart
-        return outputs, _loss(outputs, length, count(batch))
-    last = {name: np.repeat(array[-1:], size, axis=0) for name, array in batch.items()}
+        return outputs, _loss(outputs, slice(length), length, count(batch))
+    ends = {
+        name: rows_of(array, slice(length - 1, length), 0 if axes is None else axes.get(name, 0))
+        for name, array in batch.items()
+    }
+    last, _ = pad_batch(ends, size, axes=axes)
     alone = float(evaluator.evaluate(last)[_LOSS])
     padding = (size - int(valid.sum())) / size
     counts = [count(padded), count(last), count(batch)]
@@ -115,7 +131,7 @@ def _padded(
 
 
 def _loss(
-    outputs: Mapping[str, Array], length: int, counted: int | None
+    outputs: Mapping[str, Array], real: slice | None, length: int, counted: int | None
 ) -> tuple[float, int] | None:
     """The loss of a batch and its weight; the mean over the real samples of one value a sample."""
     if _LOSS not in outputs:
@@ -123,9 +139,9 @@ def _loss(
     loss, weight = np.asarray(outputs[_LOSS]), length if counted is None else counted
     if loss.ndim == 0:
         return float(loss), weight
-    if counted is None:
-        return float(loss[:length].mean(dtype=np.float64)), weight
-    return float(loss[:length].sum(dtype=np.float64)) / max(counted, 1), weight
+    loss = loss if real is None else loss[real]
+    total = float(loss.sum(dtype=np.float64))
+    return total / max(loss.size if counted is None else counted, 1), weight
 
 
 def _scores(outputs: Mapping[str, Array], output: str | None) -> Array:

@@ -15,7 +15,7 @@ from ortboost.loss_scale import scale_text
 from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
-from ortboost.training.data.batches import batch_length, static_batch
+from ortboost.training.data.batches import batch_axes, batch_length, static_batch
 from ortboost.training.data.prefetch import prefetch
 from ortboost.training.data.sources import Source
 from ortboost.training.evaluation import evaluate
@@ -224,7 +224,7 @@ class Trainer:
         hyper, scale = self._rates(s), state.loss_scale
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         self._discard_stale(s)
-        state.add(result, batch_length(batch))
+        state.add(result, batch_length(batch, axes=batch_axes(self.stepper.inputs)))
         warning = s.rule.observe(state.step, result)
         if result.overflow or state.step % config.log_every == 0:
             self.record.event(
@@ -287,6 +287,7 @@ class Trainer:
             labels=self.config.labels,
             output=self.config.output,
             batch_size=static_batch(self.stepper.inputs),
+            axes=batch_axes(self.stepper.inputs),
             rule=LabelRule.of(self.stepper.inputs, self.config.labels),
             stop=lambda: s.signals.received is not None,
         )

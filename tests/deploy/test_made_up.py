@@ -2,9 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 
-from ortboost.deploy.made_up import input_ranges, made_up_feeds
+from ortboost.deploy.made_up import accepted_feeds, input_ranges, made_up_feeds
+from ortboost.errors import UsageError
+from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.model_evaluator import ModelEvaluator
+from tests.support import assert_three_lines, text_model
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18]>
 net (int64[n,s] ids, int32[n] kind, int64[n,s] mask, float[30,4] words, float[9,4] few, float[5,4] kinds)
@@ -27,7 +32,7 @@ def test_feeds_are_drawn_from_the_range():
         TensorSpec("row", np.dtype(np.float32), (None, 7)),
     ]
     feeds = made_up_feeds(specs, ranges={"ids": 9, "small": 100_000}, seed=3, batch=6)
-    assert feeds["ids"].shape == (6, 6)
+    assert feeds["ids"].shape == (6, 7)
     assert set(np.unique(feeds["ids"])) <= set(range(9))
     assert len(np.unique(feeds["ids"])) > 4
     assert set(np.unique(feeds["mask"])) == {0, 1}
@@ -36,3 +41,61 @@ def test_feeds_are_drawn_from_the_range():
     assert feeds["row"].shape == (6, 7)
     again = made_up_feeds(specs, ranges={"ids": 9, "small": 100_000}, seed=3, batch=6)
     assert all((feeds[name] == again[name]).all() for name in feeds)
+
+
+def spec(name, *shape, batch_axis=0) -> TensorSpec:
+    return TensorSpec(name, np.dtype(np.float32), shape, batch_axis=batch_axis)
+
+
+def test_a_name_has_one_length_and_the_batch_is_where_its_axis_is():
+    specs = [
+        spec("x", "batch", "time"),
+        spec("state", 2, "batch", 8, batch_axis=1),
+        spec("open", 2, None, 8, batch_axis=UNKNOWN),
+        spec("table", "time", batch_axis=None),
+        spec("rate", batch_axis=None),
+    ]
+    shapes = {name: array.shape for name, array in made_up_feeds(specs, batch=4, length=7).items()}
+    assert shapes == {
+        "x": (4, 7),
+        "state": (2, 4, 8),
+        "open": (2, 4, 8),
+        "table": (7,),
+        "rate": (),
+    }
+
+
+WIDE = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[n,1,t] x, float[1,1,41] w) => (float[n,1,u] y) { y = Conv(x, w) }"""
+
+
+def test_lengths_are_tried_until_the_model_runs():
+    run = ModelEvaluator(text_model(WIDE, w=np.ones((1, 1, 41), np.float32)), device="cpu")
+    feeds, answer = accepted_feeds(run.inputs, run.evaluate)
+    assert feeds["x"].shape == (4, 1, 64)  # the kernel is longer than what was tried before
+    assert answer["y"].shape == (4, 1, 24)
+
+
+def test_an_answer_without_numbers_is_no_answer_if_another_size_has_one():
+    def run(feeds):
+        wide = feeds["x"].shape[1] >= 64
+        return {"y": feeds["x"] if wide else np.full((1,), np.nan), "z": np.zeros(1)}
+
+    specs = [spec("x", "n", "t")]
+    assert accepted_feeds(specs, run)[0]["x"].shape == (4, 64)
+    nothing = accepted_feeds(specs, lambda feeds: {"y": np.full(1, np.nan)})
+    assert nothing[0]["x"].shape == (4, 7)
+
+
+def test_a_model_that_runs_on_nothing_made_up_says_what_to_give():
+    def run(feeds):
+        raise UsageError("It cannot.", where="node 'pad': wants 3", fix="")
+
+    with pytest.raises(UsageError, match="18 sets of sizes were tried") as info:
+        accepted_feeds([spec("x", "n", "t")], run)
+    assert_three_lines(info.value)
+    assert "node 'pad'" in info.value.where
+    assert "--dim" in info.value.fix
+    assert "--input" in info.value.fix
+    with pytest.raises(UsageError, match=r"made-up inputs\.\n"):
+        accepted_feeds([spec("x", 2, 3)], run)

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.deploy.made_up import accepted_feeds
 from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
     lower_ir_version,
@@ -156,8 +157,10 @@ def _compare(
 
 
 def _made_up(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
+    if not profiles:
+        return accepted_feeds(side.inputs, side.evaluate)[0]
     made = seeded_batch(side.inputs)
-    for profile in profiles or ():
+    for profile in profiles:
         for spec in side.inputs:
             if spec.name == profile.name and made[spec.name].shape != profile.optimum:
                 fixed = type(spec)(spec.name, spec.dtype, profile.optimum)

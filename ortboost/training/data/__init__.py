@@ -8,7 +8,13 @@ for batch in prefetch(source.epoch(0)): ...
 
 from __future__ import annotations
 
-from ortboost.training.data.batches import batch_length, check_batch_size, pad_batch, static_batch
+from ortboost.training.data.batches import (
+    batch_axes,
+    batch_length,
+    check_batch_size,
+    pad_batch,
+    static_batch,
+)
 from ortboost.training.data.bind import bind_arrays, convert
 from ortboost.training.data.cifar import load_cifar
 from ortboost.training.data.idx import load_idx, load_idx_pair
@@ -22,6 +28,7 @@ __all__ = [
     "ArraySource",
     "IterableSource",
     "Source",
+    "batch_axes",
     "batch_length",
     "bind_arrays",
     "check_batch_size",

@@ -1,8 +1,13 @@
-"""Pure functions on batches: checking, padding, and counting them."""
+"""Pure functions on batches: checking, padding, and counting them.
+
+Samples are counted along the batch axis of each input, axis 0 unless its specification has another
+``batch_axis``; inputs whose batch axis is ``None`` are the same for all samples and count nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,24 +15,82 @@ from numpy.typing import NDArray
 from ortboost.errors import UsageError
 from ortboost.training.protocols import Array, Batch, InputLike
 
-__all__ = ["batch_length", "check_batch_size", "pad_batch", "static_batch"]
+__all__ = [
+    "Axes",
+    "batch_axes",
+    "batch_length",
+    "check_batch_size",
+    "pad_batch",
+    "rows_of",
+    "static_batch",
+]
+
+Axes = Mapping[str, int | None]
+"""Input to its batch axis, 0 where it is not named."""
 
 
-def batch_length(batch: Mapping[str, Array], where: str = "batch") -> int:
-    """The number of samples of a batch.
+def batch_axes(inputs: Sequence[InputLike]) -> dict[str, int | None]:
+    """The batch axis of each input.
+
+    Raises:
+        UsageError: One is not certain.
+    """
+    axes: dict[str, int | None] = {}
+    for spec in inputs:
+        axis: Any = getattr(spec, "batch_axis", 0)
+        if isinstance(axis, str):
+            raise UsageError(
+                f"Which axis of the input '{spec.name}' counts the samples is not certain.",
+                where=", ".join(f"{s.name} {_text(s.shape)}" for s in inputs),
+                fix=f"Say it with --batch-axis {spec.name}=AXIS, or --batch-axis {spec.name}=none if "
+                "the array is the same for all samples (for a program: at convert).",
+            )
+        axes[spec.name] = axis
+    return axes
+
+
+def rows_of(array: Array, rows: slice | Array, axis: int | None) -> Array:
+    """Some samples of an array; all of it where no axis counts them.
+
+    Example:
+        >>> rows_of(np.arange(6).reshape(2, 3), slice(1, 3), 1).tolist()
+        [[1, 2], [4, 5]]
+    """
+    if axis is None:
+        return array
+    return np.asarray(array[(slice(None),) * axis + (rows,)])
+
+
+def batch_length(
+    batch: Mapping[str, Array], where: str = "batch", *, axes: Axes | None = None
+) -> int:
+    """The number of samples of a batch; 1 where nothing counts them, as for a whole graph.
+
+    Args:
+        batch: The arrays.
+        where: What they are, for errors.
+        axes: Batch axes, see :func:`batch_axes`.
 
     Raises:
         UsageError: The batch is empty, holds scalars, or its arrays differ in length.
     """
     lengths: dict[str, int] = {}
     for name, array in batch.items():
-        if array.ndim == 0:
+        axis = 0 if axes is None else axes.get(name, 0)
+        if axis is None:
+            continue
+        if array.ndim <= axis:
             raise UsageError(
-                f"'{name}' is a scalar, not a batch of samples.",
+                f"'{name}' is a scalar, not a batch of samples."
+                if not array.ndim
+                else f"'{name}' has no axis {axis} that counts the samples.",
                 where=where,
-                fix="Every array of a batch needs axis 0 for the samples.",
+                fix="Every array of a batch needs an axis for the samples; --batch-axis "
+                f"{name}=none is for one that is the same for all.",
             )
-        lengths[name] = len(array)
+        lengths[name] = array.shape[axis]
+    if batch and not lengths:
+        return 1
     if not lengths or 0 in lengths.values():
         raise UsageError(
             "A batch holds no samples.", where=where, fix="Leave empty batches out of the data."
@@ -36,7 +99,8 @@ def batch_length(batch: Mapping[str, Array], where: str = "batch") -> int:
         raise UsageError(
             "The arrays of a batch have different lengths.",
             where=f"{where}: {', '.join(f'{name} {length}' for name, length in lengths.items())}",
-            fix="Axis 0 counts the samples and must be the same in all arrays of a batch.",
+            fix="The batch axis, usually 0, must have one length in all arrays; --batch-axis INPUT=AXIS "
+            "names another one, or none.",
         )
     return next(iter(lengths.values()))
 
@@ -47,13 +111,19 @@ def static_batch(inputs: Sequence[InputLike]) -> int | None:
     Raises:
         UsageError: The inputs are fixed to different sizes.
     """
-    sizes = {spec.name: spec.shape[0] for spec in inputs if spec.shape}
+    axes = {spec.name: getattr(spec, "batch_axis", 0) for spec in inputs}
+    sizes = {
+        spec.name: spec.shape[axis]
+        for spec in inputs
+        if isinstance(axis := axes[spec.name], int) and axis < len(spec.shape)
+    }
     fixed = {name: size for name, size in sizes.items() if isinstance(size, int)}
     if len(set(fixed.values())) > 1:
         raise UsageError(
             "The model's inputs are fixed to different batch sizes.",
             where=", ".join(f"{name}: {size}" for name, size in fixed.items()),
-            fix="Export the model with a symbolic batch axis.",
+            fix="Name the axis that counts the samples, --batch-axis INPUT=AXIS, or none; or export the "
+            "model with a symbolic batch axis.",
         )
     return next(iter(fixed.values()), None)
 
@@ -73,12 +143,15 @@ def check_batch_size(inputs: Sequence[InputLike], batch_size: int) -> None:
         )
 
 
-def pad_batch(batch: Mapping[str, Array], size: int) -> tuple[Batch, NDArray[np.bool_]]:
+def pad_batch(
+    batch: Mapping[str, Array], size: int, *, axes: Axes | None = None
+) -> tuple[Batch, NDArray[np.bool_]]:
     """Fill a short batch up to a fixed size by repeating its last sample.
 
     Args:
         batch: At most ``size`` samples.
         size: The batch size that the graph is fixed to.
+        axes: Batch axes, see :func:`batch_axes`.
 
     Returns:
         The full batch and a mask ``bool[size]`` that is True where the samples are real.
@@ -91,7 +164,7 @@ def pad_batch(batch: Mapping[str, Array], size: int) -> tuple[Batch, NDArray[np.
         >>> padded["x"].ravel().tolist(), valid.tolist()
         ([1.0, 2.0, 2.0], [True, True, False])
     """
-    length = batch_length(batch)
+    length = batch_length(batch, axes=axes)
     if length > size:
         raise UsageError(
             f"A batch has {length} samples, the model is fixed to {size}.",
@@ -99,4 +172,12 @@ def pad_batch(batch: Mapping[str, Array], size: int) -> tuple[Batch, NDArray[np.
             fix=f"Use batches of at most {size}.",
         )
     rows = np.minimum(np.arange(size), length - 1)
-    return {name: array[rows] for name, array in batch.items()}, np.arange(size) < length
+    padded = {
+        name: rows_of(array, rows, 0 if axes is None else axes.get(name, 0))
+        for name, array in batch.items()
+    }
+    return padded, np.arange(size) < length
+
+
+def _text(shape: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ortboost.errors import FileError, OrtBoostError, UsageError, nearest
+from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.load import SPLITS
 from ortboost.training.protocols import Array, InputLike
 
@@ -56,6 +57,9 @@ def bind_arrays(
     Axes of length one are added or dropped and samples are flattened where the model wants vectors
     (MNIST's ``[N, 28, 28]`` fits ``[N, 1, 28, 28]`` and ``[N, 784]``); axes are never re-ordered.
 
+    Where the batch axis of an input is another one than axis 0, its array has the samples there too
+    (``[2, N, 128]`` for a state ``[2, batch, 128]``); an input without one takes the array as it is.
+
     Args:
         arrays: Key to array, ``[N, ...]``, as :func:`load_arrays` gives it.
         inputs: The model's batch inputs.
@@ -94,6 +98,7 @@ class _Binder:
             raise UsageError(
                 f"There is no split '{split}'.", where="split", fix=nearest(split, SPLITS)
             )
+        self.axes = batch_axes(inputs)
         self.suffixes = (*_SUFFIXES.get(split or "", ()), "")
         self.labels = [spec.name for spec in inputs if spec.name.lower() in LABEL_KEYS]
         self.data = [spec.name for spec in inputs if spec.name not in self.labels]
@@ -161,12 +166,15 @@ class _Binder:
 
     def fit(self, spec: InputLike, key: str) -> Array:
         """The array, viewed in the shape of the input, after all checks."""
-        array = self.arrays[key]
+        array, axis = self.arrays[key], self.axes[spec.name]
+        if axis != 0:
+            return self._fit_as_it_is(spec, key, array)
         if array.ndim == 0 or len(array) == 0:
             raise self.error(
                 "An array has no samples.",
                 f"'{key}' has the shape {list(array.shape)}",
-                "Axis 0 counts the samples, and there must be at least one.",
+                "Axis 0 counts the samples, and there must be at least one; for an input that is the "
+                f"same for all samples, --batch-axis {spec.name}=none.",
             )
         self._check_dtype(spec, key, array)
         shape = _fit_shape(array.shape[1:], spec.shape[1:])
@@ -180,6 +188,22 @@ class _Binder:
             )
         self._check_classes(spec, key, array)
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
+
+    def _fit_as_it_is(self, spec: InputLike, key: str, array: Array) -> Array:
+        """An array with its samples in another axis than 0, or without: in the shape of the input."""
+        self._check_dtype(spec, key, array)
+        axis = self.axes[spec.name]
+        wanted = tuple(None if i == axis else dim for i, dim in enumerate(spec.shape))
+        if not array.size or not _matches(array.shape, wanted):
+            raise self.error(
+                f"The array '{key}' does not have the shape of the input '{spec.name}'.",
+                f"array {list(array.shape)}, input [{', '.join(str(d) for d in spec.shape)}]",
+                "The input is the same for all samples: give one array of its shape."
+                if axis is None
+                else f"Axis {axis} counts the samples; --batch-axis {spec.name}=AXIS names another.",
+            )
+        self._check_classes(spec, key, array)
+        return array
 
     @staticmethod
     def _label_fix(spec: InputLike, array: Array) -> str:
@@ -255,11 +279,17 @@ class _Binder:
 
     def check_lengths(self, bound: Mapping[str, Array]) -> None:
         """All arrays must count the same samples."""
-        if len({len(array) for array in bound.values()}) > 1:
+        lengths = {
+            name: array.shape[axis]
+            for name, array in bound.items()
+            if (axis := self.axes[name]) is not None
+        }
+        if len(set(lengths.values())) > 1:
             raise self.error(
                 "The arrays have different numbers of samples.",
-                ", ".join(f"'{name}' {len(array)}" for name, array in bound.items()),
-                "Axis 0 counts the samples and must be the same in all.",
+                ", ".join(f"'{name}' {length}" for name, length in lengths.items()),
+                "The batch axis, usually 0, counts the samples and must have one length in all; "
+                "--batch-axis INPUT=AXIS names another one, or none.",
             )
 
 

@@ -13,7 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from ortboost.errors import UsageError
-from ortboost.training.data.batches import batch_length, check_batch_size, static_batch
+from ortboost.training.data.batches import (
+    batch_axes,
+    batch_length,
+    check_batch_size,
+    rows_of,
+    static_batch,
+)
 from ortboost.training.data.bind import convert
 from ortboost.training.protocols import Array, Batch, InputLike
 
@@ -58,7 +64,8 @@ class ArraySource:
         drop_last: Leave out the last batch when it is short. Training a graph with a fixed batch
             axis needs it.
         inputs: The model's inputs; each batch is converted to their dtypes (in the prefetch
-            thread) by :func:`convert`. None leaves the dtypes alone.
+            thread) by :func:`convert`, and cut along their batch axes. None leaves the dtypes alone
+            and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
 
     Raises:
         UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
@@ -80,7 +87,8 @@ class ArraySource:
         drop_last: bool = False,
         inputs: Sequence[InputLike] | None = None,
     ) -> None:
-        self.length = batch_length(arrays, "data")
+        self._axes = {**dict.fromkeys(arrays, 0), **batch_axes(inputs or ())}
+        self.length = batch_length(arrays, "data", axes=self._axes)
         if batch_size < 1:
             raise UsageError("A batch needs samples.", where="batch_size", fix="Use 1 or more.")
         if seed < 0:
@@ -111,7 +119,9 @@ class ArraySource:
             end = min(begin + self.batch_size, self.length)
             rows: slice | Array = slice(begin, end) if order is None else order[begin:end]
             yield {
-                name: convert(array[rows], self._dtypes.get(name, array.dtype))
+                name: convert(
+                    rows_of(array, rows, self._axes[name]), self._dtypes.get(name, array.dtype)
+                )
                 for name, array in self.arrays.items()
             }
 
@@ -122,7 +132,7 @@ class ArraySource:
                 name: {
                     "shape": list(array.shape),
                     "dtype": array.dtype.str,
-                    "crc": zlib.crc32(np.ascontiguousarray(array[[0, -1]]).tobytes()),
+                    "crc": zlib.crc32(np.ascontiguousarray(_ends(array)).tobytes()),
                 }
                 for name, array in sorted(self.arrays.items())
             },
@@ -131,6 +141,11 @@ class ArraySource:
             "seed": self.seed,
             "drop_last": self.drop_last,
         }
+
+
+def _ends(array: Array) -> Array:
+    """The first and last entry of axis 0; a scalar itself."""
+    return array[[0, -1]] if array.ndim else array
 
 
 class IterableSource:
@@ -158,7 +173,7 @@ class IterableSource:
         self, data: Iterable[Any] | Callable[[], Iterable[Any]], inputs: Sequence[InputLike]
     ) -> None:
         self._data, self._inputs = data, list(inputs)
-        self._fixed = static_batch(self._inputs)
+        self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
         self._used = False
 
     @property
@@ -225,7 +240,7 @@ class IterableSource:
             spec.name: convert(_to_numpy(part, f"{where}: '{spec.name}'"), spec.dtype)
             for spec, part in zip(self._inputs, parts, strict=True)
         }
-        length = batch_length(batch, where)
+        length = batch_length(batch, where, axes=self._axes)
         if self._fixed is not None and length > self._fixed:
             check_batch_size(self._inputs, length)
         return batch

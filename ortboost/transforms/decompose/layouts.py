@@ -141,7 +141,9 @@ def _resize(site: Site) -> list[ir.Value | None]:
         if scale == 1.0 or (scale is None and sizes is not None and sizes[place] == length):
             continue
         if not isinstance(length, int):
-            raise Refusal(f"axis {axis} is resized and its length is not fixed")
+            raise Refusal(
+                f"axis {axis} is resized and its length is not fixed; fix it with --dim NAME=LENGTH"
+            )
         if scale is None:
             size = int(sizes[place]) if sizes is not None else length
             scale = np.float32(size) / np.float32(length)

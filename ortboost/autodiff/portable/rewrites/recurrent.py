@@ -35,7 +35,7 @@ def unrollable(node: ir.Node) -> str | None:
     data = node.inputs[0]
     shape = None if data is None else known_shape(data)
     if shape is None or not isinstance(shape[0], int):
-        return "the length of its sequence is not fixed; export with a fixed length"
+        return "the length of its sequence is not fixed; fix it with --dim NAME=LENGTH, or export with a fixed length"
     if not 0 < shape[0] <= _LONGEST:
         return f"its sequence has {shape[0]} steps; 1 to {_LONGEST} can be written out"
     weight = node.inputs[2]

@@ -1,0 +1,220 @@
+"""Which axis of each input counts the samples, so that data can be cut into batches.
+
+Most inputs are ``[batch, ...]``, but a recurrent state is ``[layers, batch, features]``, a sampling
+rate is a scalar, and a graph network reads nodes and edges that belong together. The axis follows
+from the predictions, whose first dimension is the batch:
+
+1. it is a named dimension of the inputs: an input's batch axis is the one of that name;
+2. it has a fixed length: the axis of that length, the first one if there are several;
+3. an input of which every length is fixed while the batch is open is the same for all samples;
+4. inputs whose first dimensions are open, whatever their names, are batched along those.
+
+Where an input picks rows of what is computed from others (an edge list), cutting would tear them
+apart: nothing is batched, data are fed whole. What the rules leave open is :data:`UNKNOWN`, and data
+for it are refused until the user says it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
+
+import onnx_ir as ir
+
+from ortboost.errors import UsageError, nearest
+from ortboost.graph.input_config import Dims
+from ortboost.graph.query import known_shape
+
+__all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
+
+UNKNOWN: Final = "unknown"
+"""Stands for a batch axis that is not certain."""
+
+BatchAxis: TypeAlias = int | Literal["unknown"] | None
+
+_BATCH_NAME = re.compile(r"(batch.*|.*batch(_size)?|bs|b|n)", re.IGNORECASE)
+_MOVES = frozenset(
+    "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split()  # noqa: SIM905
+)
+"""Operators that hand on row numbers in their first input."""
+_JOINS = frozenset(("Add", "Concat", "Max", "Min", "Where"))
+"""Operators that hand on row numbers in any input: negative ones counted from the end, loops added."""
+_CUTS = frozenset(("Gather", "Slice", "Split"))
+"""What takes one row of an edge list apart again."""
+
+
+def find_batch_axes(
+    shapes: Mapping[str, Dims],
+    first: int | str | None,
+    given: Mapping[str, int | None] | None = None,
+    *,
+    whole: bool = False,
+) -> dict[str, BatchAxis]:
+    """The batch axis of each input; ``None`` for an input that is the same for all samples.
+
+    Args:
+        shapes: Input to shape.
+        first: The first dimension of the predictions.
+        given: What the user says.
+        whole: The inputs belong together and are fed whole, see :func:`row_picker`.
+
+    Raises:
+        UsageError: An axis was given for no input, or one that the input does not have.
+
+    Example:
+        >>> shapes = {"x": ("batch", 576), "state": (2, "batch", 128), "sr": ()}
+        >>> find_batch_axes(shapes, "batch")
+        {'x': 0, 'state': 1, 'sr': None}
+    """
+    given = dict(given or {})
+    for name, axis in given.items():
+        if name not in shapes:
+            raise UsageError(
+                f"The model has no input '{name}'.",
+                where=f"--batch-axis {name}",
+                fix=nearest(name, shapes),
+            )
+        rank = len(shapes[name])
+        if axis is not None and not -rank <= axis < rank:
+            raise UsageError(
+                f"The input '{name}' has no axis {axis}.",
+                where=f"--batch-axis {name}={axis}: {_text(shapes[name])}",
+                fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
+            )
+    dims = {dim for shape in shapes.values() for dim in shape}
+    if first not in dims:
+        first = None
+    found: dict[str, BatchAxis] = {}
+    for name, shape in shapes.items():
+        if name in given:
+            axis = given[name]
+            found[name] = axis if axis is None else axis % len(shape)
+        elif whole:
+            found[name] = None
+        else:
+            found[name] = _axis(shape, first, shapes)
+    return found
+
+
+def _axis(shape: Dims, first: int | str | None, shapes: Mapping[str, Dims]) -> BatchAxis:
+    if not shape:
+        return None
+    axes = [axis for axis, dim in enumerate(shape) if dim == first and dim is not None]
+    if isinstance(first, str) and not _BATCH_NAME.fullmatch(first):
+        others = {dim for s in shapes.values() for dim in s if isinstance(dim, str)} - {first}
+        if any(_BATCH_NAME.fullmatch(dim) for dim in others):
+            return UNKNOWN  # the predictions are [sequence, batch, ...]
+    if axes:
+        return axes[0]
+    fixed = all(isinstance(dim, int) for dim in shape)
+    if isinstance(first, int):
+        return None if fixed else UNKNOWN
+    heads = [s[0] for s in shapes.values() if s]
+    if not isinstance(shape[0], int):
+        return 0  # lengths are compared when data are there
+    if fixed and any(not isinstance(head, int) for head in heads):
+        return None
+    return 0 if fixed and len(set(heads)) == 1 else UNKNOWN
+
+
+def model_batch_axes(
+    model: ir.Model,
+    given: Mapping[str, int | None] | None = None,
+    *,
+    inputs: Mapping[str, Dims] | None = None,
+    prediction: str | None = None,
+) -> dict[str, BatchAxis]:
+    """The batch axis of each input of a model.
+
+    Args:
+        model: The model.
+        given: What the user says.
+        inputs: The inputs that are data; all of the model if not given.
+        prediction: The output whose first dimension is the batch; the first if not given.
+
+    Raises:
+        UsageError: See :func:`find_batch_axes`.
+    """
+    graph = model.graph
+    output = next(
+        (value for value in graph.outputs if prediction in (None, value.name)), graph.outputs[0]
+    )
+    shape = known_shape(output)
+    data = [v for v in graph.inputs if not v.is_initializer()]
+    if inputs is None:  # of an unknown rank, data have the samples in axis 0
+        known = {v.name or "": known_shape(v) for v in data}
+        inputs = {name: (None,) if dims is None else dims for name, dims in known.items()}
+    shapes = inputs
+    whole = row_picker(model, set(shapes)) is not None
+    return find_batch_axes(shapes, shape[0] if shape else None, given, whole=whole)
+
+
+def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
+    """The integer input, if any, that picks rows of what is computed from other inputs.
+
+    Such an input is an edge list or an assignment of nodes to graphs: it means the rows of one batch
+    by their numbers. Rows of a stored table (token ids) do not count.
+
+    Args:
+        model: The model.
+        data: Names of the inputs that are data; all if not given.
+
+    Example:
+        >>> text = '''<ir_version: 10, opset_import: ["" : 18]> net (float[n,3] x, int64[e] source)
+        ...     => (float[e,3] y) { y = Gather(x, source) }'''
+        >>> row_picker(ir.from_onnx_text(text))
+        'source'
+    """
+    inputs = [v for v in model.graph.inputs if data is None or v.name in data]
+    if len(inputs) < 2:
+        return None
+    fed = _depend_on(inputs)
+    for value in inputs:
+        if value.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
+            continue
+        pending, seen = [(value, False)], set[int]()
+        while pending:
+            current, joined = pending.pop()
+            if id(current) in seen:
+                continue
+            seen.add(id(current))
+            for usage in current.uses():
+                node = usage.node
+                if _picks(node, usage.idx, joined) and id(node.inputs[0]) in fed:
+                    return value.name
+                if (node.op_type in _MOVES and usage.idx == 0) or node.op_type in _JOINS:
+                    pairs = joined or (node.op_type == "Concat" and len(node.inputs) > 1)
+                    pairs = pairs and node.op_type not in _CUTS
+                    pending += [(output, pairs) for output in node.outputs]
+    return None
+
+
+def _picks(node: ir.Node, index: int, joined: bool) -> bool:
+    """Whether this input of a node names rows, along axis 0, of its first one."""
+    if index != 1:
+        return False
+    op, axis = node.op_type, node.attributes.get_int("axis", 0)
+    if op in ("Gather", "ScatterElements"):
+        return axis == 0
+    # Joined indices have several coordinates: it is not certain that this one is the row.
+    return (
+        op in ("GatherND", "ScatterND")
+        and not joined
+        and not node.attributes.get_int("batch_dims", 0)
+    )
+
+
+def _depend_on(inputs: list[ir.Value]) -> set[int]:
+    """Ids of the values that are computed from inputs, themselves included."""
+    pending, seen = list(inputs), set[int]()
+    while pending:
+        value = pending.pop()
+        if id(value) not in seen:
+            seen.add(id(value))
+            pending += [output for usage in value.uses() for output in usage.node.outputs]
+    return seen
+
+
+def _text(shape: Dims) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

@@ -1,0 +1,136 @@
+"""Fix dimensions and inputs of a graph, as ``--dim height=640`` and ``--input sr=16000`` ask.
+
+A fixed length goes into the shapes of all values that carry the name of the dimension; the rest is
+the work of shape inference, which runs when the model is normalized. A fixed input becomes a
+constant, and its shape fixes the dimensions that it has.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.errors import UsageError, nearest
+from ortboost.graph.input_config import Dims, InputConfig, fit_dims
+from ortboost.graph.io import source_name
+from ortboost.graph.query import ROLE_MARK, known_shape
+from ortboost.report import Report
+
+__all__ = ["constant_array", "fix_inputs"]
+
+
+def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
+    """Fix what the configuration names, in place.
+
+    Args:
+        model: The model as loaded.
+        config: Lengths and values; batch axes are not of the graph.
+
+    Raises:
+        UsageError: There is no such input or dimension, or the length or value does not fit.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[n,h] x, int64 rate) => (float[n,h] y) { c = Cast<to = 1>(rate) y = Mul(x, c) }''')
+        >>> report = fix_inputs(model, InputConfig(dims={"h": 8}, values={"rate": 3}))
+        >>> [str(value.shape) for value in model.graph.inputs]
+        ['[n,8]']
+    """
+    report = Report("fix_inputs")
+    graph = model.graph
+    inputs = {v.name or "": v for v in graph.inputs if not v.is_initializer()}
+    before = {name: known_shape(value) for name, value in inputs.items()}
+    shapes = {name: shape for name, shape in before.items() if shape is not None}
+    for name in config.values:
+        if name not in inputs:
+            raise UsageError(
+                f"The model has no input '{name}'.",
+                where=f"{source_name(model)}: --input {name}",
+                fix=nearest(name, inputs),
+            )
+    arrays = {
+        name: constant_array(name, shapes.get(name), inputs[name].dtype, value)
+        for name, value in config.values.items()
+    }
+    lengths = dict(config.dims)
+    for name, array in arrays.items():
+        for axis, length in enumerate(array.shape):
+            lengths.setdefault(f"{name}:{axis}", length)
+    fitted = fit_dims(shapes, lengths)
+    names = {
+        old: new
+        for name, shape in shapes.items()
+        for old, new in zip(shape, fitted[name], strict=True)
+        if isinstance(old, str) and isinstance(new, int)
+    }
+    for name, shape in fitted.items():
+        inputs[name].shape = ir.Shape(shape)
+        if shape != shapes[name] and name not in arrays:
+            report.changed[name] = f"{_text(shapes[name])} -> {_text(shape)}"
+    for node in graph.all_nodes():
+        for output in node.outputs:
+            found = known_shape(output)
+            if names and found is not None:
+                output.shape = ir.Shape(_replaced(found, names))
+    for name, array in arrays.items():
+        _make_constant(model, inputs[name], array)
+        report.changed[name] = f"fixed at {_shown(array)}"
+    return report
+
+
+def constant_array(
+    name: str, shape: Dims | None, dtype: ir.DataType | None, value: object
+) -> np.ndarray:
+    """The value of an input in its type and shape.
+
+    Args:
+        name: The input.
+        shape: Its shape; ``None`` if not even the rank is known.
+        dtype: Its type.
+        value: A number or array.
+
+    Raises:
+        UsageError: It does not fit.
+    """
+    array = np.asarray(value)
+    wanted = array.dtype if dtype is None else np.dtype(dtype.numpy())
+    if shape is not None and array.size == 1 and array.ndim < len(shape):
+        array = array.reshape((1,) * len(shape))  # a number for an input [1]
+    cast = array.astype(wanted)
+    exact = wanted.kind == "f" or np.array_equal(cast, array)
+    fits = shape is None or (
+        array.ndim == len(shape)
+        and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape, strict=True))
+    )
+    if not exact or not fits or not array.size:
+        raise UsageError(
+            f"The value of the input '{name}' does not fit: it is {array.dtype}{list(array.shape)}.",
+            where=f"--input {name}: the model wants {wanted}"
+            + ("" if shape is None else f" {_text(shape)}"),
+            fix="Give a value of that type and shape; an array comes from a file, --input "
+            f"{name}=values.npy.",
+        )
+    return cast
+
+
+def _make_constant(model: ir.Model, value: ir.Value, array: np.ndarray) -> None:
+    graph = model.graph
+    graph.inputs.remove(value)
+    value.shape = ir.Shape(array.shape)
+    value.const_value = ir.tensor(array, name=value.name)
+    value.metadata_props[ROLE_MARK] = "constant"
+    graph.register_initializer(value)
+
+
+def _replaced(shape: Dims, names: dict[str, int]) -> Dims:
+    return tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
+
+
+def _text(shape: Dims) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
+def _shown(array: np.ndarray) -> str:
+    return str(array.item()) if math.prod(array.shape) == 1 else f"an array {list(array.shape)}"

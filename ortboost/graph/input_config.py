@@ -1,0 +1,147 @@
+"""What a user says of a model's inputs: lengths of dimensions, fixed values, batch axes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ortboost.errors import ConfigError, UsageError, nearest
+
+__all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims"]
+
+Dims: TypeAlias = tuple[int | str | None, ...]
+_NO_NAME = re.compile(
+    r"[^A-Za-z]*|(unknown|unk|dynamic|dyn|none|null|nan|any|undefined)([_ ]?dim(ension)?)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """Settings of a model's inputs.
+
+    Args:
+        dims: Lengths of open dimensions, by the name of the dimension (``height``) or by the input
+            and the axis (``x:2``), for names that are missing or mean several things.
+        values: Values of inputs that are no data, by input: they become constants of the graph.
+        batch_axes: Input to the axis that counts the samples, ``None`` for an input that is the same
+            for all samples. Found where it is not given.
+
+    Raises:
+        ConfigError: A length below 1, an axis or a value of another kind.
+
+    Example:
+        >>> InputConfig(dims={"height": 640}, values={"sr": 16000}, batch_axes={"state": 1}).dims
+        {'height': 640}
+    """
+
+    dims: Mapping[str, int] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+    batch_axes: Mapping[str, int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, length in self.dims.items():
+            if not _whole(length) or not 1 <= length < 2**31:
+                raise ConfigError(
+                    f"The dimension '{name}' cannot be {length!r} long.",
+                    where=f"dims, {name}",
+                    fix="Give a whole number, 1 or more.",
+                )
+        for name, axis in self.batch_axes.items():
+            if axis is not None and not _whole(axis):
+                raise ConfigError(
+                    f"The batch axis of '{name}' is {axis!r}.",
+                    where=f"batch_axes, {name}",
+                    fix="Give the number of the axis, or None for an input that is no batch.",
+                )
+        for name, value in self.values.items():
+            try:
+                good = np.asarray(value).dtype.kind in "biuf"
+            except ValueError:
+                good = False
+            if not good:
+                raise ConfigError(
+                    f"The value of the input '{name}' is neither a number nor an array of numbers.",
+                    where=f"values, {name}",
+                    fix="Give a number, a list of equally long lists, or a .npy file.",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "dims": dict(self.dims),
+            "values": {name: np.asarray(value).tolist() for name, value in self.values.items()},
+            "batch_axes": dict(self.batch_axes),
+        }
+
+
+def dimension_name(name: str | None) -> str | None:
+    """The name of a dimension, or ``None`` where it only says that the length is not known.
+
+    Paddle calls every unknown dimension ``?``; two of that name need not be equal.
+
+    Example:
+        >>> dimension_name("batch"), dimension_name("?"), dimension_name("unk__12")
+        ('batch', None, 'unk__12')
+    """
+    return None if name is None or _NO_NAME.fullmatch(name) else name
+
+
+def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, Dims]:
+    """Shapes with some dimensions fixed; a name that is fixed anywhere is fixed everywhere.
+
+    Args:
+        shapes: Input to shape.
+        dims: See :class:`InputConfig`.
+
+    Raises:
+        UsageError: There is no such dimension, or it has another length.
+
+    Example:
+        >>> fit_dims({"x": ("n", 3, "h"), "y": ("h", None)}, {"x:2": 8, "y:1": 2})
+        {'x': ('n', 3, 8), 'y': (8, 2)}
+    """
+    fitted, done = dict(shapes), dict[str, int]()
+    for key, length in dims.items():
+        names = {dim for shape in fitted.values() for dim in shape if isinstance(dim, str)}
+        name, colon, axis = key.rpartition(":")
+        if key in names or key in done:
+            known: int | str | None = done.get(key, key)
+        elif colon and name in fitted and axis.isdecimal() and int(axis) < len(fitted[name]):
+            known = fitted[name][int(axis)]
+        else:
+            raise UsageError(
+                f"The inputs have no dimension '{key}'.",
+                where=", ".join(_text(n, s) for n, s in shapes.items()),
+                fix=f"{nearest(key, names)} Dimensions without a name are INPUT:AXIS.",
+            )
+        if isinstance(known, str):
+            fitted, done[known] = _named(fitted, known, length), length
+        elif known is None:
+            shape, index = fitted[name], int(axis)
+            fitted[name] = (*shape[:index], length, *shape[index + 1 :])
+        elif known != length:
+            raise UsageError(
+                f"The dimension '{key}' is {known}, it cannot be {length}.",
+                where=", ".join(_text(n, s) for n, s in shapes.items()),
+                fix="Give it one length, or export the model with that dimension open.",
+            )
+    return fitted
+
+
+def _named(shapes: Mapping[str, Dims], name: str, length: int) -> dict[str, Dims]:
+    return {
+        key: tuple(length if dim == name else dim for dim in shape) for key, shape in shapes.items()
+    }
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _text(name: str, shape: Dims) -> str:
+    return f"{name} [{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
