@@ -4,7 +4,8 @@ Most inputs are ``[batch, ...]``, but a recurrent state is ``[layers, batch, fea
 rate is a scalar, and a graph network reads nodes and edges that belong together. The axis follows
 from the predictions, whose first dimension is the batch:
 
-1. it is a named dimension of the inputs: an input's batch axis is the one of that name;
+1. it is a named dimension of the inputs, or they have one name in front: an input's batch axis is
+   the one of that name;
 2. it has a fixed length: the axis of that length, the first one if there are several;
 3. an input of which every length is fixed while the batch is open is the same for all samples;
 4. inputs whose first dimensions are open, whatever their names, are batched along those.
@@ -82,9 +83,10 @@ def find_batch_axes(
                 where=f"--batch-axis {name}={axis}: {_text(shapes[name])}",
                 fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
             )
-    dims = {dim for shape in shapes.values() for dim in shape}
-    if first not in dims:
-        first = None
+    if first not in {dim for shape in shapes.values() for dim in shape}:
+        heads = {shape[0] for shape in shapes.values() if shape}
+        named = [head for head in heads if isinstance(head, str)]
+        first = named[0] if len(named) == 1 else None
     found: dict[str, BatchAxis] = {}
     for name, shape in shapes.items():
         if name in given:
@@ -124,6 +126,7 @@ def model_batch_axes(
     *,
     inputs: Mapping[str, Dims] | None = None,
     prediction: str | None = None,
+    labels: str | None = None,
 ) -> dict[str, BatchAxis]:
     """The batch axis of each input of a model.
 
@@ -132,6 +135,7 @@ def model_batch_axes(
         given: What the user says.
         inputs: The inputs that are data; all of the model if not given.
         prediction: The output whose first dimension is the batch; the first if not given.
+        labels: The input with labels, which has the batch axis of the predictions, 0.
 
     Raises:
         UsageError: See :func:`find_batch_axes`.
@@ -145,9 +149,13 @@ def model_batch_axes(
     if inputs is None:  # of an unknown rank, data have the samples in axis 0
         known = {v.name or "": known_shape(v) for v in data}
         inputs = {name: (None,) if dims is None else dims for name, dims in known.items()}
-    shapes = inputs
+    shapes = {name: dims for name, dims in inputs.items() if name != labels}
     whole = row_picker(model, set(shapes)) is not None
-    return find_batch_axes(shapes, shape[0] if shape else None, given, whole=whole)
+    given, own = dict(given or {}), dict[str, BatchAxis]()
+    if labels is not None and labels in inputs:
+        own[labels] = given.pop(labels, None if whole else 0)
+    found = find_batch_axes(shapes, shape[0] if shape else None, given, whole=whole)
+    return {**found, **own}
 
 
 def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:

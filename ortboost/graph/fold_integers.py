@@ -22,6 +22,7 @@ from ortboost.report import Report
 __all__ = ["fold_integers"]
 
 _LARGEST = 1024  # elements
+_OPEN = -(2**62)  # stands for a length that is not known
 _OPERATORS = frozenset(
     {
         *(
@@ -29,6 +30,7 @@ _OPERATORS = frozenset(
             "Add",
             "Cast",
             "Concat",
+            "ConstantOfShape",
             "Div",
             "Equal",
             "Gather",
@@ -50,7 +52,7 @@ _OPERATORS = frozenset(
             "Squeeze",
             "Sub",
         ),
-        *("Unsqueeze", "Where"),
+        *("Transpose", "Unsqueeze", "Where"),
     }
 )
 
@@ -108,10 +110,12 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
     if node.op_type in ("Shape", "Size"):
         return _size(node)
     feeds: dict[str, NDArray[Any]] = {}
-    for value in node.inputs:
+    for index, value in enumerate(node.inputs):
         if value is None:
             continue
         array = _array(value)
+        if array is None and not index and node.op_type in ("Gather", "Slice"):
+            array = _lengths(value)
         if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):
             return None
         feeds[value.name or ""] = array
@@ -127,13 +131,27 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
     )
     proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     try:
-        answer = cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))[0]
+        answer = np.asarray(cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))[0])
     except Exception:  # a node that is wrong is found where it matters, with its name
         return None
-    return np.asarray(answer)
+    return None if answer.dtype == np.int64 and _OPEN in answer else answer
 
 
 def _size(node: ir.Node) -> NDArray[np.generic] | None:
+    lengths = _shape(node)
+    if lengths is None or _OPEN in lengths:
+        return None
+    return np.array(lengths if node.op_type == "Shape" else math.prod(lengths), np.int64)
+
+
+def _lengths(value: ir.Value) -> NDArray[np.generic] | None:
+    """The answer of a Shape, open lengths marked: a part of it may be known."""
+    node = value.producer()
+    lengths = _shape(node) if node is not None and node.op_type == "Shape" else None
+    return None if lengths is None else np.array(lengths, np.int64)
+
+
+def _shape(node: ir.Node) -> list[int] | None:
     value = node.inputs[0]
     shape = None if value is None else known_shape(value)
     if shape is None:
@@ -142,10 +160,7 @@ def _size(node: ir.Node) -> NDArray[np.generic] | None:
         start = node.attributes.get_int("start", 0)
         end = node.attributes.get_int("end", len(shape))
         shape = shape[start:end]
-    sizes = [size for size in shape if isinstance(size, int)]
-    if len(sizes) < len(shape):
-        return None
-    return np.array(sizes if node.op_type == "Shape" else math.prod(sizes), np.int64)
+    return [size if isinstance(size, int) else _OPEN for size in shape]
 
 
 def _array(value: ir.Value) -> NDArray[np.generic] | None:

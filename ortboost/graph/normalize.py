@@ -18,6 +18,7 @@ from onnxscript import version_converter
 
 from ortboost.errors import ModelError
 from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.unpack_sequences import unpack_sequences
 from ortboost.report import Report
@@ -35,7 +36,7 @@ _MAKES_SEQUENCES = (
 )
 
 _SCAN_OF_TODAY = 9
-_ROUNDS = 4
+_ROUNDS = 12
 
 
 def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report]:
@@ -86,7 +87,9 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     infer_shapes(model)
     for _ in range(_ROUNDS):  # what is computed may give a shape, which may give a number
         found = [
-            report for report in (fold_integers(model), unpack_sequences(model)) if report.modified
+            report
+            for report in (fold_integers(model), inline_branches(model), unpack_sequences(model))
+            if report.modified
         ]
         if not found:
             break

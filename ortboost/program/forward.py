@@ -114,7 +114,9 @@ def _batch_axes(
 ) -> tuple[dict[str, BatchAxis], Report]:
     """The batch axis of each input, and what a user should know of it."""
     report = Report("batch_axes")
-    axes = model_batch_axes(model, config.inputs.batch_axes, prediction=loss.prediction)
+    axes = model_batch_axes(
+        model, config.inputs.batch_axes, prediction=loss.prediction, labels=loss.labels
+    )
     for name, axis in axes.items():
         if axis == UNKNOWN:
             report.notes.append(

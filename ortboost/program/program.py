@@ -118,6 +118,7 @@ class Program:
             self.config.inputs.batch_axes,
             inputs={spec.name: spec.shape for spec in specs},
             prediction=self.prediction,
+            labels=self.labels,
         )
         return tuple(
             spec if spec.name in known else dataclasses.replace(spec, batch_axis=axes[spec.name])

@@ -17,6 +17,7 @@ CASES = {
     "a fixed input of another length": ({"x": (4, 5), "k": (3, 3)}, 4, {"x": 0, "k": None}),
     "one image": ({"x": (1, 1, 28, 28)}, 1, {"x": 0}),
     "names of their own": ({"a": ("a0", 3), "b": ("b0", 4)}, "y0", {"a": 0, "b": 0}),
+    "one name in front": ({"x": ("b", 3), "h": (1, "b", 8)}, "out0", {"x": 0, "h": 1}),
     "no names": ({"a": (None, 3), "b": (None, None)}, None, {"a": 0, "b": 0}),
     "a state without names": (
         {"x": (None, None), "h": (2, None, 8), "sr": ()},
@@ -96,3 +97,11 @@ def test_other_indices_are_no_edges(case):
         table = model.graph.inputs.pop()
         model.graph.register_initializer(table) if table.const_value else None
     assert row_picker(model) is None
+
+
+def test_labels_say_nothing_of_the_inputs():
+    """Their first dimension is that of the predictions, which may have a name of its own."""
+    model = graph("float[batch,4] x, int64[out] labels", "y = Relu(x)")
+    model.graph.outputs[0].shape = ir.Shape(("out", 4))
+    assert model_batch_axes(model, labels="labels") == {"x": 0, "labels": 0}
+    assert model_batch_axes(model, {"labels": None}, labels="labels") == {"x": 0, "labels": None}

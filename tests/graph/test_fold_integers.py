@@ -90,3 +90,20 @@ def test_what_is_left_alone(body):
 def test_an_output_of_the_model_stays_one():
     model = net("y = Add(two, two)", "int64 two", "int64 y", two=np.array(2))
     assert not fold_integers(model).modified
+
+
+def test_a_known_part_of_an_open_shape_is_computed():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,3,5] x) => (float y, float z) {
+          s = Shape(x)
+          last = Constant<value = int64 {-1}>()  first = Constant<value = int64 {0}>()
+          l = Gather(s, last)  b = Gather(s, first)
+          y = Cast<to = 1>(l)  z = Cast<to = 1>(b)
+        }"""
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    left = [node.op_type for node in model.graph]
+    assert left.count("Gather") == 1  # that of the batch, which is not known
+    found = run(model, {"x": weights(2, 3, 5)})
+    assert (found["y"], found["z"]) == (5, 2)

@@ -1,0 +1,78 @@
+"""Replace an If whose condition is known by the branch that it takes.
+
+Exporters write both branches of a rate or a mode that is then fixed (``--input sr=16000``), or of a
+length that shape inference finds. Behind an If no parameter is seen and no gradient flows.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.report import Report
+
+__all__ = ["inline_branches"]
+
+
+def inline_branches(model: ir.Model) -> Report:
+    """Inline the branch that is taken of every If of the main graph with a constant condition.
+
+    Args:
+        model: A model whose constants are initializers; changed in place.
+
+    Returns:
+        Which branch each If became. A second call changes nothing.
+    """
+    report = Report("inline_branches")
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type != "If" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+            continue
+        condition = ir.convenience.get_const_tensor(node.inputs[0])
+        if condition is None:
+            continue
+        taken = "then_branch" if bool(condition.numpy().all()) else "else_branch"
+        other = "else_branch" if taken == "then_branch" else "then_branch"
+        _inline(graph, node, node.attributes[taken].as_graph())
+        _detach(node.attributes[other].as_graph())
+        graph.remove(node, safe=True)
+        report.changed[node.name or "If"] = f"its {taken} taken: the condition is constant"
+    if report.modified:
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        common.NameFixPass()(model)
+    return report
+
+
+def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
+    answers = list(branch.outputs)
+    nodes = list(branch)
+    stored = list(branch.initializers.values())
+    branch.outputs.clear()
+    branch.remove(nodes)
+    for value in stored:
+        branch.initializers.pop(value.name or "")
+        name, count = value.name or "constant", 0
+        value.name = name
+        while value.name in graph.initializers:
+            count += 1
+            value.name = f"{name}_{count}"
+        graph.register_initializer(value)
+    graph.insert_before(node, nodes)
+    shown = {id(value) for value in graph.outputs}
+    for old, new in zip(node.outputs, answers, strict=True):
+        if id(old) in shown:  # its name is the user's
+            keep = ir.Node("", "Identity", [new], num_outputs=1)
+            copy = keep.outputs[0]
+            copy.type, copy.shape = old.type, old.shape
+            copy.name, old.name = old.name, None
+            graph.insert_before(node, keep)
+            index = next(i for i, value in enumerate(graph.outputs) if value is old)
+            graph.outputs[index] = new = copy
+        ir.convenience.replace_all_uses_with(old, new)
+
+
+def _detach(branch: ir.Graph) -> None:
+    """Take the nodes of the branch that is not taken out of the uses of what they read."""
+    for node in branch.all_nodes():
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.fix_inputs import fix_inputs
+from ortboost.graph.inline_branches import inline_branches
+from ortboost.graph.input_config import InputConfig
+from ortboost.graph.normalize import normalize
+from tests.support import run, text_model, weights
+
+RATES = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[n,t] x, int64 rate, float[4,3] fast) => (float[n,3] y) {
+  k = Constant<value = int64 {16000}>()
+  c = Equal(rate, k)
+  y = If (c) <
+    then_branch = wide () => (float[n,3] a) { a = MatMul(x, fast) },
+    else_branch = narrow () => (float[n,3] b) {
+      w = Constant<value = float[2,3] {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}>()
+      l = Shape<start = 1>(x)
+      two = Constant<value_ints = [2]>()
+      d = Equal(l, two)
+      b = If (d) <
+        then_branch = taken () => (float[n,3] e) { e = MatMul(x, w) },
+        else_branch = other () => (float[n,3] f) { h = MatMul(x, fast) f = Neg(h) }
+      >
+    }
+  >
+}"""
+
+
+def normalized(rate: int, length: int) -> ir.Model:
+    model = text_model(RATES, fast=weights(4, 3))
+    fix_inputs(model, InputConfig({"t": length}, {"rate": rate}))
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    return model
+
+
+@pytest.mark.parametrize(("rate", "length"), [(16000, 4), (8000, 2)])
+def test_a_known_branch_takes_the_place_of_its_if(rate, length):
+    model = normalized(rate, length)
+    assert [node.op_type for node in model.graph if node.op_type != "Identity"] == ["MatMul"]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    x = weights(5, length, seed=2)
+    raw = text_model(RATES, fast=weights(4, 3))
+    expected = run(raw, {"x": x, "rate": np.array(rate)})["y"]
+    np.testing.assert_allclose(run(model, {"x": x})["y"], expected, rtol=1e-6)
+    assert not inline_branches(model).modified
+
+
+def test_an_open_condition_stays():
+    model = text_model(RATES, fast=weights(4, 3))
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert [node.op_type for node in model.graph] == ["Equal", "If"]
+
+
+def test_names_of_weights_stay_apart():
+    """A tensor of the branch with the name of one of the graph gets another."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,2] x, bool c, float[2] w) => (float[n,2] y) {
+          h = Mul(x, w)
+          z = If (c) <
+            then_branch = one () => (float[n,2] a) <float[2] w = {5.0, 7.0}> { a = Add(h, w) },
+            else_branch = two () => (float[n,2] b) { b = Identity(h) }
+          >
+          y = Neg(z)
+        }""",
+        c=np.array(True),
+        w=weights(2),
+    )
+    x = weights(3, 2)
+    assert inline_branches(model).changed
+    expected = -(x * weights(2) + np.array([5, 7], np.float32))
+    np.testing.assert_allclose(run(model, {"x": x})["y"], expected, rtol=1e-6)
+    assert len(model.graph.initializers) >= 2
