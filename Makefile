@@ -10,11 +10,12 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 STOCK_READY := $(STOCK)/.ready
 
-.PHONY: help quickstart test lint types unit unit-stock doctor clean
+.PHONY: help quickstart test lint types unit unit-stock random doctor clean
 
 help:
 	@echo "make quickstart   set up, then train, validate and export a model on the digits"
 	@echo "make test         set up, then linter, type checker and the whole test suite, with both runtimes"
+	@echo "make random       the property tests again and again, with other examples each time (ROUNDS=10)"
 	@echo "make doctor       what this machine can do"
 	@echo "make clean        remove the environments and everything that was made"
 
@@ -37,6 +38,13 @@ unit: $(READY)
 
 unit-stock: $(STOCK_READY)
 	$(STOCK)/bin/python -m pytest
+
+# `make test` takes fixed seeds, so that it does not depend on luck; by hand, these look further.
+ROUNDS := 10
+random: $(READY)
+	@for round in $$(seq $(ROUNDS)); do \
+	    $(PY) -m pytest -q -m hypothesis --hypothesis-profile=random || exit 1; \
+	done
 
 doctor: $(READY)
 	@$(PY) -m ortboost doctor

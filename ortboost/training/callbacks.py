@@ -202,10 +202,15 @@ class EarlyStopping(_Monitoring):
         self._stop_if_due(run)
 
     def _stop_if_due(self, run: RunView) -> None:
-        if self.waited >= self.patience:
+        if self.waited < self.patience:
+            return
+        looks = f"{self.waited} look{'s' * (self.waited != 1)}"
+        if self.best is None:  # NaN beats nothing
+            run.stop(f"early stop: {self.goal.monitor} was NaN in all of {looks}")
+        else:
             run.stop(
                 f"early stop: no better {self.goal.monitor} than {self.best:.6g} "
-                f"(step {self.best_step}) in {self.waited} look{'s' * (self.waited != 1)}"
+                f"(step {self.best_step}) in {looks}"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ortboost.errors import ConfigError, UsageError
@@ -50,6 +50,14 @@ def test_early_stopping_names_the_best():
     assert view.stop_reason == "early stop: no better val_loss than 0.5 (step 7) in 1 look"
 
 
+def test_early_stopping_over_nothing_but_nan_says_so():
+    callback = EarlyStopping(patience=2)
+    assert [stop for stop, _ in feed(callback, [math.nan] * 3)] == [False, True, True]
+    view = RunView()
+    callback.on_train_begin(view)
+    assert view.stop_reason == "early stop: val_loss was NaN in all of 3 looks"
+
+
 def test_best_model_asks_to_keep_improvements_only():
     assert [keep for _, keep in feed(BestModel(), [1.0, 2.0, 0.5, 0.5, math.nan, 0.4])] == [
         True,
@@ -64,6 +72,7 @@ def test_best_model_asks_to_keep_improvements_only():
 losses = st.lists(st.sampled_from([0.1, 0.2, 0.3, math.nan]), max_size=15)
 
 
+@example([math.nan] * 6, 6, EarlyStopping)
 @given(losses, st.integers(0, 15), st.sampled_from([EarlyStopping, BestModel]))
 def test_a_restart_changes_no_decision(values, cut, kind):
     whole = feed(kind(Goal(min_delta=0.05)), values)
