@@ -17,6 +17,7 @@ from ortboost.deploy.evaluation import reference_path
 from ortboost.deploy.export import Exported, export_model, export_network
 from ortboost.deploy.inner import measure_ranges
 from ortboost.deploy.made_up import accepted_feeds, input_ranges, made_up_feeds
+from ortboost.deploy.verify import Parity
 from ortboost.errors import OrtBoostError, ParityError, UsageError, nearest
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.fix_inputs import constant_array
@@ -359,6 +360,8 @@ class Accuracies:
         self._output, self._labels, self._rule = output, labels, rule or LabelRule()
         self._feeds, self._expected, self._lengths = feeds, expected, lengths
         self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
+        self.judged: tuple[str, ...] = ()
+        """The output that the accuracy is measured on, if there is one."""
         self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
 
     def add(self, number: int, answers: Feeds) -> None:
@@ -375,15 +378,16 @@ class Accuracies:
             for side, found in (("before", self._expected[number]), ("after", answers)):
                 scores = np.asarray(found[output], np.float32)[:length]
                 self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
+            self.judged = (output,)
         except (
             UsageError,
             ValueError,
             IndexError,
             KeyError,
         ):  # labels of another kind: no accuracy
-            self._wanted = False
+            self._wanted, self.judged = False, ()
 
-    def require(self, most: float, where: str) -> None:
+    def require(self, most: float, where: str, parity: Parity) -> None:
         """Refuse an accuracy that fell by more than ``most``.
 
         Raises:
@@ -391,9 +395,14 @@ class Accuracies:
         """
         for name, (before, after) in self.found().items():
             if before - after > most + 1e-9:  # 0.98 - 0.97 is a little more than 0.01
+                noise = ", ".join(
+                    f"'{d.output}' {d.sqnr:.1f} dB"
+                    for d in parity.differences
+                    if d.sqnr is not None
+                )
                 raise ParityError(
                     f"The {name} fell from {before:.4f} to {after:.4f}, by more than {most:g}.",
-                    where=where,
+                    where=f"{where}: signal-to-quantization-noise ratio {noise}",
                     fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
                     "for the layers that suffer, or allow more with --max-drop.",
                 )

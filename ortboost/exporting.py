@@ -97,6 +97,7 @@ def export(
     calibration: Data | None = None,
     int8: Int8Config | None = None,
     max_drop: float = 0.01,
+    min_sqnr: float | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
     rtol: float | None = None,
@@ -125,7 +126,10 @@ def export(
         calibration: Data to measure the range of inner tensors on; what float16 cannot hold stays in
             float32. int8 needs them.
         int8: How to quantize; what suits the target if not given.
-        max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels.
+        max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels. Then it decides about
+            the predictions, unless ``rtol`` or ``atol`` are given.
+        min_sqnr: In int8, the least ratio of signal to quantization noise of every other float output, in
+            dB; :data:`ortboost.deploy.verify.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
         rtol: Relative tolerance; that of the precision if not given.
@@ -142,7 +146,15 @@ def export(
     """
     wanted = get_target(target)
     wanted.require(precision, opset)
-    tolerance = tolerance_for(precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols)
+    if min_sqnr is not None and precision != "int8":
+        raise UsageError(
+            "A ratio of signal to quantization noise is for int8.",
+            where="--min-sqnr",
+            fix="Give --precision int8 too, or --rtol and --atol instead.",
+        )
+    tolerance = tolerance_for(
+        precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
+    )
     if calibration is not None and precision == "fp32":
         raise UsageError(
             "Calibration data are for a shorter precision.",
@@ -190,6 +202,12 @@ def export(
             lengths,
             subject.rule,
         )
+
+        def judge(parity: Parity) -> Parity:
+            """The accuracy decides about the output that it is measured on."""
+            scores.require(max_drop, str(out), parity)
+            return parity.without([o for o in scores.judged if tolerance.by_noise(o)])
+
         parity = write_verified(
             exported,
             out,
@@ -198,7 +216,7 @@ def export(
             device=subject.device,
             tolerance=tolerance,
             watch=scores.add,
-            accept=lambda: scores.require(max_drop if precision == "int8" else 1.0, str(out)),
+            judge=judge if precision == "int8" else None,
         )
     path = Path(out)
     notes = [*wanted.notes, *_worthless(expected)]
@@ -217,7 +235,9 @@ def export(
     if on_calibration:
         notes.append("Compared on the calibration data: give --verify for data it has not seen.")
     if precision == "int8" and not scores.found():
-        notes.append("No accuracy was measured: give --verify data with labels.")
+        notes.append(
+            f"No accuracy was measured: the noise decided, {tolerance}. Give --verify data with labels."
+        )
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
         notes.append(
             f"Made-up inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH asks for other sizes."

@@ -58,9 +58,23 @@ def export(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Nodes or weights not to quantize; repeatable."),
     ] = None,
+    full_range: Annotated[
+        bool,
+        typer.Option(
+            "--full-range",
+            help="int8 weights of 8 bits, not 7: x86 processors without VNNI answer differently.",
+        ),
+    ] = False,
     max_drop: Annotated[
         float, typer.Option(min=0, help="Accuracy that int8 may lose, where data have labels.")
     ] = 0.01,
+    min_sqnr: Annotated[
+        float | None,
+        typer.Option(help="Least signal-to-noise ratio of int8 without labels, in dB [20]."),
+    ] = None,
+    calib_samples: Annotated[
+        int, typer.Option(min=1, help="Samples of --calib that int8 is calibrated on.")
+    ] = 512,
     build_engine: Annotated[
         bool, typer.Option("--build-engine", help="Build a TensorRT engine of the file too.")
     ] = False,
@@ -116,8 +130,11 @@ def export(
         precision=precision,
         keep_io_types=keep_io_types,
         calibration=calib,
-        int8=parse_int8(target, calibration, skip or []) if precision == "int8" else None,
+        int8=parse_int8(target, calibration, skip or [], full_range, calib_samples)
+        if precision == "int8"
+        else None,
         max_drop=max_drop,
+        min_sqnr=min_sqnr,
         slim=slim,
         inputs=parse_inputs(dim, fixed, batch_axis),
         rtol=relative,
@@ -142,6 +159,7 @@ def export(
                 "parity",
                 f"max difference {worst.max_abs:.2g} over {result.parity.samples} samples ({where})",
             ),
+            ("noise", _noise(result) if precision == "int8" else ""),
             *(
                 (name, f"{before:.4f} before, {after:.4f} after")
                 for name, (before, after) in result.metrics.items()
@@ -172,6 +190,16 @@ def _labels(result: object) -> str:
         (f" --class-axis {rule.class_axis}" if rule.class_axis != 1 and not rule.shifted else "")
         + (f" --ignore-index {rule.ignored}" if rule.ignored is not None else "")
         + (" --shift-labels" if rule.shifted else "")
+    )
+
+
+def _noise(result: object) -> str:
+    """The ratio of signal to noise of each output."""
+    from ortboost.api import ExportResult
+
+    assert isinstance(result, ExportResult)
+    return ", ".join(
+        f"{d.output} {d.sqnr:.1f} dB" for d in result.parity.differences if d.sqnr is not None
     )
 
 

@@ -267,7 +267,13 @@ def parse_value(text: str) -> Any:
     return number if isinstance(number, (int, float)) else text
 
 
-def parse_int8(target: str, calibration: str, skip: Sequence[str]) -> Int8Config:
+def parse_int8(
+    target: str,
+    calibration: str,
+    skip: Sequence[str],
+    full_range: bool = False,
+    samples: int = 512,
+) -> Int8Config:
     """Read ``minmax``, ``entropy``, ``percentile`` or ``percentile:99.9`` for a target.
 
     Example:
@@ -285,4 +291,11 @@ def parse_int8(target: str, calibration: str, skip: Sequence[str]) -> Int8Config
             where="--calibration",
             fix="Write minmax, percentile, percentile:99.9 or entropy.",
         )
-    return Int8Config.for_target(target, calibration=name, percentile=percentile, skip=tuple(skip))
+    return Int8Config.for_target(
+        target,
+        calibration=name,
+        percentile=percentile,
+        skip=tuple(skip),
+        full_range=full_range,
+        samples=samples,
+    )

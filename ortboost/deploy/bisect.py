@@ -18,19 +18,17 @@ from ortboost.graph.normalize import infer_shapes
 __all__ = ["InnerDifference", "first_difference", "guilty_step"]
 
 
-def guilty_step(
-    base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]
-) -> str | None:
+def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
     """The rewrite after which a graph is wrong, found by halving.
 
     Args:
         base: The graph before any of the steps; it is not changed.
-        steps: What was done to it, in order.
+        steps: What was done to it, in order. All of them together made what is wrong.
         passes: Whether a graph is right.
 
     Returns:
-        The name of the first step after which it is wrong, given that it stays so; ``None`` if all
-        steps together are right; an empty text if ``base`` is wrong itself.
+        The name of the first step after which it is wrong, given that it stays so; an empty text if
+        ``base`` is wrong itself.
     """
 
     def right(count: int) -> bool:
@@ -44,9 +42,9 @@ def guilty_step(
 
     if not right(0):
         return ""
-    if right(len(steps)):
-        return None
     good, bad = 0, len(steps)
+    if right(bad - 1):  # most often it is the last, which brings the shorter number format
+        good = bad - 1
     while bad - good > 1:
         middle = (good + bad) // 2
         if right(middle):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
+from ortboost.deploy.int8.saturation import saturating_weights
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
 from ortboost.deploy.tensorrt.rules import RULES
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding
@@ -30,7 +31,7 @@ def check_onnxruntime(source: ModelSource) -> TargetReport:
         source: The model.
 
     Returns:
-        Findings of the rules ``ORT001`` to ``ORT005``.
+        Findings of the rules ``ORT001`` to ``ORT006``.
 
     Raises:
         FileError: The file is not a readable model.
@@ -52,9 +53,10 @@ def check_onnxruntime(source: ModelSource) -> TargetReport:
         for finding in RULES[theirs].check(context)
     ]
     broken = any(finding.rule == "ORT004" for finding in shared)
-    asked = (
-        [] if broken else [*_spec(load_model(source)), *_session(load_model(source), path, version)]
-    )
+    asked = []
+    if not broken:
+        model = load_model(source)
+        asked = [*_spec(model), *_saturation(model), *_session(model, path, version)]
     return TargetReport(version, "", sorted_findings([*asked, *shared]))
 
 
@@ -93,6 +95,18 @@ def _spec(model: ir.Model) -> Iterator[Finding]:
             "model",
             f"ONNX's checker objects: {lines[0].strip() if lines else type(error).__name__}",
             "Export the model again; other runtimes may refuse it.",
+        )
+
+
+def _saturation(model: ir.Model) -> Iterator[Finding]:
+    for name, node in saturating_weights(model).items():
+        yield Finding(
+            "ORT006",
+            "warn",
+            node,
+            "int8",
+            f"products with '{name}' can saturate on x86 processors without VNNI: answers are off there",
+            "ortboost export --precision int8 of the float model writes weights of 7 bits.",
         )
 
 

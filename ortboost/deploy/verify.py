@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +14,22 @@ from numpy.typing import NDArray
 from ortboost.errors import ParityError, UsageError, nearest
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["Difference", "Parity", "Tolerance", "compare", "seeded_batch", "tolerance_for"]
+__all__ = [
+    "AGREEMENT",
+    "SQNR",
+    "Difference",
+    "Parity",
+    "Tolerance",
+    "compare",
+    "seeded_batch",
+    "tolerance_for",
+]
+
+SQNR: Final = 20.0
+"""Least ratio of signal to quantization noise of an output in int8, in dB: noise a tenth of the signal (rms)."""
+
+AGREEMENT: Final = 0.95
+"""Least share of elements of a whole-number or text output, as a class number, that int8 must keep."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,9 @@ class Tolerance:
             every operator to a short format does is in proportion to that, not to each element.
         rtols: Output name to a relative tolerance of its own.
         atols: Output name to an absolute tolerance of its own; never scaled.
+        sqnr: Instead of both, the least ratio of signal to noise of a float output, over all batches, in dB;
+            of other outputs a share of :data:`AGREEMENT` has to be the same. Does not hold for outputs that
+            have a tolerance of their own.
 
     Example:
         >>> Tolerance(1e-3, 1e-4, atols={"boxes": 0.5}).of("boxes", 100.0)
@@ -37,6 +57,11 @@ class Tolerance:
     scaled: bool = False
     rtols: Mapping[str, float] = field(default_factory=dict)
     atols: Mapping[str, float] = field(default_factory=dict)
+    sqnr: float | None = None
+
+    def by_noise(self, output: str) -> bool:
+        """Whether the noise in an output is what counts, not its largest difference."""
+        return self.sqnr is not None and output not in self.rtols and output not in self.atols
 
     def of(self, output: str, scale: float) -> tuple[float, float]:
         """Both tolerances of an output whose largest expected value is ``scale``."""
@@ -58,6 +83,8 @@ class Tolerance:
                 )
 
     def __str__(self) -> str:
+        if self.sqnr is not None:
+            return f"SQNR {self.sqnr:g} dB"
         text = f"rtol {self.rtol:g}, atol {self.atol:g}"
         return f"{text} of the largest value" if self.scaled else text
 
@@ -66,7 +93,7 @@ _BY_PRECISION = {
     "fp32": Tolerance(),
     "fp16": Tolerance(1e-2, 1e-2, scaled=True),
     "bf16": Tolerance(4e-2, 4e-2, scaled=True),
-    "int8": Tolerance(1e-1, 1.5e-1, scaled=True),
+    "int8": Tolerance(1e-1, 1.5e-1, scaled=True, sqnr=SQNR),
 }
 
 
@@ -77,24 +104,29 @@ def tolerance_for(
     atol: float | None = None,
     rtols: Mapping[str, float] | None = None,
     atols: Mapping[str, float] | None = None,
+    sqnr: float | None = None,
 ) -> Tolerance:
     """The tolerance of a precision, overruled by what is given.
 
     Args:
-        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. The shorter ones compare the absolute part
-            with the largest expected value of an output: 1 %, 4 % and 15 %.
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. In 16 bits the absolute part is compared
+            with the largest expected value of an output: 1 % and 4 %. In int8 a ratio of signal to noise
+            decides, :data:`SQNR`, unless ``rtol`` or ``atol`` are given.
         rtol: Relative tolerance.
         atol: Absolute tolerance, as it is.
         rtols: By output.
         atols: By output.
+        sqnr: The ratio of signal to noise, in dB.
     """
     base = _BY_PRECISION[precision]
+    least = base.sqnr if sqnr is None and rtol is None and atol is None else sqnr
     return Tolerance(
         base.rtol if rtol is None else rtol,
         base.atol if atol is None else atol,
         base.scaled and atol is None,
         dict(rtols or {}),
         dict(atols or {}),
+        least,
     )
 
 
@@ -108,6 +140,8 @@ class Difference:
         max_rel: Largest absolute difference over the largest absolute value expected.
         within: Whether every element is within the tolerance.
         sample: Number of the sample with the largest difference, counted over all batches.
+        sqnr: Ratio of signal to noise over all batches in dB, ``10 log10(sum e^2 / sum (a - e)^2)``; infinite
+            if there is no noise, ``None`` for what is no float.
     """
 
     output: str
@@ -115,6 +149,7 @@ class Difference:
     max_rel: float
     within: bool
     sample: int = 0
+    sqnr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +176,14 @@ class Parity:
         """The output that is off the most: those beyond the tolerance first."""
         return max(self.differences, key=lambda d: (not d.within, d.max_rel))
 
+    def without(self, outputs: Collection[str]) -> Parity:
+        """The same, with these outputs taken as right: something else has judged them."""
+        judged = (
+            dataclasses.replace(d, within=True) if d.output in outputs else d
+            for d in self.differences
+        )
+        return dataclasses.replace(self, differences=tuple(judged))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return {
@@ -149,12 +192,14 @@ class Parity:
             "rtol": self.tolerance.rtol,
             "atol": self.tolerance.atol,
             "scaled": self.tolerance.scaled,
+            "sqnr": self.tolerance.sqnr,
             "outputs": {
                 d.output: {
                     "max_abs": d.max_abs,
                     "max_rel": d.max_rel,
                     "within": d.within,
                     "sample": d.sample,
+                    "sqnr": d.sqnr if d.sqnr is not None and math.isfinite(d.sqnr) else None,
                 }
                 for d in self.differences
             },
@@ -173,6 +218,14 @@ class Parity:
         if self.ok:
             return
         bad = self.worst
+        if self.tolerance.by_noise(bad.output):
+            raise ParityError(
+                f"The exported graph answers differently: {self._noise(bad)}."
+                + (f" It is {guilty} that does it." if guilty else ""),
+                where=f"{where}: output '{bad.output}', {self.samples} samples",
+                fix="Nothing was written. Try another --calibration, more data in --calib, --skip for the "
+                "layers that suffer, --verify data with labels, or allow more with --min-sqnr.",
+            )
         raise ParityError(
             f"The exported graph answers differently: off by {bad.max_abs:.3g} "
             f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}."
@@ -188,6 +241,11 @@ class Parity:
             + "; 'ortboost compare --bisect' finds the first inner tensor that differs.",
         )
 
+    def _noise(self, bad: Difference) -> str:
+        if bad.sqnr is None:
+            return f"fewer than {AGREEMENT:.0%} of its elements are the same"
+        return f"its signal-to-quantization-noise ratio is {bad.sqnr:.1f} dB, below {self.tolerance.sqnr:g} dB"
+
 
 def compare(
     expected: Iterable[Mapping[str, NDArray[Any]]],
@@ -201,7 +259,8 @@ def compare(
     """Compare two sequences of batches of outputs.
 
     NaN equals NaN and infinities equal themselves; everything else is held to `|a - e| <= atol + rtol |e|`.
-    Texts are the same or infinitely far apart; sequences and maps are compared piece by piece.
+    Texts are the same or infinitely far apart; sequences and maps are compared piece by piece. Where the tolerance
+    is a ratio of signal to noise, that decides.
 
     Args:
         expected: Batches of the reference.
@@ -216,12 +275,14 @@ def compare(
     sample = dict.fromkeys(outputs, 0)
     scale = dict.fromkeys(outputs, 0.0)
     within = dict.fromkeys(outputs, True)
+    noise = {name: _Noise() for name in outputs}
     samples = 0
     for want, have in zip(expected, actual, strict=True):
         for name in outputs:
             pieces = _pieces(want[name], have[name])
             if pieces is None:
                 within[name], max_abs[name], sample[name] = False, float("inf"), samples
+                noise[name].error = math.inf
                 continue
             largest = max(
                 (float(np.abs(e[np.isfinite(e)]).max(initial=0.0)) for e, _ in pieces), default=0.0
@@ -230,6 +291,7 @@ def compare(
             for e, a in pieces:
                 held, off = _held(e, a, r, t)
                 within[name] &= held
+                noise[name].add(e, off)
                 worst = float(off.max(initial=0.0))
                 if worst > max_abs[name]:
                     max_abs[name] = worst
@@ -238,6 +300,7 @@ def compare(
                     )
                     sample[name] = samples + place
             scale[name] = max(scale[name], largest)
+            noise[name].floats &= _is_float(want[name])
         samples += _length(want[outputs[0]])
     return Parity(
         tuple(
@@ -245,14 +308,49 @@ def compare(
                 name,
                 max_abs[name],
                 max_abs[name] / (scale[name] or 1.0),
-                within[name],
+                noise[name].below(tolerance.sqnr)
+                if tolerance.sqnr is not None and tolerance.by_noise(name)
+                else within[name],
                 sample[name],
+                noise[name].ratio if noise[name].floats else None,
             )
             for name in outputs
         ),
         samples,
         tolerance,
     )
+
+
+@dataclass
+class _Noise:
+    """Sums over all batches of an output."""
+
+    signal: float = 0.0
+    error: float = 0.0
+    equal: int = 0
+    count: int = 0
+    floats: bool = True
+
+    def add(self, e: NDArray[np.float64], off: NDArray[np.float64]) -> None:
+        with np.errstate(over="ignore"):  # what is infinite, or not there
+            self.signal += float(np.square(e[np.isfinite(e)]).sum())
+            self.error += float(np.square(off).sum())
+        self.equal += int((off == 0).sum())
+        self.count += off.size
+
+    @property
+    def ratio(self) -> float:
+        """In dB."""
+        if self.error == 0:
+            return math.inf
+        share = self.signal / self.error
+        return 10 * math.log10(share) if share > 0 else -math.inf
+
+    def below(self, least: float) -> bool:
+        """Whether there is no more noise than that."""
+        if self.floats:
+            return self.ratio >= least
+        return self.error == 0 or self.equal >= AGREEMENT * self.count
 
 
 def _held(
@@ -270,6 +368,15 @@ def _held(
 def _length(answer: Any) -> int:
     """Samples of an output; a scalar, as a loss, or a sequence counts its batch as one."""
     return 1 if isinstance(answer, (list, dict)) or not np.ndim(answer) else len(answer)
+
+
+def _is_float(answer: Any) -> bool:
+    """Whether all numbers of an output are floats."""
+    if isinstance(answer, dict):
+        return all(_is_float(value) for value in answer.values())
+    if isinstance(answer, list):
+        return all(_is_float(value) for value in answer)
+    return np.asarray(answer).dtype.kind not in "iubOUS"
 
 
 def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]] | None:

@@ -95,6 +95,7 @@ def open_session(
     *,
     device: str = "auto",
     threads: int | None = None,
+    fuse_quantized: bool = True,
 ) -> Any:
     """Open an inference session on exactly one device.
 
@@ -104,6 +105,8 @@ def open_session(
         device: ``cpu``, ``cuda``, ``tensorrt`` (ONNX Runtime's provider; what TensorRT does not take runs
             on CUDA), or ``auto``: CUDA where it really works, else the CPU.
         threads: Threads within an operator; the runtime's choice if not given.
+        fuse_quantized: Run pairs of QuantizeLinear and DequantizeLinear around an operator as one kernel of
+            whole numbers; else in float32, as the standard defines them.
 
     Returns:
         An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run on
@@ -118,7 +121,7 @@ def open_session(
         with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
-            return open_session(path, device=device, threads=threads)
+            return open_session(path, device=device, threads=threads, fuse_quantized=fuse_quantized)
     device = resolve_device(device)
     ort = runtime()
     provider = _PROVIDERS[device]
@@ -126,6 +129,8 @@ def open_session(
         preload()
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors are raised, and warnings of the planner not for users
+    if not fuse_quantized:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     if threads is not None:
         options.intra_op_num_threads = threads
     source = ir.to_proto(model).SerializeToString() if isinstance(model, ir.Model) else str(model)

@@ -1,6 +1,7 @@
 """``check --for``, ``export --precision int8`` and ``--build-engine`` on the command line."""
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -130,11 +131,31 @@ def test_an_accuracy_that_falls_too_far_is_not_written(run, tmp_path, capsys):
     out.write_bytes(b"good")
     words = ["export", run, "-o", str(out), "--precision", "int8", "--calib", str(noise)]
     words += ["--verify", DIGITS]
-    assert "quantize_int8" in refused(words, capsys, 5)
-    loose = ["--rtol", "1e9", "--atol", "1e9"]
-    assert "accuracy fell from" in refused([*words, *loose], capsys, 5)
+    error = refused(words, capsys, 5)
+    assert "accuracy fell from" in error
+    assert "signal-to-quantization-noise ratio 'logits'" in error
+    assert "quantize_int8" in refused([*words, "--max-drop", "1", "--rtol", "1e-3"], capsys, 5)
     assert out.read_bytes() == b"good"
-    assert main([*words, *loose, "--max-drop", "1", "-q"]) == 0
+    assert main([*words, "--max-drop", "1", "-q"]) == 0
+
+
+def test_the_accuracy_decides_where_there_are_labels_else_the_noise(run, tmp_path, capsys):
+    out, plain = tmp_path / "m.onnx", tmp_path / "x.npz"
+    np.savez(plain, x=np.load(DIGITS)["x_test"].astype(np.float32) / 255)
+    words = ["export", run, "-o", str(out), "--precision", "int8", "--calib", DIGITS]
+    strict = ["--min-sqnr", "60"]  # more than bytes can do
+    assert main([*words, "--verify", DIGITS, *strict]) == 0
+    told = capsys.readouterr().out
+    assert "accuracy" in told
+    assert re.search(r"noise +logits \d\d\.\d dB", told)
+    words[1] = MLP
+    error = refused([*words, "--verify", str(plain), *strict], capsys, 5)
+    assert "dB, below 60 dB" in error
+    assert "quantize_int8" in error
+    assert main([*words, "--verify", str(plain), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["parity"]["outputs"]["logits"]["sqnr"] > 20
+    assert any("the noise decided, SQNR 20 dB" in note for note in data["notes"])
 
 
 @pytest.mark.parametrize(
@@ -145,6 +166,7 @@ def test_an_accuracy_that_falls_too_far_is_not_written(run, tmp_path, capsys):
         (["--precision", "int8", "--calib", DIGITS, "--calibration", "minmax:3"], 2),
         (["--precision", "int8", "--calib", DIGITS, "--calibration", "percentile:x"], 2),
         (["--precision", "int8", "--calib", DIGITS, "--calibration", "percentile:3"], 3),
+        (["--min-sqnr", "20"], 2),
         (["--build-engine"], 2),
         (["--shape", "x:1x64"], 2),
         (["--target", "tensorrt", "--build-engine", "--shape", "x:4,1,2x64"], 2),
@@ -159,6 +181,15 @@ def test_export_options_that_make_no_sense(words, status, run, tmp_path, capsys)
 def test_calibrations_are_read():
     assert parse_int8("onnxruntime", "percentile", []).percentile == 99.99
     assert parse_int8("generic", "entropy", ["a", "b"]).skip == ("a", "b")
+    assert parse_int8("generic", "minmax", [], False, 8).samples == 8
+    for target, full, reduced in (
+        ("onnxruntime", False, True),
+        ("onnxruntime", True, False),
+        ("generic", False, True),
+        ("onnxruntime-gpu", False, False),
+        ("tensorrt", False, False),
+    ):
+        assert parse_int8(target, "minmax", [], full).reduce_range is reduced
     with pytest.raises(UsageError):
         parse_int8("generic", "percentile:", [])
 

@@ -4,10 +4,11 @@ import onnxruntime
 import pytest
 
 from ortboost.deploy.check_runtime import check_onnxruntime
+from ortboost.deploy.int8 import Int8Config, quantize_int8
 from ortboost.errors import FileError
 from ortboost.graph.io import save_model
 from tests.deploy.tensorrt.cases import one
-from tests.support import MODELS, small_mlp, text_model
+from tests.support import MODELS, small_mlp, text_model, weights
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet20"])
@@ -61,3 +62,13 @@ def test_no_file_and_no_model(tmp_path):
         check_onnxruntime(tmp_path / "bad.onnx")
     save_model(small_mlp(), tmp_path / "good.onnx")
     assert check_onnxruntime(str(tmp_path / "good.onnx")).ok
+
+
+def test_bytes_that_saturate_are_told():
+    x = [{"x": weights(8, 4)}]
+    for reduce_range in (True, False):
+        model = small_mlp()
+        quantize_int8(model, x, Int8Config(symmetric=False, reduce_range=reduce_range))
+        found = check_onnxruntime(model).findings
+        assert {f.rule for f in found} == (set() if reduce_range else {"ORT006"})
+        assert all("without VNNI" in f.reason and f.severity == "warn" for f in found)

@@ -112,3 +112,39 @@ def test_the_worst_sample_is_counted_over_batches():
     assert parity.samples == 5
     with pytest.raises(ParityError, match="sample 3 of 5"):
         parity.require("net.onnx")
+
+
+def test_the_ratio_of_signal_to_noise_is_that_of_all_batches():
+    want, have = batches([3.0, 4.0], [0.0, 5.0]), batches([3.0, 4.3], [0.4, 5.0])
+    ratio = compare(want, have, ["y"]).differences[0].sqnr
+    assert ratio == pytest.approx(10 * np.log10(50 / 0.25))  # 23 dB
+    int8 = tolerance_for("int8")
+    assert compare(want, have, ["y"], tolerance=int8).ok
+    assert compare(want, have, ["y"], tolerance=tolerance_for("int8", sqnr=24)).ok is False
+    assert (
+        compare(want, have, ["y"], tolerance=tolerance_for("int8", rtol=1e-3, atol=0)).ok is False
+    )
+    loose = tolerance_for("int8", sqnr=24, atols={"y": 1.0})
+    assert compare(want, have, ["y"], tolerance=loose).ok
+    equal = compare(want, want, ["y"], tolerance=int8)
+    assert equal.ok
+    assert equal.to_dict()["outputs"]["y"]["sqnr"] is None  # infinite is no JSON
+    lost = compare(want, batches([3.0, np.nan], [0.0, 5.0]), ["y"], tolerance=int8)
+    assert not lost.ok
+    with pytest.raises(ParityError, match="below 20 dB"):
+        lost.require("net.onnx")
+
+
+def test_class_numbers_in_int8_are_counted():
+    int8 = tolerance_for("int8")
+    want = [{"y": np.arange(40)}]
+    for wrong, ok in ((2, True), (3, False)):
+        have = [{"y": np.concatenate([np.arange(40 - wrong), np.full(wrong, 100)])}]
+        parity = compare(want, have, ["y"], tolerance=int8)
+        assert parity.ok is ok
+        assert parity.differences[0].sqnr is None
+    with pytest.raises(ParityError, match="fewer than 95%"):
+        parity.require("net.onnx")
+    texts = [{"y": np.array(["a", "b"], object)}]
+    assert compare(texts, texts, ["y"], tolerance=int8).ok
+    assert not compare(texts, [{"y": np.array(["a", "c"], object)}], ["y"], tolerance=int8).ok

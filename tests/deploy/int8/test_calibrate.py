@@ -11,6 +11,7 @@ import pytest
 
 from ortboost.deploy.int8.calibrate import (
     Range,
+    _histogram,
     calibrate,
     entropy_threshold,
     percentile_threshold,
@@ -136,3 +137,13 @@ def test_the_model_is_not_changed():
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     calibrate(model, batches(1), ["h", "x"])
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_counts_are_those_of_numpy():
+    values = weights(1000, seed=5)
+    for largest in (float(np.abs(values).max()), 1e-38):
+        scaled = values * np.float32(largest / np.abs(values).max())
+        counts = _histogram(scaled, float(np.abs(scaled).max()))
+        exact = np.histogram(np.abs(scaled).astype(np.float64), 2048, (0, np.abs(scaled).max()))[0]
+        assert counts.sum() == 1000
+        assert np.abs(np.cumsum(counts) - np.cumsum(exact)).max() <= 3  # rounding at an edge

@@ -11,9 +11,11 @@ from onnx.reference import ReferenceEvaluator
 
 from ortboost.deploy.export import export_model
 from ortboost.deploy.int8 import CALIBRATIONS, Int8Config, quantize_int8
+from ortboost.deploy.int8.saturation import SAFE_WEIGHT, can_saturate, saturating_weights
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.table import parse_target
 from ortboost.errors import ConfigError, UsageError
+from tests.deploy.int8.saturating import multiply, run_as
 from tests.support import (
     assert_three_lines,
     digits,
@@ -99,6 +101,40 @@ def test_the_digits_keep_their_accuracy(trained, target, calibration):
     assert max(v.const_value.size for v in stored) <= 120  # biases and scales: no weight is left
 
 
+@pytest.mark.parametrize("target", ["onnxruntime", "generic"])
+def test_it_answers_alike_with_and_without_vnni(trained, target):
+    """And in full range it does not: the reference sees the defect on every machine."""
+    model, data, test = trained
+    x = {"x": test[0][:48]}
+    answers = {}
+    for full in (False, True):
+        quantized = model.clone()
+        config = Int8Config.for_target(target, full_range=full)
+        report = quantize_int8(quantized, data, config)
+        assert bool(saturating_weights(quantized)) is full
+        assert any(("can saturate" if full else "answers alike") in note for note in report.notes)
+        exact, saturated = (
+            run_as(quantized, x, saturates=there)["logits"] for there in (False, True)
+        )
+        off = np.sqrt(np.mean((saturated - exact) ** 2) / np.mean(exact**2))
+        answers[full] = (off, exact, run(quantized, x)["logits"])
+    assert answers[False][0] == 0
+    assert answers[True][0] > 0.01
+    _, exact, found = answers[False]
+    # The reference is what the runtime computes, but for what rounds to the other side of one half.
+    assert np.sqrt(np.mean((found - exact) ** 2)) < 0.01 * np.sqrt(np.mean(exact**2))
+
+
+def test_any_two_weights_of_64_fit_into_16_bits():
+    a = np.full((1, 2), 255)
+    for w, fits in ((64, True), (-64, True), (65, False), (-65, False)):
+        pair = np.full((2, 1), w, np.int8)
+        equal = multiply(a, pair, saturates=True) == multiply(a, pair, saturates=False)
+        assert equal.all() == fits
+        assert can_saturate(pair, 1) != fits
+    assert SAFE_WEIGHT == 64
+
+
 def test_tensorrt_accepts_what_was_made_for_it(trained):
     model, data, _ = trained
     quantized = model.clone()
@@ -121,18 +157,19 @@ def test_onnxruntime_runs_it_in_int8(trained, tmp_path):
     assert found["QGemm"] + found["QLinearConv"] == ops(model)["Conv"] + ops(model)["Gemm"]
 
 
-def test_the_numbers_are_those_of_the_definition():
+@pytest.mark.parametrize(("reduce_range", "most"), [(True, 64), (False, 127)])
+def test_the_numbers_are_those_of_the_definition(reduce_range, most):
     """A Gemm by hand, and by the reference evaluator of ONNX."""
     model = small_mlp()
     w = model.graph.initializers["w1"].const_value.numpy()
     x = feeds(4)[0]["x"]
-    quantize_int8(model, [{"x": x}], Int8Config())
+    quantize_int8(model, [{"x": x}], Int8Config(reduce_range=reduce_range))
     node = by_name(model, "fc1")
     q = node.inputs[1].producer().inputs[0].const_value.numpy()
-    scales = np.abs(w).max(1) / np.float32(127)
+    scales = np.abs(w).max(1) / np.float32(most)
     np.testing.assert_array_equal(q, np.rint(w / scales[:, None]).astype(np.int8))
     assert q.dtype == np.int8
-    assert np.abs(q).max() == 127
+    assert np.abs(q).max() == most
     pair = node.inputs[0].producer()
     scale = pair.inputs[1].const_value.numpy()
     np.testing.assert_allclose(scale, np.abs(x).max() / 127, rtol=1e-6)

@@ -1,0 +1,86 @@
+r"""Products of bytes that saturate on x86 processors without VNNI.
+
+ONNX Runtime multiplies unsigned by signed bytes there with VPMADDUBSW (AVX2, AVX512BW), which sums two
+neighbouring products in 16 bits::
+
+    p = saturate(a_0 w_0 + a_1 w_1),    0 <= a <= 255,    -32768 <= p <= 32767
+
+Whatever the activations are, nothing is lost if ``255 (w_0 + w_1)`` fits for any two weights of one sign, that is
+if they come to at most 128; two weights of 7 bits always do. Which weights are neighbours depends on the kernel, so
+any two of a channel are looked at. VNNI (VPDPBUSD) sums in 32 bits.
+
+Source: onnxruntime.ai, Quantize ONNX Models, "When and why do I need to try U8U8?" and "reduce-range".
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+__all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
+
+SAFE_WEIGHT: Final = 64
+"""Two weights up to this large never saturate: 2 * 64 * 255 = 32640."""
+
+_SUM: Final = 128
+# Operator to the input that holds its weights, and to the axis of their output channels.
+_PRODUCTS: Final = {
+    "Conv": (1, 0),
+    "ConvInteger": (1, 0),
+    "QLinearConv": (3, 0),
+    "Gemm": (1, -1),
+    "MatMul": (1, -1),
+    "MatMulInteger": (1, -1),
+    "QLinearMatMul": (3, -1),
+}
+
+
+def can_saturate(weights: NDArray[Any], axis: int) -> bool:
+    """Whether the products with these int8 weights can saturate.
+
+    Args:
+        weights: Stored numbers, of any shape.
+        axis: That of the output channels; the others are summed over.
+
+    Example:
+        >>> w = np.array([[80, -49], [49, -80]], np.int8)
+        >>> can_saturate(w, 1), can_saturate(w.T, 1), can_saturate(w // 2, 1)
+        (True, False, False)
+    """
+    if weights.ndim < 2 or not weights.size:
+        return False
+    channels = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1).astype(np.int32)
+    ordered = np.sort(channels, axis=1)
+    above = np.maximum(ordered[:, -2:], 0).sum(1)
+    below = np.minimum(ordered[:, :2], 0).sum(1)
+    return bool(above.max() > _SUM or below.min() < -_SUM)
+
+
+def saturating_weights(model: ir.Model) -> dict[str, str]:
+    """Stored int8 weights of products that can saturate.
+
+    Args:
+        model: A quantized model, in pairs of QuantizeLinear and DequantizeLinear or in the operators of
+            whole numbers.
+
+    Returns:
+        Name of the weight to that of the node which multiplies with it.
+    """
+    found: dict[str, str] = {}
+    for node in model.graph.all_nodes():
+        place, axis = _PRODUCTS.get(node.op_type, (0, 0))
+        value = node.inputs[place] if 0 < place < len(node.inputs) else None
+        producer = None if value is None else value.producer()
+        if producer is not None and producer.op_type == "DequantizeLinear":
+            value = producer.inputs[0]
+        stored = None if value is None else value.const_value
+        if value is None or stored is None or stored.dtype != ir.DataType.INT8:
+            continue
+        if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) == 1:
+            axis = 0
+        if can_saturate(stored.numpy(), axis):
+            found[value.name or ""] = node.name or node.op_type
+    return found
