@@ -70,7 +70,7 @@ def export(
     ] = 0.01,
     min_sqnr: Annotated[
         float | None,
-        typer.Option(help="Least signal-to-noise ratio of int8 without labels, in dB [20]."),
+        typer.Option(help="Least signal-to-noise ratio of int8 without labels, in dB [15]."),
     ] = None,
     calib_samples: Annotated[
         int, typer.Option(min=1, help="Samples of --calib that int8 is calibrated on.")

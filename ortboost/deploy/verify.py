@@ -25,8 +25,8 @@ __all__ = [
     "tolerance_for",
 ]
 
-SQNR: Final = 20.0
-"""Least ratio of signal to quantization noise of an output in int8, in dB: noise a tenth of the signal (rms)."""
+SQNR: Final = 15.0
+"""Least ratio of signal to quantization noise of an output in int8, in dB: noise of 18 % (rms)."""
 
 AGREEMENT: Final = 0.95
 """Least share of elements of a whole-number or text output, as a class number, that int8 must keep."""

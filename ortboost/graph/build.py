@@ -6,10 +6,12 @@ node has a name, and the element types of scalars follow the tensors they meet.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
@@ -108,6 +110,8 @@ class Builder:
         **attributes: Any,
     ) -> tuple[ir.Value, ...]:
         """Make a node with ``len(names)`` outputs and return them; see :meth:`op`."""
+        if not domain:
+            _require_known(op_type, self.graph.opset_imports.get("", 0), tuple(attributes))
         if dtype is None and inputs and inputs[0] is not None:
             dtype = inputs[0].dtype
         outputs = [
@@ -168,6 +172,28 @@ class Builder:
     def flush(self) -> None:
         """Append the waiting nodes to the end of the graph."""
         self.graph.extend(self.take())
+
+
+@functools.cache
+def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> None:
+    """Refuse a node that the opset of the graph does not have; a subgraph names none.
+
+    Raises:
+        ModelError: No such operator, or no such attribute, in this opset: a mistake of ours.
+    """
+    if not opset:
+        return
+    try:
+        known = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version())).attributes
+    except onnx.defs.SchemaError:
+        known = None
+    missing = op_type if known is None else next((a for a in attributes if a not in known), None)
+    if missing is not None:
+        raise ModelError(
+            f"A rewrite of ortboost needs '{missing}', which opset {opset} does not have.",
+            where=f"{op_type} with {', '.join(attributes) or 'no attributes'}",
+            fix="Report it. A model of a newer opset will do.",
+        )
 
 
 def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> None:

@@ -114,7 +114,8 @@ def open_session(
 
     Raises:
         UsageError: Unknown device.
-        DependencyError: The device is not there, or its libraries do not load.
+        DependencyError: The device is not there, or its libraries do not load, or the runtime is older
+            than the opset of the model.
         ModelError: The runtime does not accept the model.
     """
     if isinstance(model, ir.Model) and _bytes(model) >= EXTERNAL_DATA_THRESHOLD:
@@ -141,7 +142,7 @@ def open_session(
     except Exception as error:  # the bindings raise bare exceptions of many kinds
         known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
         if known:
-            raise ModelError(
+            raise DependencyError(
                 f"{known[1]} is too new for this onnxruntime, which knows up to {known[2]}.",
                 where=f"onnxruntime {ort.__version__}",
                 fix=f"Use a model of {known[2]} or older, or an environment with a newer onnxruntime: "

@@ -131,7 +131,7 @@ def test_the_ratio_of_signal_to_noise_is_that_of_all_batches():
     assert equal.to_dict()["outputs"]["y"]["sqnr"] is None  # infinite is no JSON
     lost = compare(want, batches([3.0, np.nan], [0.0, 5.0]), ["y"], tolerance=int8)
     assert not lost.ok
-    with pytest.raises(ParityError, match="below 20 dB"):
+    with pytest.raises(ParityError, match="below 15 dB"):
         lost.require("net.onnx")
 
 

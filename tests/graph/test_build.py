@@ -4,8 +4,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.errors import ModelError
 from ortboost.graph.build import Builder, all_names, replace_node
-from tests.support import run, text_model
+from tests.support import assert_three_lines, run, text_model
 
 
 def two_outputs() -> ir.Model:
@@ -151,3 +152,19 @@ def test_a_node_outside_a_graph_cannot_be_replaced():
     value = ir.Value(name="v")
     with pytest.raises(TypeError):
         replace_node(ir.Node("", "Relu", [value]), [value], Builder(two_outputs().graph, "p"))
+
+
+def test_what_the_opset_does_not_have_is_refused():
+    for opset, known in ((14, False), (15, True)):
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": opset})
+        builder = Builder(graph, "t")
+        x = builder.const(1.0)
+        builder.op("Shape", x)
+        if known:
+            builder.op("Shape", x, start=0)
+            continue
+        with pytest.raises(ModelError, match="needs 'start', which opset 14") as info:
+            builder.op("Shape", x, start=0)
+        assert_three_lines(info.value)
+        with pytest.raises(ModelError, match="needs 'Gelu'"):
+            builder.op("Gelu", x)

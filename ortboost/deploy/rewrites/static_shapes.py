@@ -20,6 +20,7 @@ from ortboost.report import Report
 
 __all__ = ["static_shapes"]
 
+_PARTS = 15  # the opset from which Shape has a start and an end
 _TAKERS = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
 
 
@@ -27,6 +28,7 @@ def static_shapes(model: ir.Model) -> Report:
     """Replace computed shapes by constants or by fewer nodes, in place, in the main graph."""
     report = Report("static_shapes")
     builder = Builder(model.graph, "ortboost/shape")
+    parts = model.opset_imports.get("", 0) >= _PARTS
     for node in list(model.graph):
         if not is_standard(node, *_TAKERS):
             continue
@@ -48,9 +50,12 @@ def static_shapes(model: ir.Model) -> Report:
             report.changed[label(node)] = f"shape {shape}"
             continue
         pieces = _pieces(model.graph, node, keys)
-        if pieces is None or len(pieces) + (len(pieces) > 1) >= _cone(value):
+        if pieces is None:
             continue
-        made = [_piece(builder, piece) for piece in pieces]
+        made = [_piece(builder, piece, parts) for piece in pieces]
+        if len(builder.nodes) + (len(made) > 1) >= _cone(value):
+            builder.take()
+            continue
         shorter = made[0]
         if len(made) > 1:
             shorter = builder.op(
@@ -113,12 +118,19 @@ def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | No
     return pieces
 
 
-def _piece(builder: Builder, piece: Piece) -> ir.Value:
+def _piece(builder: Builder, piece: Piece, parts: bool) -> ir.Value:
     if isinstance(piece, list):
         return builder.const(np.array(piece, np.int64), ir.DataType.INT64)
     value, start, end = piece
+    kind = ir.DataType.INT64
+    if parts:
+        return builder.op("Shape", value, dtype=kind, shape=[end - start], start=start, end=end)
+    rank = len(dimensions(value) or ())
+    whole = builder.shared(id(value), lambda: builder.op("Shape", value, dtype=kind, shape=[rank]))
+    if (start, end) == (0, rank):
+        return whole
     return builder.op(
-        "Shape", value, dtype=ir.DataType.INT64, shape=[end - start], start=start, end=end
+        "Slice", whole, builder.ints(start), builder.ints(end), dtype=kind, shape=[end - start]
     )
 
 
