@@ -13,7 +13,7 @@ from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_f
 from ortboost.deploy.tensorrt.rules import RULES
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding
 from ortboost.deploy.tensorrt.table import parse_target
-from ortboost.errors import DependencyError, ModelError
+from ortboost.errors import ModelError
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.session import open_session, runtime
 
@@ -63,7 +63,7 @@ def check_onnxruntime(source: ModelSource) -> TargetReport:
 def _session(model: ir.Model, path: object, version: str) -> Iterator[Finding]:
     try:
         open_session(model if path is None else str(path), device="cpu")
-    except (DependencyError, ModelError) as error:
+    except ModelError as error:
         yield Finding(
             "ORT001",
             "error",

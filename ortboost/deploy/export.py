@@ -29,7 +29,7 @@ from ortboost.graph.io import ModelSource, load_model, save_model, source_name
 from ortboost.graph.normalize import convert_opset, infer_shapes, normalize
 from ortboost.program.program import Program
 from ortboost.report import Report
-from ortboost.runtime.session import open_session
+from ortboost.runtime.session import TooNewError, open_session
 from ortboost.transforms.precision import emulate_precision
 from ortboost.transforms.trainable_norm import to_inference
 
@@ -314,6 +314,8 @@ def _compared(
 
     try:
         parity = compare(expected, watched(), outputs, tolerance=tolerance)
+    except TooNewError:
+        raise
     except ModelError as error:
         guilty = _guilty(exported, run, expected, feeds, outputs, tolerance)
         if guilty is None or guilty == _BASE:

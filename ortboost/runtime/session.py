@@ -24,6 +24,7 @@ from ortboost.runtime.cuda_libraries import preload
 __all__ = [
     "DEVICES",
     "TRAINING_DEVICES",
+    "TooNewError",
     "available_devices",
     "open_session",
     "resolve_device",
@@ -55,6 +56,10 @@ _LIBRARIES: Final = {
     "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
     "or use --device cuda.",
 }
+
+
+class TooNewError(ModelError):
+    """The runtime does not know the opset of the model yet."""
 
 
 def runtime() -> Any:
@@ -114,9 +119,8 @@ def open_session(
 
     Raises:
         UsageError: Unknown device.
-        DependencyError: The device is not there, or its libraries do not load, or the runtime is older
-            than the opset of the model.
-        ModelError: The runtime does not accept the model.
+        DependencyError: The device is not there, or its libraries do not load.
+        ModelError: The runtime does not accept the model; :class:`TooNewError` if it is older than its opset.
     """
     if isinstance(model, ir.Model) and _bytes(model) >= EXTERNAL_DATA_THRESHOLD:
         with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
@@ -142,7 +146,7 @@ def open_session(
     except Exception as error:  # the bindings raise bare exceptions of many kinds
         known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
         if known:
-            raise DependencyError(
+            raise TooNewError(
                 f"{known[1]} is too new for this onnxruntime, which knows up to {known[2]}.",
                 where=f"onnxruntime {ort.__version__}",
                 fix=f"Use a model of {known[2]} or older, or an environment with a newer onnxruntime: "
