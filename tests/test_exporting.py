@@ -79,6 +79,18 @@ def test_with_data_the_accuracy_is_told(tmp_path):
     assert before == after == pytest.approx(float((scores["logits"].argmax(1) == labels).mean()))
 
 
+def test_texts_are_fed_and_compared(tmp_path):
+    path = tmp_path / "text.onnx"
+    save_model(
+        text_model(
+            """<ir_version: 10, opset_import: ["" : 18]>
+            net (string[n] x) => (string[n] y, int64 count) { i = Identity(x) y = Identity(i) count = Size(i) }"""
+        ),
+        path,
+    )
+    assert api.export(path, tmp_path / "o.onnx", device="cpu").parity.ok
+
+
 def test_data_without_labels_will_do(convnet, tmp_path):
     data = tmp_path / "x.npz"
     np.savez(data, x=weights(9, 1, 6, 6))

@@ -167,6 +167,11 @@ def gradient_support(node: ir.Node) -> str | None:
             if node.op_type in NATIVE_MICROSOFT:
                 return None
             return f"com.microsoft::{node.op_type} is made for inference; start from the un-optimised export"
+        if node.domain == "ai.onnx.ml":
+            return (
+                f"{node.op_type} of classic machine learning (ai.onnx.ml) has no gradient; "
+                "train what comes behind it, or a neural network in its place"
+            )
         return f"{node.domain}::{node.op_type} is not a standard operator; export without custom operators"
     if node.op_type in STOPS:
         return "no gradient flows through it"

@@ -399,7 +399,7 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
 
 
 def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
-    """Made-up inputs where no data are given: normal floats, and zeros and ones for integers.
+    """Made-up inputs where no data are given: normal floats, zeros and ones for integers, words for texts.
 
     Args:
         inputs: What the graph takes; unknown dimensions are set to ``batch``.
@@ -412,6 +412,8 @@ def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4)
         shape = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
         if spec.dtype.kind == "f":
             made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
+        elif spec.dtype.kind == "O":  # texts
+            made[spec.name] = generator.choice(["good", "very bad", ""], shape).astype(object)
         else:
             made[spec.name] = generator.integers(0, 2, shape).astype(spec.dtype)
     return made

@@ -1,8 +1,8 @@
 """Load and save ONNX models, also with weights in external files.
 
 Reading and writing is `onnx_ir`'s work. What is added here: errors that name the file and the
-cure, a check of external data at load time (present, long enough, inside the model's folder), and
-atomic saving. A loaded model holds all its weights in memory, so that nothing depends on the files
+cure, a check of external data at load time (present, long enough, inside the model's folder), the types of
+maps, as scikit-learn's converter gives for class scores, which `onnx_ir` does not know, and atomic saving. A loaded model holds all its weights in memory, so that nothing depends on the files
 it came from.
 """
 
@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from ortboost.errors import FileError
+from ortboost.errors import FileError, ModelError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
 
@@ -29,6 +29,7 @@ EXTERNAL_DATA_THRESHOLD = 1 << 30
 """Models with at least this many bytes of weights are saved with external data (protobuf ends at 2 GiB)."""
 
 _SOURCE = "ortboost.source"
+_MAP = "ortboost.map_type"
 
 
 def load_model(source: ModelSource) -> ir.Model:
@@ -44,6 +45,7 @@ def load_model(source: ModelSource) -> ir.Model:
     Raises:
         FileError: The file is missing, is not ONNX, or its external data is missing, too short, or
             outside the folder of the model.
+        ModelError: An input is a map.
 
     Example:
         >>> load_model("no-such-file.onnx")
@@ -58,7 +60,7 @@ def load_model(source: ModelSource) -> ir.Model:
         model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
         return _with_true_names(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
-        model = ir.from_proto(source)
+        model = _from_proto(source)
         model.meta[_SOURCE] = source.graph.name or "model"
         return _with_true_names(model)
     path = Path(source)
@@ -71,7 +73,7 @@ def load_model(source: ModelSource) -> ir.Model:
             fix="Give the .onnx file itself.",
         )
     try:
-        model = ir.load(path)
+        model = _load(path)
     except (DecodeError, ValueError, TypeError, RuntimeError) as error:
         raise FileError(
             "The file is not a readable ONNX model.",
@@ -157,6 +159,7 @@ def save_model(
         kept = {value.name: value.const_value for value, _ in all_tensors(model)}
         try:
             ir.save(model, workshop / target.name, external_data=data if external else None)
+            _write_map_types(model, workshop / target.name)
         finally:
             for value, _ in all_tensors(model):
                 value.const_value = kept[value.name]
@@ -173,6 +176,59 @@ def save_model(
         ) from error
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _load(path: Path) -> ir.Model:
+    try:
+        return ir.load(path)
+    except ir.serde.SerdeError:  # a map among the types, or really no model
+        proto = onnx.load(path, load_external_data=False)
+        model = _from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, path.parent)
+        return model
+
+
+def _from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """The model; the type of an output with a map is kept in the value's ``meta``."""
+    places = {value.name: place for place, value in enumerate(proto.graph.output)}
+    maps = [value for value in proto.graph.output if _has_map(value.type)]
+    inner = [value for value in proto.graph.value_info if _has_map(value.type)]
+    if not maps and not inner:
+        return ir.from_proto(proto)
+    taken = next((value.name for value in proto.graph.input if _has_map(value.type)), None)
+    if taken is not None:
+        raise ModelError(
+            f"The input '{taken}' is a map, which cannot be fed as an array.",
+            where=f"input '{taken}' of '{proto.graph.name}'",
+            fix="Export the model with tensor inputs (scikit-learn: without DictVectorizer).",
+        )
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    for value in (*bare.graph.output, *bare.graph.value_info):
+        if _has_map(value.type):
+            value.ClearField("type")
+    model = ir.from_proto(bare)
+    for value in maps:
+        model.graph.outputs[places[value.name]].meta[_MAP] = value.type.SerializeToString()
+    return model
+
+
+def _has_map(kind: onnx.TypeProto) -> bool:
+    if kind.HasField("sequence_type"):
+        return _has_map(kind.sequence_type.elem_type)
+    return bool(kind.HasField("map_type"))
+
+
+def _write_map_types(model: ir.Model, path: Path) -> None:
+    """Give the outputs of a saved file the types that were kept when it was loaded."""
+    kept = {value.name: value.meta[_MAP] for value in model.graph.outputs if _MAP in value.meta}
+    if not kept:
+        return
+    proto = onnx.load(path, load_external_data=False)
+    for value in proto.graph.output:
+        if value.name in kept:
+            value.type.ParseFromString(kept[value.name])
+    path.write_bytes(proto.SerializeToString())
 
 
 def _check_external_data(model: ir.Model, path: Path) -> None:

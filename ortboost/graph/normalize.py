@@ -17,6 +17,7 @@ from onnx_ir.passes import common
 from onnxscript import version_converter
 
 from ortboost.errors import ModelError
+from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
@@ -35,6 +36,8 @@ _MAKES_SEQUENCES = (
     "SplitToSequence",
 )
 
+_UNKNOWN = "ortboost.out_of_sight"
+_MAKES_MAPS = ("ZipMap",)
 _SCAN_OF_TODAY = 9
 _ROUNDS = 12
 
@@ -130,7 +133,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         else f"Stay with opset {version}."
     )
     try:
-        with quiet("onnxscript", "onnx_ir"):
+        with quiet("onnxscript", "onnx_ir"), _maps_out_of_sight(model):
             version_converter.convert_version(model, target, fallback=True)
     except Exception as error:
         raise ModelError(
@@ -166,12 +169,42 @@ def _has_operator(op: str, version: int) -> bool:
 
 def infer_shapes(model: ir.Model) -> None:
     """Infer shapes and types in place; what cannot be inferred stays unknown."""
-    try:
-        with quiet("onnx_ir"):
-            common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
-    except Exception as error:  # inference is a help, a failure of it must not stop a conversion
-        _log.info("shape inference gave up: %s", error)
+    for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
+        try:
+            with quiet("onnx_ir"), _maps_out_of_sight(model):
+                common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
+        except (
+            Exception
+        ) as error:  # inference is a help, a failure of it must not stop a conversion
+            _log.info("shape inference gave up: %s", error)
+        if not infer_elementwise(model):
+            break
     _untype_sequences(model)
+
+
+@contextlib.contextmanager
+def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
+    """ONNX gives the output of a ZipMap the type of a map, which onnx_ir does not know.
+
+    What is done inside may put new nodes and outputs in place of the old ones.
+    """
+    nodes = [node for node in model.graph.all_nodes() if node.op_type in _MAKES_MAPS]
+    if not nodes:
+        yield
+        return
+    domain, kept = nodes[0].domain, {value.name: dict(value.meta) for value in model.graph.outputs}
+    try:
+        model.opset_imports[_UNKNOWN] = 1
+        for node in nodes:
+            node.domain = _UNKNOWN
+        yield
+    finally:
+        model.opset_imports.pop(_UNKNOWN, None)
+        for node in model.graph.all_nodes():
+            if node.domain == _UNKNOWN:
+                node.domain = domain
+        for value in model.graph.outputs:
+            value.meta.update(kept.get(value.name, {}))
 
 
 def _untype_sequences(model: ir.Model) -> None:

@@ -12,6 +12,7 @@ from ortboost.autodiff.reach import find_value, reach
 from ortboost.errors import ModelError, UsageError
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
@@ -76,6 +77,10 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     opsets = _opsets(config.precision, engine)
     fixed = fix_inputs(model, config.inputs)
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
+    require_network(model)
+    cut = cut_maps(model)
+    if cut.modified:
+        reports.append(cut)
     _leave_prefix(model)
     if config.new_head is not None:
         reports.append(

@@ -30,6 +30,7 @@ _TYPES = {
     "tensor(uint16)": np.uint16,
     "tensor(uint8)": np.uint8,
     "tensor(bool)": np.bool_,
+    "tensor(string)": np.object_,
 }
 
 
@@ -89,7 +90,7 @@ def _spec(value: Any) -> TensorSpec:
         raise UsageError(
             f"The input '{value.name}' is a {value.type}, which data cannot be fed as.",
             where=f"input '{value.name}'",
-            fix="Use a model with float, integer or bool inputs.",
+            fix="Use a model with float, integer, bool or text inputs.",
         )
     shape = tuple(
         dim if isinstance(dim, int) else dimension_name(dim if isinstance(dim, str) else None)

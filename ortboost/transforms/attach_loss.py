@@ -280,6 +280,9 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
                 fix=nearest(config.output, outputs),
             )
         return outputs[config.output]
+    floats = [value for value in outputs.values() if value.dtype in FLOAT_TYPES]
+    if len(outputs) > 1 and len(floats) == 1 and all(v.dtype is not None for v in outputs.values()):
+        return floats[0]  # the others are class numbers and such
     if len(outputs) != 1:
         raise UsageError(
             f"The model has {len(outputs)} outputs, and the loss needs one.",

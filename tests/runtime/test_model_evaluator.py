@@ -49,8 +49,8 @@ def test_wrong_feeds(feeds, capfd):
 
 def test_inputs_that_data_cannot_be():
     model = text_model(
-        '<ir_version: 10, opset_import: ["" : 18]> net (string[N] x) => (string[N] y)'
-        " { y = Identity(x) }"
+        '<ir_version: 10, opset_import: ["" : 18]> net (seq(float[N]) x) => (int64 y)'
+        " { y = SequenceLength(x) }"
     )
     with pytest.raises(UsageError) as info:
         ModelEvaluator(model, device="cpu")

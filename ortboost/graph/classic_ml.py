@@ -1,0 +1,94 @@
+"""Classic machine learning (the domain ``ai.onnx.ml``), as scikit-learn's converter writes it.
+
+By default its classifiers end in a ZipMap, which makes a sequence of maps of the probabilities, and in the names of the
+classes, which may be texts. For training the probabilities themselves are needed, and texts are of no use. Trees,
+support vectors and linear models are one operator, which keeps its numbers in attributes: there is nothing to train.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from ortboost.errors import ModelError
+from ortboost.graph.io import source_name
+from ortboost.report import Report
+
+__all__ = ["cut_maps", "infer_elementwise", "require_network"]
+
+_DOMAIN: Final = "ai.onnx.ml"
+_MODELS: Final = (
+    *("LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor"),
+    *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+)
+_ELEMENTWISE: Final = ("Binarizer", "Imputer", "Normalizer", "Scaler")
+_WEIGHTED: Final = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
+
+
+def cut_maps(model: ir.Model) -> Report:
+    """Replace outputs that are maps by the tensors they are made of, and drop outputs of texts, in place.
+
+    An output of another kind must be left, or nothing is dropped.
+    """
+    report = Report("cut_maps")
+    outputs = list(model.graph.outputs)
+    for place, value in enumerate(outputs):
+        node = value.producer()
+        if node is not None and node.op_type == "ZipMap" and node.inputs[0] is not None:
+            report.changed[value.name or ""] = f"'{node.inputs[0].name}', before the ZipMap"
+            outputs[place] = node.inputs[0]
+    numbers = [value for value in outputs if value.dtype is not ir.DataType.STRING]
+    if numbers:
+        for value in outputs:
+            if value.dtype is ir.DataType.STRING:
+                report.changed[value.name or ""] = "texts: left out"
+        outputs = list(dict.fromkeys(numbers))
+    if report.changed:
+        model.graph.outputs[:] = outputs
+        _drop_unread(model)
+    return report
+
+
+def _drop_unread(model: ir.Model) -> None:
+    for node in reversed(list(model.graph)):
+        if not any(out.uses() or out.is_graph_output() for out in node.outputs):
+            model.graph.remove(node, safe=True)
+
+
+def require_network(model: ir.Model) -> None:
+    """Refuse a model that is an operator of classic machine learning and no network.
+
+    Raises:
+        ModelError: It names the operator.
+    """
+    nodes = list(model.graph.all_nodes())
+    classic = next((n for n in nodes if n.domain == _DOMAIN and n.op_type in _MODELS), None)
+    if classic is None or any(node.op_type in _WEIGHTED for node in nodes):
+        return
+    raise ModelError(
+        f"{classic.op_type} cannot be trained: it keeps its numbers in attributes.",
+        where=f"{source_name(model)}: node '{classic.name}', {_DOMAIN}",
+        fix="Fit it where it came from. 'ortboost export' takes it; networks (scikit-learn: MLPClassifier, "
+        "MLPRegressor) can be trained.",
+    )
+
+
+def infer_elementwise(model: ir.Model) -> bool:
+    """Give elementwise operators of ``ai.onnx.ml`` the shape of their input, which ONNX does not infer.
+
+    Returns:
+        Whether a shape became known.
+    """
+    found = False
+    for node in model.graph.all_nodes():
+        if node.domain != _DOMAIN or node.op_type not in _ELEMENTWISE:
+            continue
+        source, out = node.inputs[0], node.outputs[0]
+        if source is None or source.shape is None or out.shape is not None:
+            continue
+        floats = node.op_type in ("Scaler", "Normalizer")
+        out.shape = ir.Shape(source.shape)
+        out.type = ir.TensorType(ir.DataType.FLOAT) if floats else source.type
+        found = True
+    return found
