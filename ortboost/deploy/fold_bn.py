@@ -89,6 +89,13 @@ def _obstacle(node: ir.Node) -> str | None:
             return f"'{tensor.name}' is computed, not stored"
         if tensor in host.inputs[1:] and len(tensor.uses()) > 1:
             return f"'{tensor.name}' is shared with another node"
+    bias, scale = host.inputs[2] if len(host.inputs) > 2 else None, node.inputs[1]
+    if bias is not None and bias.const_value is not None and scale is not None:
+        wanted = 0 if scale.const_value is None else scale.const_value.size
+        if bias.const_value.size not in (1, wanted):  # an exporter's mistake that runtimes overlook
+            return (
+                f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one number a channel"
+            )
     return None
 
 

@@ -21,6 +21,7 @@ from ortboost.deploy.fold_full_norm import fold_full_norm
 from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
 from ortboost.deploy.rewrites.dead_code import dead_code
 from ortboost.deploy.rewrites.drop_noops import drop_noops
+from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
 from ortboost.deploy.rewrites.fold_affine import fold_affine
 from ortboost.deploy.rewrites.fold_bn_forward import fold_bn_forward
 from ortboost.deploy.rewrites.fold_constants import fold_constants
@@ -28,8 +29,10 @@ from ortboost.deploy.rewrites.fuse_gelu import fuse_gelu
 from ortboost.deploy.rewrites.fuse_gemm import fuse_gemm
 from ortboost.deploy.rewrites.fuse_hardswish import fuse_hardswish
 from ortboost.deploy.rewrites.fuse_layer_norm import fuse_layer_norm
+from ortboost.deploy.rewrites.fuse_pad import fuse_pad
 from ortboost.deploy.rewrites.lift_opset import lift_opset
 from ortboost.deploy.rewrites.merge_casts import merge_casts
+from ortboost.deploy.rewrites.merge_neighbours import merge_neighbours
 from ortboost.deploy.rewrites.merge_transposes import merge_transposes
 from ortboost.deploy.rewrites.merge_views import merge_views
 from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
@@ -48,6 +51,8 @@ REWRITES: dict[str, Rewrite] = {
     "static_shapes": lambda model, _: static_shapes(model),
     "merge_casts": lambda model, _: merge_casts(model),
     "drop_noops": lambda model, _: drop_noops(model),
+    "drop_zero_states": lambda model, _: drop_zero_states(model),
+    "merge_neighbours": lambda model, _: merge_neighbours(model),
     "merge_views": lambda model, _: merge_views(model),
     "merge_transposes": lambda model, _: merge_transposes(model),
     "common_subexpressions": lambda model, _: common_subexpressions(model),
@@ -61,6 +66,7 @@ REWRITES: dict[str, Rewrite] = {
     ),
     "fuse_gelu": lambda model, target: fuse_gelu(model, order=target.orders),
     "fuse_hardswish": lambda model, _: fuse_hardswish(model),
+    "fuse_pad": lambda model, _: fuse_pad(model),
     "fuse_gemm": lambda model, _: fuse_gemm(model),
     "split_skip_norm": lambda model, target: (
         split_skip_norm(model) if target.cpu else Report("split_skip_norm")
@@ -90,8 +96,11 @@ STAGES: tuple[tuple[int, tuple[str, ...]], ...] = (
             "static_shapes",
             "merge_casts",
             "drop_noops",
+            "drop_zero_states",
+            "merge_neighbours",
             "merge_views",
             "merge_transposes",
+            "fuse_pad",
             "fuse_gemm",
             "common_subexpressions",
             "dead_code",

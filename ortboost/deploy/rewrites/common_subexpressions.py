@@ -21,11 +21,17 @@ _EITHER_WAY = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "
 
 
 def common_subexpressions(model: ir.Model) -> Report:
-    """Merge equal stored tensors and equal nodes of the main graph, in place."""
+    """Merge equal stored tensors and equal nodes of each graph, in place."""
     report = Report("common_subexpressions")
-    _tensors(model.graph, report)
+    for graph in list(model.graphs()):
+        _merge(graph, report)
+    return report
+
+
+def _merge(graph: ir.Graph, report: Report) -> None:
+    _tensors(graph, report)
     seen: dict[Hashable, ir.Node] = {}
-    for node in list(model.graph):
+    for node in list(graph):
         key = _key(node)
         if key is None:
             continue
@@ -38,8 +44,7 @@ def common_subexpressions(model: ir.Model) -> Report:
             continue
         if all(replace_value(old, new) for old, new in pairs):
             report.changed[label(node)] = f"is '{label(first)}'"
-            model.graph.remove(node, safe=True)
-    return report
+            graph.remove(node, safe=True)
 
 
 def _may_pass(value: ir.Value) -> bool:

@@ -11,12 +11,21 @@ from ortboost.report import Report
 __all__ = ["dead_code"]
 
 
+def _unread(value: ir.Value) -> bool:
+    return not value.uses() and not value.is_graph_output() and not value.is_graph_input()
+
+
 def dead_code(model: ir.Model) -> Report:
     """Remove what is not used, in place. The inputs of the model stay, used or not."""
     report = Report("dead_code")
     before, stored = operators(model), list(model.graph.initializers)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
+    for graph in model.graphs():
+        if graph is not model.graph:  # the pass looks at the main graph only
+            for name in [n for n, v in graph.initializers.items() if _unread(v)]:
+                del graph.initializers[name]
+                report.changed[name] = "not used"
     after = operators(model)
     for op in sorted(before):
         if before[op] > after.get(op, 0):

@@ -1,6 +1,6 @@
 """Reshape, Squeeze, Unsqueeze and Flatten in a row are one Reshape, or nothing.
 
-None of them moves a number. Of a chain ``x -> view -> view`` the last alone decides, so it reads ``x``
+None of them moves a number, nor does a Transpose that moves dimensions of length 1 only. Of a chain ``x -> view -> view`` the last alone decides, so it reads ``x``
 directly wherever its shape can be said with constants in terms of ``x``.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label, only_user, replace_value
+from ortboost.deploy.rewrites.helpers import constant, is_standard, label, replace_value
 from ortboost.graph.build import Builder
 from ortboost.report import Report
 
@@ -24,22 +24,24 @@ def merge_views(model: ir.Model) -> Report:
     report = Report("merge_views")
     builder = Builder(model.graph, "ortboost/view")
     for node in list(model.graph):
-        if node.graph is None or not is_standard(node, *VIEWS) or node.inputs[0] is None:
+        if node.graph is None or not _is_view(node) or node.inputs[0] is None:
             continue
         middle = node.inputs[0]
         first = middle.producer()
-        if first is None or first.graph is not node.graph or not is_standard(first, *VIEWS):
+        if first is None or first.graph is not node.graph or not _is_view(first):
             continue
         source, out = first.inputs[0], node.outputs[0]
-        if source is None or only_user(middle) is not node:
+        if source is None or (node.op_type == first.op_type == "Transpose"):
             continue
         name = label(node)
         have, want, claimed = dimensions(source), dimensions(out), out.is_graph_output()
         if same_view(have, want, claimed=claimed) and replace_value(out, source):
             model.graph.remove(node, safe=True)
-            model.graph.remove(first, safe=True)
-            report.changed[name] = f"undoes '{label(first)}': both are gone"
+            _remove_unread(first)
+            report.changed[name] = f"undoes '{label(first)}'"
             continue
+        if middle.is_graph_output() or not all(_is_view(use.node) for use in middle.uses()):
+            continue  # the first stays, so nothing would be won
         shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
         if shape is None:
             shape = _of_the_last(node)
@@ -52,9 +54,29 @@ def merge_views(model: ir.Model) -> Report:
         if not replace_value(out, made):  # never: `made` is new and of the same graph
             continue
         model.graph.remove(node, safe=True)
-        model.graph.remove(first, safe=True)
+        _remove_unread(first)
         report.changed[name] = f"merged with '{label(first)}'"
     return report
+
+
+def _is_view(node: ir.Node) -> bool:
+    return is_standard(node, *VIEWS) or _moves_ones(node)
+
+
+def _moves_ones(node: ir.Node) -> bool:
+    """Whether a node is a Transpose that keeps the order of all dimensions but those of length 1."""
+    value = node.inputs[0] if is_standard(node, "Transpose") else None
+    perm = node.attributes.get_ints("perm", None)
+    if value is None or value.shape is None or perm is None:
+        return False
+    kept = [axis for axis in perm if value.shape[axis] != 1]
+    return kept == sorted(kept)
+
+
+def _remove_unread(node: ir.Node) -> None:
+    out = node.outputs[0]
+    if node.graph is not None and not out.uses() and not out.is_graph_output():
+        node.graph.remove(node, safe=True)
 
 
 def _of_the_last(node: ir.Node) -> list[int] | None:

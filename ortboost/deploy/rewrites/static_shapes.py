@@ -21,6 +21,11 @@ from ortboost.report import Report
 __all__ = ["static_shapes"]
 
 _PARTS = 15  # the opset from which Shape has a start and an end
+_WHOLE = (ir.DataType.INT32, ir.DataType.INT64)
+_COMPUTING = (
+    *("Shape", "Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Cast", "Add", "Sub", "Mul"),
+    *("Div", "Where", "Reshape", "Identity"),
+)
 _TAKERS = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
 
 
@@ -29,6 +34,7 @@ def static_shapes(model: ir.Model) -> Report:
     report = Report("static_shapes")
     builder = Builder(model.graph, "ortboost/shape")
     parts = model.opset_imports.get("", 0) >= _PARTS
+    _store_numbers(model.graph, builder, report)
     for node in list(model.graph):
         if not is_standard(node, *_TAKERS):
             continue
@@ -66,6 +72,27 @@ def static_shapes(model: ir.Model) -> Report:
         node.replace_input_with(place, shorter)
         report.changed[label(node)] = "shape read off in one go"
     return report
+
+
+def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
+    """Store whole numbers that shapes make certain, whatever reads them."""
+    for node in list(graph):
+        out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
+        if out is None or out.shape is None or out.dtype not in _WHOLE or not out.uses():
+            continue
+        if out.is_graph_output() or all(_computes(use.node) for use in out.uses()):
+            continue
+        keys = elements(out)
+        if keys is None or not all(isinstance(key, int) for key in keys) or len(out.shape) > 1:
+            continue
+        numbers = np.array(keys, np.int64).reshape(() if len(out.shape) == 0 else -1)
+        ir.convenience.replace_all_uses_with(out, builder.const(numbers, out.dtype))
+        report.changed[label(node)] = f"{numbers.tolist()}"
+
+
+def _computes(node: ir.Node) -> bool:
+    """Whether a node computes whole numbers that may be stored in its place."""
+    return is_standard(node, *_COMPUTING) and node.outputs[0].dtype in _WHOLE
 
 
 def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:

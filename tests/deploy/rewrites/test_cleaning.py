@@ -161,7 +161,7 @@ def test_zero_in_a_shape_keeps_its_meaning():
         body, "float[n,8] x, float[2,4] z, int64[1] zero", "float[a,b,c] y", zero=np.array([0])
     )
     report = check(static_shapes, model, {"x": weights(3, 8), "z": weights(2, 4)})
-    assert report.changed == {"r": "shape [0, 2, 4]"} or "shape" in report.changed["r"]
+    assert "[0, 2, 4]" in next(iter(report.changed.values()))
 
 
 def test_a_literal_zero_is_left_alone():

@@ -1,0 +1,228 @@
+"""Slices, concatenations, kept dimensions, zero states and paddings: one node where two were."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
+from ortboost.deploy.rewrites.dead_code import dead_code
+from ortboost.deploy.rewrites.drop_zero_states import drop_zero_states
+from ortboost.deploy.rewrites.fuse_pad import fuse_pad
+from ortboost.deploy.rewrites.merge_neighbours import merge_neighbours
+from ortboost.deploy.rewrites.merge_views import merge_views
+from ortboost.deploy.rewrites.static_shapes import static_shapes
+from tests.deploy.rewrites.support import check, model_of, ops
+from tests.support import weights
+
+X, OTHER = {"x": weights(2, 6, 4)}, {"x": weights(5, 6, 4, seed=1)}
+LONG = np.iinfo(np.int64).max
+
+
+def net(body, outputs="float[n,a,b] y", inputs="float[n,6,4] x", **stored):
+    given = ", ".join(
+        f"{ {'i': 'int64', 'f': 'float'}[np.asarray(v).dtype.kind] }"
+        f"{list(np.shape(v)) if np.ndim(v) else ''} {k}"
+        for k, v in stored.items()
+    )
+    return model_of(body, f"{inputs}, {given}" if given else inputs, outputs, **stored)
+
+
+def one(number):
+    return np.array([number])
+
+
+# ---- slices ---------------------------------------------------------------------------------------
+
+
+def test_slices_over_different_axes_are_one():
+    model = net(
+        "a = Slice(x, s, e, ax1, two) y = Slice(a, s, e, ax2, two) z = Slice(a, one, e, last)",
+        "float[n,3,2] y, float[n,3,3] z",
+        s=one(0), e=one(LONG), ax1=one(1), ax2=one(2), two=one(2), one=one(1), last=one(-1),
+    )  # fmt: skip
+    check(merge_neighbours, model, X, OTHER)
+    assert ops(model) == {"Slice": 2}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Slice(x, s, e, ax1) y = Slice(a, s, e, ax1)",  # the same axis
+        "a = Slice(x, s, e, ax1) b = Slice(a, s, e, ax2) y = Add(b, c) c = ReduceSum(a)",
+    ],
+)
+def test_slices_that_stay(body):
+    if "ReduceSum" in body:
+        body = "a = Slice(x, s, e, ax1) c = ReduceSum(a) b = Slice(a, s, e, ax2) y = Add(b, c)"
+    model = net(body, s=one(1), e=one(LONG), ax1=one(1), ax2=one(2))
+    assert not check(merge_neighbours, model, X).changed
+
+
+# ---- concatenations -------------------------------------------------------------------------------
+
+
+def test_concatenations_along_one_axis_are_one():
+    model = net(
+        "r = Relu(x) a = Concat<axis = 1>(x, r) b = Concat<axis = -2>(r, a, x) y = Concat<axis = 1>(b, b)"
+    )
+    check(merge_neighbours, model, X, OTHER)
+    assert ops(model) == {"Relu": 1, "Concat": 2}  # what is read twice stays
+
+
+def test_concatenations_along_other_axes_stay():
+    model = net("a = Concat<axis = 1>(x, x) y = Concat<axis = 2>(a, a)")
+    assert not check(merge_neighbours, model, X).changed
+
+
+# ---- dimensions that are taken away and given back ------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_a_gather_keeps_the_dimension(axis):
+    model = net(
+        f"g = Gather<axis = {axis}>(x, i) y = Unsqueeze(g, back)", i=np.array(-2), back=one(1)
+    )
+    check(merge_neighbours, model, X, OTHER)
+    assert ops(model) == {"Gather": 1}
+
+
+def test_a_gather_with_another_axis_stays():
+    model = net("g = Gather<axis = 1>(x, i) y = Unsqueeze(g, back)", i=np.array(2), back=one(2))
+    assert not check(merge_neighbours, model, X).changed
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceMax", "ReduceSum", "ReduceL2"])
+def test_a_reduction_keeps_the_dimension(op):
+    body = f"r = {op}<keepdims = 0>(x, axes) y = Unsqueeze(r, axes)"
+    model = net(body, axes=np.array([-1]))
+    check(merge_neighbours, model, X, OTHER)
+    assert ops(model) == {op: 1}
+    model = net(f"r = {op}<keepdims = 0>(x, axes) y = Unsqueeze(r, back)", axes=one(2), back=one(1))
+    assert not check(merge_neighbours, model, X).changed
+    model = net(body.replace("keepdims = 0", "keepdims = 1"), "float[n,6,1,1] y", axes=one(-1))
+    assert not check(merge_neighbours, model, X).changed
+
+
+# ---- states ---------------------------------------------------------------------------------------
+
+LSTM = "LSTM<hidden_size = 3>(t, w, r, , , {h}, {c})"
+
+
+@pytest.mark.parametrize(
+    ("state", "dropped"),
+    [
+        ("h = ConstantOfShape(shape)", True),
+        ("h0 = ConstantOfShape(long) h = Slice(h0, zero, one)", True),
+        ("h = Expand(nought, shape)", True),
+        ("h = Expand(some, shape)", False),
+        ("h = ConstantOfShape<value = float[1] {1}>(shape)", False),
+    ],
+)
+def test_states_of_zero_are_left_out(state, dropped):
+    body = (
+        "t = Transpose<perm = [1, 0, 2]>(x) size = Shape<start = 0, end = 1>(x) "
+        "shape = Concat<axis = 0>(single, size, three) long = Concat<axis = 0>(two, size, three) "
+        f"{state} y = {LSTM.format(h='h', c='h')}"
+    )
+    model = net(
+        body, "float[6,1,n,3] y", single=one(1), two=one(2), three=one(3), zero=one(0), one=one(1),
+        nought=np.float32(0), some=np.float32(0.5), w=weights(1, 12, 4), r=weights(1, 12, 3, seed=1),
+    )  # fmt: skip
+    report = check(drop_zero_states, model, X, OTHER)
+    node = next(node for node in model.graph if node.op_type == "LSTM")
+    assert len(report.changed) == (2 if dropped else 0)
+    assert (node.inputs[5] is None) is dropped
+
+
+# ---- padding --------------------------------------------------------------------------------------
+
+IMAGE = {"x": weights(2, 3, 5, 5)}
+
+
+def padded(pads, *, conv="Conv<pads = [1, 0, 0, 2]>", value=0.0, pad="Pad", **more):
+    return net(
+        f"p = {pad}(x, pads, value) y = {conv}(p, w)", "float[n,4,h,k] y", "float[n,3,5,5] x",
+        pads=np.array(pads), value=np.float32(value), w=weights(4, 3, 3, 3), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("conv", ["Conv", "Conv<pads = [1, 0, 0, 2]>", "Conv<strides = [2, 2]>"])
+def test_a_padding_goes_into_the_convolution(conv):
+    model = padded([0, 0, 1, 2, 0, 0, 0, 3], conv=conv)
+    check(fuse_pad, model, IMAGE)
+    assert ops(model) == {"Conv": 1}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: padded([0, 0, 1, 1, 0, 0, 1, 1], value=1.0),
+        lambda: padded([0, 0, 1, 1, 0, 0, 1, 1], pad='Pad<mode = "edge">'),
+        lambda: padded([0, 0, -1, 1, 0, 0, 1, 1]),
+        lambda: padded([1, 0, 1, 1, 0, 0, 1, 1]),
+        lambda: padded([0, 0, 1, 1, 0, 0, 1, 1], conv='Conv<auto_pad = "SAME_UPPER">'),
+    ],
+)
+def test_paddings_that_stay(model):
+    assert not check(fuse_pad, model(), IMAGE).changed
+
+
+# ---- what other rewrites learned ------------------------------------------------------------------
+
+
+def test_a_view_that_is_undone_goes_though_the_first_is_read_again():
+    model = net(
+        "q = Squeeze(x, z) a = Unsqueeze(q, z) y = Relu(a) b = Relu(q)",
+        "float[1,6,4] y, float[6,4] b", "float[1,6,4] x", z=one(0),
+    )  # fmt: skip
+    check(merge_views, model, {"x": weights(1, 6, 4)})
+    assert ops(model) == {"Squeeze": 1, "Relu": 2}
+
+
+def test_a_transpose_of_ones_is_a_view():
+    model = net(
+        "t = Transpose<perm = [0, 2, 1, 3]>(x) y = Reshape(t, s)", "float[n,24] y",
+        "float[n,1,6,4] x", s=np.array([0, 24]),
+    )  # fmt: skip
+    check(merge_views, model, {"x": weights(3, 1, 6, 4)})
+    assert ops(model) == {"Reshape": 1}
+
+
+def test_a_length_that_is_known_is_stored_whatever_reads_it():
+    model = net(
+        "s = Shape(x) l = Gather(s, i) f = Cast<to = 1>(l) h = Div(f, c) y = Mul(x, h)",
+        i=np.array(1), c=np.float32(2),
+    )  # fmt: skip
+    check(lambda m: (static_shapes(m), dead_code(m))[0], model, X, OTHER)
+    assert ops(model) == {"Cast": 1, "Div": 1, "Mul": 1}
+
+
+def test_equal_nodes_of_a_branch_are_one_and_its_stored_tensors_go():
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (bool c, float[4] x) => (float[4] y) {
+          y = If(c) <
+            then_branch = t () => (float[4] a) <float[2] unread = {1, 2}> { e = Exp(x) f = Exp(x) a = Add(e, f) },
+            else_branch = f () => (float[4] b) { b = Neg(x) }
+          >
+        }"""
+    )
+    before = answer(model)
+    common_subexpressions(model)
+    dead_code(model)
+    assert ops(model) == {"If": 1, "Exp": 1, "Add": 1, "Neg": 1}
+    assert not any(graph.initializers for graph in model.graphs())
+    np.testing.assert_array_equal(answer(model), before)
+
+
+def answer(model):
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {"c": np.array(True), "x": np.ones(4, np.float32)})[0]
