@@ -130,7 +130,7 @@ def _kept(first: ir.Node, node: ir.Node, builder: Builder) -> bool:
     source, out = first.inputs[0], node.outputs[0]
     inserted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     rank = 0 if source is None or source.shape is None else len(source.shape)
-    if source is None or inserted is None or not rank:
+    if source is None or inserted is None or not inserted.size or not rank:
         return False
     want = sorted(int(axis) % rank for axis in inserted.reshape(-1))
     if is_standard(first, "Gather"):

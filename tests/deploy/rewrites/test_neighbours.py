@@ -107,6 +107,12 @@ def test_a_reduction_keeps_the_dimension(op):
     assert not check(merge_neighbours, model, X).changed
 
 
+def test_no_axes_are_all_axes_of_a_reduction_and_none_of_an_unsqueeze():
+    none = np.array([], np.int64)
+    model = net("r = ReduceSum<keepdims = 0>(x, none) y = Unsqueeze(r, none)", "float y", none=none)
+    assert not check(merge_neighbours, model, X).changed
+
+
 # ---- states ---------------------------------------------------------------------------------------
 
 LSTM = "LSTM<hidden_size = 3>(t, w, r, , , {h}, {c})"
