@@ -160,7 +160,14 @@ def check(model: ModelSource, config: ProgramConfig | None = None) -> Trainabili
     """
     config = config or ProgramConfig()
     chosen = choose_engine(model, config)
-    return dataclasses.replace(chosen.found, notes=(*chosen.forward.notes, *chosen.found.notes))
+    forward = chosen.forward
+    trained = {parameter.name for parameter in forward.trained}
+    parameters = tuple(
+        {**parameter.to_dict(), "trained": parameter.name in trained}
+        for parameter in forward.parameters.values()
+    )
+    notes = (*forward.notes, *chosen.found.notes)
+    return dataclasses.replace(chosen.found, notes=notes, parameters=parameters)
 
 
 def train(

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from ortboost.errors import ModelError
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
-from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import all_tensors, find_parameters, known_shape
+from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.store_weights import store_weights
 from ortboost.program.catalogue import METADATA_KEY, read_catalogue
+from ortboost.program.choose_trainable import refuse_unknown
 from ortboost.program.program import Program
 from ortboost.transforms.precision import PLACE_PRECISION
 
 __all__ = ["inspect"]
 
+_ANY_OPSET = range(1, 1000)  # what the file has stays
 _FORMATS = {
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",
@@ -27,29 +33,33 @@ _FORMATS = {
 }
 
 
-def inspect(path: str | os.PathLike[str]) -> dict[str, Any]:
+def inspect(
+    path: str | os.PathLike[str], *, parameters: Mapping[str, bool] | None = None
+) -> dict[str, Any]:
     """Describe a model file, a step file or a program folder.
 
     Args:
         path: The file or folder.
+        parameters: For a model file: which float tensors are trained, instead of what the graph says.
 
     Returns:
         JSON data with the key ``kind``: ``model``, ``step`` or ``program``.
 
     Raises:
         FileError: It cannot be read.
+        UsageError: ``parameters`` names what is no float tensor of the model.
     """
     if Path(path).is_dir():
         return _program(Program.load(path), Path(path))
     model = load_model(path)
-    description = _model(model, Path(path))
+    description = _model(model, Path(path), parameters)
     if METADATA_KEY in model.metadata_props:
         description["kind"] = "step"
         description["catalogue"] = read_catalogue(model).to_dict()
     return description
 
 
-def _model(model: ir.Model, path: Path) -> dict[str, Any]:
+def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> dict[str, Any]:
     weights = {value.name for value, _ in all_tensors(model)}
     version = model.opset_imports.get("")
     data: dict[str, Any] = {
@@ -68,20 +78,9 @@ def _model(model: ir.Model, path: Path) -> dict[str, Any]:
         "nodes": sum(1 for _ in model.graph.all_nodes()),
         "weight_bytes": sum(tensor.nbytes for _, tensor in all_tensors(model)),
     }
+    data["parameters"] = _parameters(model, listed)
     infer_shapes(model)
     data["ops"] = dict(Counter(_op(node) for node in model.graph.all_nodes()).most_common())
-    data["parameters"] = [
-        {
-            "name": p.name,
-            "shape": list(p.shape),
-            "dtype": str(p.dtype),
-            "size": p.size,
-            "role": p.role,
-            "trainable": p.trainable,
-            "reason": p.reason,
-        }
-        for p in find_parameters(model).values()
-    ]
     data["trainable_elements"] = sum(p["size"] for p in data["parameters"] if p["trainable"])
     data["layers"] = [
         {
@@ -103,6 +102,28 @@ def _model(model: ir.Model, path: Path) -> dict[str, Any]:
         data["macs_uncounted"] = dict(cost.uncounted)
         data["macs_for"] = {name: list(shape) for name, shape in cost.shapes.items()}
     return data
+
+
+def _parameters(model: ir.Model, listed: Mapping[str, bool] | None) -> list[dict[str, Any]]:
+    """What a conversion takes the float tensors for; of constants those that the file itself stores."""
+    named = {value.name for value, _ in all_tensors(model)}
+    work = model.clone()
+    try:
+        normalize(work, opsets=_ANY_OPSET, ir_version=model.ir_version)
+        store_weights(work)
+    except ModelError:  # not to be trained, and shown as it is
+        work = model.clone()
+    found = find_parameters(work)
+    if listed is not None:
+        refuse_unknown(work, found, listed)
+    shown = []
+    for name, parameter in found.items():
+        data = parameter.to_dict()
+        if listed is not None:
+            data |= {"trainable": listed.get(name, False), "doubt": ""}
+        if name in named or data["trainable"] or parameter.size > 1 or parameter.doubt:
+            shown.append(data)
+    return shown
 
 
 def _program(program: Program, folder: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from ortboost.deploy.strip import inference_model
 from ortboost.errors import UsageError
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
-from ortboost.graph.query import all_tensors, find_parameters, known_shape
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import all_tensors, known_shape
 from ortboost.program.program import Program
 
 __all__ = ["compare"]

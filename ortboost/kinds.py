@@ -93,6 +93,12 @@ def _fits(value: object, hint: Any) -> bool:
         if len(inner) == 2 and inner[1] is Ellipsis:
             return all(_fits(item, inner[0]) for item in value)
         return len(value) == len(inner) and all(map(_fits, value, inner))
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(part, one)
+            for item in value.items()
+            for part, one in zip(item, inner, strict=True)
+        )
     if hint in (int, float):
         return _is_number(value, whole=hint is int)
     return isinstance(value, hint)
@@ -125,5 +131,7 @@ def _said(hint: Any) -> str:
         if len(inner) == 2 and inner[1] is Ellipsis:
             return f"a list of {_said(inner[0]).removeprefix('a ').removeprefix('an ')}s"
         return f"a list of {len(inner)} item"
+    if origin is Mapping:
+        return f"an object with {_said(inner[1]).removeprefix('a ')} values"
     named = str(getattr(hint, "__name__", hint))
     return _WORDS.get(hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")

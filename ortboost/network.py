@@ -17,7 +17,9 @@ from ortboost.faces.live_state import LiveState
 from ortboost.faces.parameter import Parameter
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import find_parameters, known_shape
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import known_shape
+from ortboost.graph.store_weights import store_weights
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.tensor import Tensor, as_array
@@ -60,6 +62,7 @@ class Network(Cell):
         self.precision = PrecisionConfig()  # of the training steps; see ortboost.amp
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
+        store_weights(self.model)
         # In and out of training form: shared running statistics get the names that they get there.
         self._forward_model = self.model.clone()
         to_training(self._forward_model)

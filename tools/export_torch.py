@@ -23,6 +23,10 @@ Examples:
 
         python -m tools.export_torch --model all --out models
 
+    List the parameters and ``requires_grad`` beside a model::
+
+        python -m tools.export_torch --model mlp --parameters --out build
+
     See what the other exporter writes for one network::
 
         python -m tools.export_torch --model resnet20 --exporter dynamo --out build
@@ -44,6 +48,8 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
+
+from ortboost.program.parameter_list import write_parameters
 
 __all__ = [
     "CLASSES",
@@ -527,12 +533,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--exporter", choices=EXPORTERS, help="default: the one of the shipped file"
     )
+    parser.add_argument(
+        "--parameters",
+        action="store_true",
+        help="also write NAME.txt: the parameters and requires_grad, for ortboost --parameters",
+    )
     parser.add_argument("--out", type=Path, default=Path("models"), help="folder to write to")
     arguments = parser.parse_args(argv)
 
     names = list(NETWORKS) if arguments.model == "all" else [arguments.model]
     for name in names:
-        write(export(NETWORKS[name], arguments.exporter), arguments.out / f"{name}.onnx")
+        path = arguments.out / f"{name}.onnx"
+        write(export(NETWORKS[name], arguments.exporter), path)
+        if arguments.parameters:
+            named = build(NETWORKS[name]).named_parameters()
+            for lost in write_parameters(path.with_suffix(".txt"), path, named):
+                print(f"  '{lost}' is in no tensor of the file")
     return 0
 
 

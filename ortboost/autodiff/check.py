@@ -50,12 +50,14 @@ class TrainabilityReport:
         rewrites: Node to what will be done to it, grouped by rewrite in the order they run.
         notes: Remarks, among them parameters that will not be trained.
         trained: Names of the parameters that a gradient reaches.
+        parameters: All float tensors with what they are taken for, as JSON data.
     """
 
     blockers: tuple[Blocker, ...]
     rewrites: tuple[Report, ...]
     notes: tuple[str, ...]
     trained: tuple[str, ...]
+    parameters: tuple[dict[str, Any], ...] = ()
 
     @property
     def trainable(self) -> bool:
@@ -70,6 +72,7 @@ class TrainabilityReport:
             "rewrites": [report.to_dict() for report in self.rewrites],
             "notes": list(self.notes),
             "trained": list(self.trained),
+            "parameters": list(self.parameters),
         }
 
 

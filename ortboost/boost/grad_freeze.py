@@ -18,7 +18,7 @@ from ortboost.faces.arguments import (
 )
 from ortboost.faces.cell import Cell
 from ortboost.faces.parameter import Parameter
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.network import Network
 from ortboost.nn.optimizer import Optimizer
 from ortboost.nn.train_step import TrainOneStepCell

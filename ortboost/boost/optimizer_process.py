@@ -9,7 +9,7 @@ from ortboost.boost.parameter_process import checked_parameters
 from ortboost.faces.arguments import ArgumentTypeError, check_range, check_type
 from ortboost.faces.cell import Cell
 from ortboost.faces.parameter import Parameter
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.network import Network
 from ortboost.nn.optimizer import Optimizer
 from ortboost.nn.optimizers import LARS

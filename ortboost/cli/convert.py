@@ -49,6 +49,15 @@ _Trainable = Annotated[
 ]
 
 
+_Parameters = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="List of what is trained: a name, or 'name true|false', on each line.",
+    ),
+]
+
+
 def convert(
     model: _Model,
     out: Annotated[Path, typer.Option("--out", "-o", help="Program folder to make.")],
@@ -131,6 +140,7 @@ def convert(
     ] = None,
     freeze: _Freeze = None,
     trainable: _Trainable = None,
+    parameters: _Parameters = None,
     new_head: Annotated[
         int | None, typer.Option(min=1, help="Fresh last layer with so many outputs.")
     ] = None,
@@ -185,6 +195,7 @@ def convert(
     )
     from ortboost.cli.parse_scale import parse_loss_scale
     from ortboost.program.boosted import split_settings, with_settings
+    from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
     from ortboost.program.combine import enabled_boosts
 
     printer = Output(json, quiet, verbose)
@@ -217,6 +228,7 @@ def convert(
         accumulate=accumulate,
         freeze=freeze,
         trainable=trainable,
+        parameters=_listed(parameters),
         new_head=new_head,
         frozen_norm=frozen_bn,
         running_variance=running_variance,
@@ -227,20 +239,14 @@ def convert(
     settled = with_settings(settled, own_sets)
     boosts = _boosts(boost, boost_config, boost_sets)
     program = api.convert(model, out, settled, boost=boosts, overwrite=overwrite, dry_run=dry_run)
-    trained = program.catalogue.entries("parameter")
-    kinds = [entry for entry in trained if entry.next]
-    elements = sum(int(program.initial[entry.name].size) for entry in kinds)
+    counted = next(r.notes[0] for r in program.reports if r.rewrite == CHOOSE_TRAINABLE)
     printer.result({"path": str(out), "dry_run": dry_run, **program.manifest()})
     printer.pairs(
         [
             ("program", f"{out} (not written)" if dry_run else out),
             ("boosts", ", ".join(enabled_boosts(program.config))),
             ("engine", program.engine),
-            ("trained", f"{len(kinds)} tensors, {elements:,} numbers"),
-            (
-                "frozen",
-                f"{len(trained) - len(kinds)} tensors" if len(trained) > len(kinds) else None,
-            ),
+            ("trained", counted.removeprefix("trains ")),
             ("loss", _loss(program)),
             ("precision", _precision(program)),
             ("inputs", ", ".join(f"{s.name} {_dims(s.shape)}" for s in program.catalogue.batch)),
@@ -255,7 +261,7 @@ def convert(
             if report.rewrite == "auto_boost":  # what was asked for and is not done
                 for name, why in report.kept.items():
                     printer.line(f"note: {name}: {why}")
-            for note in report.notes:
+            for note in (note for note in report.notes if note != counted):
                 printer.line(f"note: {note}")
     printer.line(
         "\nnext: the same without --dry-run"
@@ -274,6 +280,7 @@ def check(
     fixed: Input = None,
     freeze: _Freeze = None,
     trainable: _Trainable = None,
+    parameters: _Parameters = None,
     engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
     target: Annotated[
         str,
@@ -316,6 +323,7 @@ def check(
                 "--input": fixed,
                 "--freeze": freeze,
                 "--trainable": trainable,
+                "--parameters": parameters,
             },
         )
         raise typer.Exit(run_check(model, options, printer))
@@ -331,6 +339,7 @@ def check(
         inputs=parse_inputs(dim, fixed, None),
         freeze=freeze,
         trainable=trainable,
+        parameters=_listed(parameters),
         engine=engine,
     )
     report = api.check(model, settled)
@@ -358,6 +367,7 @@ def check(
         + "".join(f" --input {quote(text)}" for text in fixed or ())
         + "".join(f" --freeze {quote(pattern)}" for pattern in freeze or ())
         + "".join(f" --trainable {quote(pattern)}" for pattern in trainable or ())
+        + (f" --parameters {quote(str(parameters))}" if parameters else "")
         + (f" --engine {engine}" if engine else "")
     )
     raise typer.Exit(4 if count else 0)
@@ -372,6 +382,12 @@ def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
         (found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more", what)
         for what, found in nodes.items()
     ]
+
+
+def _listed(path: Path | None) -> dict[str, bool] | None:
+    from ortboost.program.parameter_list import read_parameters
+
+    return None if path is None else read_parameters(path)
 
 
 def _optimizer(name: str | None, arguments: list[str] | None) -> Any:

@@ -22,6 +22,10 @@ def inspect(
     params: Annotated[
         bool, typer.Option("--params", help="What each weight is taken for, and why.")
     ] = False,
+    parameters: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of a model: a list of its parameters, as of convert."),
+    ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="The nodes, with shapes.")] = False,
     state: Annotated[
         bool, typer.Option("--state", help="The state catalogue of a program.")
@@ -43,16 +47,18 @@ def inspect(
 ) -> None:
     """Show what is in a model file or a program folder, or how two of them differ."""
     from ortboost.inspection import inspect as describe
+    from ortboost.program.parameter_list import read_parameters
     from ortboost.report import Report
 
     printer = Output(json, quiet, verbose)
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
+        single["--parameters"] = parameters is not None
         _refuse({**single, "--precision": precision}, "one file")
         show_pair(printer, file, other, shape or [], names=params)
         return
     _refuse({"--shape": bool(shape)}, "two files")
-    data = describe(file)
+    data = describe(file, parameters=read_parameters(parameters) if parameters else None)
     printer.result(data)
     if data["kind"] == "program":
         _program(printer, data)
@@ -67,8 +73,8 @@ def inspect(
                     p["name"],
                     shape_text(p["shape"]),
                     p["role"],
-                    "yes" if p["trainable"] else "no",
-                    p["reason"],
+                    _trained(p),
+                    p["reason"] + (f"; doubtful: {p['doubt']}" if p["doubt"] else ""),
                 )
                 for p in data.get("parameters", [])
             ],
@@ -113,6 +119,7 @@ def inspect(
 
 def _model(printer: Output, data: dict[str, Any]) -> None:
     trained = [p for p in data["parameters"] if p["trainable"]]
+    doubtful = sum(1 for p in data["parameters"] if p["doubt"])
     printer.pairs(
         [
             ("file", f"{data['path']} ({human_bytes(data['bytes'])})"),
@@ -129,12 +136,17 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
                 f"{len(trained)} trainable tensors, {data['trainable_elements']:,} numbers, "
                 f"{human_bytes(data['weight_bytes'])} in all",
             ),
+            ("doubtful", f"{doubtful} tensors, see --params" if doubtful else None),
             ("note", "weights are graph inputs too" if data["weights_are_inputs"] else None),
             *((key, value) for key, value in data["metadata"].items()),
         ]
     )
     printer.line()
     printer.table(["op", "count"], list(data["ops"].items()))
+
+
+def _trained(parameter: dict[str, Any]) -> str:
+    return ("yes" if parameter["trainable"] else "no") + ("?" if parameter["doubt"] else "")
 
 
 def _work(data: dict[str, Any]) -> str:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ortboost.graph.cost import count_cost, with_lengths
-from ortboost.graph.query import Parameter, known_shape, static_shape
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import known_shape, static_shape
 
 __all__ = ["Layer", "find_layers"]
 

@@ -21,6 +21,7 @@ from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
+from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.unpack_sequences import unpack_sequences
 from ortboost.report import Report
 
@@ -72,6 +73,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         common.RemoveInitializersFromInputsPass()(model)
         reports.append(report)
+    origins = tensor_origins(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
@@ -87,6 +89,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
             Report("ir_version", changed={"model": f"{model.ir_version} -> {ir_version}"})
         )
     model.ir_version = ir_version
+    stamp_origins(model, origins)
     infer_shapes(model)
     for _ in range(_ROUNDS):  # what is computed may give a shape, which may give a number
         found = [

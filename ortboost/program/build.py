@@ -21,7 +21,7 @@ from ortboost.autodiff.reach import find_value, values_by_name
 from ortboost.errors import ConfigError, ModelError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import ModelSource, source_name
-from ortboost.graph.query import Parameter
+from ortboost.graph.parameters import Parameter
 from ortboost.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from ortboost.errors import ConfigError, nearest
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.query import Parameter
+from ortboost.graph.parameters import Parameter
 from ortboost.kinds import check_kinds
 from ortboost.loss_scale import (
     DynamicScaleConfig,
@@ -152,6 +152,8 @@ class ProgramConfig:
         centralize: Gradient centralization, or ``None``.
         grad_freeze: Train a part of the network only at some updates, or ``None``.
         adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
+        parameters: Names of float tensors and whether they are trained; no other tensor is. Without it the
+            graph decides, see :func:`ortboost.graph.parameters.find_parameters`.
         trainable: Patterns; if any, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
         new_head: Number of outputs of a fresh last layer, or ``None``.
@@ -187,6 +189,7 @@ class ProgramConfig:
     centralize: CentralizeConfig | None = None
     grad_freeze: FreezeConfig | None = None
     adapt: tuple[str, ...] | None = None
+    parameters: Mapping[str, bool] | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     new_head: int | None = None
@@ -278,6 +281,8 @@ class ProgramConfig:
                 value = scale_to_dict(value)
             elif item.name == "inputs":
                 value = value.to_dict()
+            elif item.name == "parameters":
+                value = None if value is None else dict(value)
             elif item.name == "groups":
                 value = [dataclasses.asdict(group) for group in value]
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
-from ortboost.autodiff.reach import find_value, reach
+from ortboost.autodiff.reach import find_value
 from ortboost.errors import ModelError, UsageError
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
@@ -16,8 +16,11 @@ from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import Parameter, find_parameters, match_names
+from ortboost.graph.parameters import Parameter, find_parameters
+from ortboost.graph.query import match_names
+from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
+from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
 from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
@@ -28,7 +31,7 @@ from ortboost.transforms.new_head import new_head
 from ortboost.transforms.precision import PLACE_PRECISION, PrecisionConfig, place_precision
 from ortboost.transforms.trainable_norm import batch_norms, to_training
 
-__all__ = ["Forward", "choose_trainable", "lower_precision", "prepare_forward"]
+__all__ = ["Forward", "lower_precision", "prepare_forward"]
 
 _ALL_BFLOAT16 = 22
 _ON_CPU = {
@@ -81,6 +84,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
+    stored = len(reports)
+    reports.append(store_weights(model))
     _leave_prefix(model)
     if config.new_head is not None:
         reports.append(
@@ -99,15 +104,15 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
-    trained, choice = choose_trainable(model, parameters, config)
-    trained = _reached(model, trained, loss.objective, config, choice)
+    trained, choice = choose_trainable(model, parameters, loss.objective, config)
+    parameters.update({parameter.name: parameter for parameter in trained})
     reports += [loss.report, batching, norms.report, dropout, choice]
     return Forward(
         model,
         loss,
         parameters,
         trained,
-        (*loss.report.notes, *batching.notes, *choice.notes),
+        (*loss.report.notes, *batching.notes, *reports[stored].notes, *choice.notes),
         norms.next_of,
         tuple(reports),
         axes,
@@ -240,108 +245,6 @@ def _reserved(config: ProgramConfig) -> list[str]:
     rates = [names.learning_rate_name(group.name) for group in config.groups]
     ours = [names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES, names.LEARNING_RATE]
     return [*ours, *rates, *config.metrics]
-
-
-def choose_trainable(
-    model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig
-) -> tuple[tuple[Parameter, ...], Report]:
-    """Which parameters are trained, and why the others are not.
-
-    Args:
-        model: The forward graph, for error messages.
-        parameters: All float initializers, from :func:`ortboost.graph.query.find_parameters`.
-        config: Patterns of ``trainable``, ``freeze`` and ``adapt``, and the groups.
-
-    Raises:
-        UsageError: A pattern matches no tensor.
-        ModelError: Nothing is left to train.
-    """
-    wanted, idle = match_names(parameters, config.trainable)
-    frozen, idle_freeze = match_names(parameters, config.freeze)
-    others = [pattern for group in config.groups for pattern in group.patterns]
-    others += config.adapt or ()
-    idle += idle_freeze + match_names(parameters, others)[1]
-    if idle:
-        raise UsageError(
-            f"The pattern '{idle[0]}' matches no tensor of the model.",
-            where=source_name(model),
-            fix=f"Names are like {', '.join(list(parameters)[:4])}; "
-            "list them with 'ortboost inspect MODEL --params'.",
-        )
-    report = Report("choose_trainable")
-    trained = []
-    for name, parameter in parameters.items():
-        # A wildcard means the weights it meets; a constant has to be asked for by its full name.
-        possible = parameter.trainable or (
-            name in config.trainable and not parameter.role.startswith("running_")
-        )
-        if name in frozen:
-            report.kept[name] = "frozen by pattern"
-        elif possible and config.trainable and name not in wanted:
-            report.kept[name] = "not among the trainable patterns"
-        elif possible:
-            report.changed[name] = f"trained as {parameter.role}"
-            trained.append(parameter)
-        elif parameter.role == "constant" and parameter.size > 1:
-            report.kept[name] = f"constant: {parameter.reason}"
-    report.notes += _tied(model, trained)
-    if not trained:
-        raise ModelError(
-            "There is nothing to train.",
-            where=source_name(model),
-            fix="Loosen --freeze or --trainable; see 'ortboost inspect MODEL --params'.",
-        )
-    return tuple(trained), report
-
-
-def _reached(
-    model: ir.Model,
-    trained: tuple[Parameter, ...],
-    loss: str,
-    config: ProgramConfig,
-    choice: Report,
-) -> tuple[Parameter, ...]:
-    """Leave out parameters of other outputs: the loss depends on them in no way.
-
-    What the user named himself stays, so that the check can say why it cannot be trained.
-    """
-    named = match_names([p.name for p in trained], config.trainable)[0]
-    idle = set(reach(model, [p.name for p in trained], loss).unreachable) - named
-    if len(idle) == len(trained):
-        return trained
-    for name in (p.name for p in trained if p.name in idle):
-        choice.changed.pop(name, None)
-        choice.kept[name] = "the loss does not depend on it"
-    if idle:
-        shown = ", ".join(sorted(idle)[:3]) + (", ..." if len(idle) > 3 else "")
-        choice.notes.append(
-            f"{len(idle)} tensors are not trained, because the loss does not depend on them: {shown}"
-        )
-    return tuple(p for p in trained if p.name not in idle)
-
-
-def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
-    """Exporters that store equal tensors once tie the layers of a fresh model together.
-
-    One tensor in two kinds of nodes, an embedding that is the output layer too, is meant so.
-    """
-    notes = []
-    for parameter in trained:
-        value = model.graph.initializers[parameter.name]
-        nodes = {usage.node.name for usage in value.uses()}
-        kinds = {usage.node.op_type for usage in value.uses()}
-        what = (
-            "normalizations"
-            if parameter.role.startswith("norm_")
-            else f"{min(kinds, default='')} nodes"
-        )
-        if len(nodes) > 1 and len(kinds) == 1:
-            notes.append(
-                f"'{parameter.name}' serves {len(nodes)} {what} and is trained as one tensor; "
-                "if they were separate, export again without merging equal tensors "
-                "(torch.onnx.export(..., dynamo=True, optimize=False))"
-            )
-    return notes
 
 
 def _separated_buffers(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ortboost.errors import ConfigError
 from ortboost.graph.layers import find_layers
-from ortboost.graph.query import Parameter
+from ortboost.graph.parameters import Parameter
 from ortboost.program.freeze_schedule import COST, FreezeConfig, freeze_schedule
 from ortboost.report import Report
 

@@ -24,7 +24,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import Parameter
+from ortboost.graph.parameters import Parameter
 from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.program.config import ClipConfig, ProgramConfig
 

@@ -35,7 +35,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import Parameter, match_names
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import match_names
 from ortboost.loss_scale import GroupedScaleConfig
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names

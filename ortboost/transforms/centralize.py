@@ -34,7 +34,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.errors import ConfigError
-from ortboost.graph.query import Parameter, match_names
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import match_names
 from ortboost.kinds import check_kinds
 from ortboost.report import Report
 

@@ -36,7 +36,8 @@ from ortboost.autodiff.reach import Reach, reach, uses_inside
 from ortboost.errors import ConfigError
 from ortboost.graph.build import Builder
 from ortboost.graph.layers import find_layers
-from ortboost.graph.query import Parameter, match_names
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import match_names
 from ortboost.loss_scale import GroupedScaleConfig
 from ortboost.report import Report
 

@@ -6,13 +6,8 @@ import pytest
 
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import (
-    all_tensors,
-    find_parameters,
-    known_shape,
-    match_names,
-    static_shape,
-)
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import all_tensors, known_shape, match_names, static_shape
 from tests.support import (
     GOLDEN,
     NAMES,

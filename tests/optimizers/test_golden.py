@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import Parameter
+from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd, UpdateInputs
 from ortboost.program.config import ClipConfig, ProgramConfig
 from ortboost.program.step import append_update

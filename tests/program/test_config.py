@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.errors import ConfigError, OrtBoostError
-from ortboost.graph.query import Parameter
+from ortboost.graph.parameters import Parameter
 from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Adam, AdamW, Lars, Sgd
 from ortboost.program.config import (

@@ -10,7 +10,7 @@ import pytest
 from ortboost.errors import ConfigError
 from ortboost.graph.io import load_model
 from ortboost.graph.layers import Layer, find_layers
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Adam, Momentum, Sgd
 from ortboost.program import catalogue as names

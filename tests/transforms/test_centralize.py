@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ortboost.errors import ConfigError
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.build import build_program

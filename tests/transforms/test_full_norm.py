@@ -12,7 +12,7 @@ from ortboost.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.normalize import infer_shapes, normalize
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.centralize import HEAD_MARK, CentralizeConfig, centralize

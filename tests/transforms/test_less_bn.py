@@ -9,7 +9,7 @@ from ortboost.deploy.export import export_model
 from ortboost.errors import ConfigError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.less_bn import less_bn

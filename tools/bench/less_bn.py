@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ortboost.deploy.export import export_model
 from ortboost.graph.io import load_model
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ortboost.errors import ConfigError, UsageError
 from ortboost.graph.io import source_name
-from ortboost.graph.query import find_parameters
+from ortboost.graph.parameters import find_parameters
 from ortboost.transforms.precision.cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
 from ortboost.transforms.precision.policy import Choice, PrecisionConfig, classify, low_type

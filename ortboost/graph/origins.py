@@ -1,0 +1,195 @@
+"""Where the tensors of a file come from: what the exporter says, or what its names tell.
+
+ONNX has initializers and no notion of a parameter. Exporters leave traces:
+
+- torch's dynamo exporter writes for each initializer the kind that ``torch.export`` gave it
+  (``PARAMETER``, ``BUFFER``, ``CONSTANT_TENSOR``), and the graph's whole signature. With
+  ``optimize=True`` it folds some parameters into new tensors called ``val_12``; the module of the
+  node that reads such a tensor tells which parameter it was made of.
+- torch's TorchScript exporter keeps the names of parameters and of buffers, and does not tell one
+  from the other; what it folded is called ``onnx::MatMul_123``, what is written in the code is a
+  ``Constant`` node.
+- Other exporters leave nothing to rely on.
+
+:func:`tensor_origins` reads this before a rewrite loses it, :func:`stamp_origins` keeps it with the
+values (in ``Value.meta``, which is not written to files).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+__all__ = [
+    "Origin",
+    "Origins",
+    "lost_parameters",
+    "origin_of",
+    "stamp_origin",
+    "stamp_origins",
+    "tensor_origins",
+]
+
+_META = "ortboost.origin"
+_LOST = "ortboost.lost_parameters"
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
+# Names that torch's exporters give to tensors of their own.
+_MADE_UP = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a tensor comes from.
+
+    Args:
+        kind: ``parameter`` or ``buffer``, as the exporter says; ``literal``, a number written in the
+            code or made of such; ``module``, a parameter or a buffer of a torch module; ``folded``,
+            computed by the exporter; ``unknown``.
+        made_of: For a folded tensor, the parameters of the module that reads it which are no
+            longer in the file.
+        direct: Whether those are parameters of the module itself, not of one inside it.
+        known: Whether the exporter lists all parameters, so that an empty ``made_of`` tells something.
+    """
+
+    kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
+    made_of: tuple[str, ...] = ()
+    direct: bool = False
+    known: bool = False
+
+
+_UNKNOWN = Origin("unknown")
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The origins of a file's tensors.
+
+    Args:
+        of: Name of a tensor to its origin.
+        lost: Parameters of the torch module that the exporter did not write under their names.
+    """
+
+    of: Mapping[str, Origin]
+    lost: tuple[str, ...] = ()
+
+
+def origin_of(value: ir.Value) -> Origin:
+    """The origin that :func:`stamp_origins` noted; of kind ``unknown`` if it noted none.
+
+    Example:
+        >>> origin_of(ir.Value(name="w")).kind
+        'unknown'
+    """
+    found = value.meta.get(_META)
+    return found if isinstance(found, Origin) else _UNKNOWN
+
+
+def lost_parameters(model: ir.Model) -> tuple[str, ...]:
+    """Parameters of the torch module that the exporter did not write under their names."""
+    found = model.graph.meta.get(_LOST, ())
+    return tuple(found) if isinstance(found, tuple) else ()
+
+
+def tensor_origins(model: ir.Model) -> Origins:
+    """The origin of each initializer and of each output of a ``Constant`` node, by name.
+
+    Args:
+        model: The model as loaded, its functions inlined.
+    """
+    signature = {name: kind for kind, name in _signature(model)}
+    torch = bool(signature) or model.producer_name == "pytorch"
+    stored: list[ir.Value] = []
+    constants: set[str] = set()
+    for graph in model.graphs():
+        stored += graph.initializers.values()
+        for node in graph:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                stored.append(node.outputs[0])
+                constants.add(node.outputs[0].name or "")
+    lost = set(_lost(model, signature, stored))
+    found: dict[str, Origin] = {}
+    for value in stored:
+        name = value.name or ""
+        known = origin_of(value)
+        kind = value.metadata_props.get(_KIND) or signature.get(name)
+        if known.kind != "unknown":
+            found[name] = known
+        elif kind == "PARAMETER":
+            found[name] = Origin("parameter")
+        elif kind is not None:  # BUFFER, CONSTANT_TENSOR
+            found[name] = Origin("buffer")
+        elif not torch:
+            found[name] = _UNKNOWN
+        elif name in constants:
+            found[name] = Origin("literal")
+        elif signature:
+            found[name] = _folded(value, lost) if lost else Origin("literal")
+        else:
+            found[name] = Origin("folded" if _MADE_UP.match(name) else "module")
+    return Origins(found, tuple(sorted(lost)))
+
+
+def stamp_origin(value: ir.Value, origin: Origin) -> None:
+    """Note the origin of one value."""
+    value.meta[_META] = origin
+
+
+def stamp_origins(model: ir.Model, origins: Origins) -> None:
+    """Note the origins with the tensors of these names."""
+    model.graph.meta[_LOST] = origins.lost
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            if name in origins.of and origins.of[name].kind != "unknown":
+                stamp_origin(value, origins.of[name])
+
+
+def _signature(model: ir.Model) -> list[tuple[str, str]]:
+    return _SPEC.findall(model.graph.metadata_props.get(_SIGNATURE, ""))
+
+
+def _lost(
+    model: ir.Model, signature: Mapping[str, str], stored: Iterable[ir.Value]
+) -> Iterable[str]:
+    known = lost_parameters(model)
+    if known:  # it was read before
+        return known
+    names = {value.name for value in stored}
+    return (name for name, kind in signature.items() if kind == "PARAMETER" and name not in names)
+
+
+def _folded(value: ir.Value, lost: set[str]) -> Origin:
+    """Lost parameters of the innermost module that reads a tensor and has any."""
+    found: set[str] = set()
+    direct = True
+    for usage in value.uses():
+        for scope in reversed(_scopes(usage.node)):
+            own = {name for name in lost if _module(name) == scope}
+            inner = {name for name in lost if name.startswith(f"{scope}.")} if scope else set[str]()
+            if own or inner:
+                found |= own or inner
+                direct = direct and bool(own)
+                break
+    return Origin("folded", tuple(sorted(found)), direct and bool(found), known=True)
+
+
+def _module(parameter: str) -> str:
+    """The module that a parameter belongs to; one that is parametrized keeps it in a module inside."""
+    module, inside, _ = parameter.partition(".parametrizations.")
+    return module if inside else module.rpartition(".")[0]
+
+
+def _scopes(node: ir.Node) -> list[str]:
+    """The modules that a node was written for, the outermost first; the last one is the call."""
+    try:
+        scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
+    except (SyntaxError, ValueError):  # not as torch writes it
+        return []
+    return [scope for scope in scopes if isinstance(scope, str)][:-1]

@@ -1,0 +1,209 @@
+"""Make initializers of the weights that a file computes, or keeps inside a branch.
+
+Some files hold no weights but nodes that make them (``ConstantOfShape``, ``Mul`` of constants), reshape
+the running statistics of a normalization, or keep the weights of a layer in the body of an ``If``.
+A training program needs each as a tensor of the main graph:
+
+- What is computed from constants alone is computed once. A stored float tensor that may be a parameter is
+  no constant: a weight normalization ``g * v / ||v||`` stays, and trains ``g`` and ``v``.
+- Running statistics are never trained by gradients, so they are computed of whatever they are made.
+- Float tensors of branches and loop bodies move to the main graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+from onnx_ir.passes import common
+
+from ortboost.graph.origins import origin_of, stamp_origin
+from ortboost.graph.query import FLOAT_TYPES, static_shape
+from ortboost.report import Report
+
+__all__ = ["store_weights"]
+
+_COMPUTED = "ortboost.computed"  # mark in the meta of a value
+_SUFFIX = "/computed"
+_LARGEST = 1 << 28  # elements of one tensor
+_MOST = 1 << 29  # of all together, 2 GiB in float32
+_OPERATORS = frozenset(
+    "Abs Add And Cast CastLike Clip Concat ConstantOfShape Cos Div Equal Exp Expand EyeLike Flatten Gather "  # noqa: SIM905
+    "Greater Identity Less Log Max Min Mul Neg Not Or Pow Range Reciprocal Reshape Sin Slice Split Sqrt "
+    "Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
+)
+
+
+def store_weights(model: ir.Model) -> Report:
+    """Compute what is made of constants, and bring weights out of branches, in place.
+
+    Args:
+        model: A model whose constants are initializers, its shapes inferred.
+
+    Returns:
+        What was computed or moved, and what is too large. A second call changes nothing.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,2] x) => (float[N,3] y) <int64[2] shape = {2, 3}> {
+        ...   w = ConstantOfShape(shape)  y = MatMul(x, w) }''')
+        >>> common.ShapeInferencePass()(model).modified
+        True
+        >>> print(store_weights(model))
+        store_weights: 1 changed, 0 kept
+          w: computed by ConstantOfShape of constants
+    """
+    report = Report("store_weights")
+    _leave_branches(model, report)
+    statistics = _made_statistics(model)
+    total, made = 0, dict[str, str]()
+    outputs = {id(value) for value in model.graph.outputs}
+    for node in list(model.graph):
+        wanted = node in statistics or all(map(_is_constant, node.inputs))
+        if not wanted or node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+            continue
+        if not any(out.dtype in FLOAT_TYPES for out in node.outputs) and node not in statistics:
+            continue
+        shapes = [static_shape(out) for out in node.outputs]
+        if any(id(out) in outputs for out in node.outputs) or None in shapes:
+            continue
+        size = sum(math.prod(shape) for shape in shapes if shape is not None)
+        if size > _LARGEST or total + size > _MOST:
+            why = f"{node.op_type} of constants would make {size:,} numbers: too many to store"
+            report.kept[node.outputs[0].name or ""] = why
+            continue
+        arrays = _answers(node, model.opset_imports.get("", 18))
+        if arrays is None:
+            continue
+        total += size
+        _store(model.graph, node, arrays, report)
+        if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):
+            made |= {
+                out.name.removesuffix(_SUFFIX): node.op_type for out in node.outputs if out.name
+            }
+    if report.modified:
+        common.RemoveUnusedNodesPass()(model)
+    weights = [name for name in made if name in model.graph.initializers]
+    if weights:
+        report.notes.append(
+            f"{len(weights)} tensors that the file computes of constants ({', '.join(sorted(set(made.values())))}) "
+            f"are stored now: '{weights[0]}'" + (", ..." if len(weights) > 1 else "")
+        )
+    report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}
+    report.notes += [
+        f"'{name}' is computed at each step: {why}" for name, why in report.kept.items()
+    ]
+    return report
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    """Whether nobody can want to train it: whole numbers, single numbers, literals of the code."""
+    if value is None:
+        return True
+    if value.is_graph_input() or not value.is_initializer() or value.const_value is None:
+        return False
+    if value.dtype not in FLOAT_TYPES or value.meta.get(_COMPUTED):
+        return True
+    origin = origin_of(value).kind
+    return origin == "literal" or (origin in ("unknown", "folded") and value.const_value.size <= 1)
+
+
+def _made_statistics(model: ir.Model) -> set[ir.Node]:
+    """Nodes that make running statistics of stored tensors."""
+    found: set[ir.Node] = set()
+    for norm in model.graph:
+        if norm.op_type != "BatchNormalization" or norm.domain not in ("", "ai.onnx"):
+            continue
+        for value in norm.inputs[3:5]:
+            chain = _chain(value)
+            if chain and any(node.op_type != "Identity" for node in chain):
+                found |= chain
+    return found
+
+
+def _chain(value: ir.Value | None) -> set[ir.Node] | None:
+    """The nodes that make a value of initializers alone, ``None`` if there is more to it."""
+    pending, found = [value], set[ir.Node]()
+    while pending:
+        current = pending.pop()
+        if current is None or (current.is_initializer() and not current.is_graph_input()):
+            continue
+        node = current.producer()
+        if node is None or node.op_type not in _OPERATORS:
+            return None
+        if node not in found:
+            found.add(node)
+            pending += node.inputs
+    return found
+
+
+def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
+    """What the node makes of its constants, ``None`` if that is not known."""
+    feeds: dict[str, NDArray[Any]] = {}
+    for value in node.inputs:
+        if value is None:
+            continue
+        if value.const_value is None:
+            return None
+        feeds[value.name or ""] = value.const_value.numpy()
+    outputs = [value.name or "" for value in node.outputs]
+    empty = onnx.helper.make_empty_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [ir.to_proto(node)], "node", [empty(name) for name in feeds], [empty(n) for n in outputs]
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        found = cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))
+    except Exception:  # a node that is wrong is found where it matters, with its name
+        return None
+    arrays = [np.asarray(array) for array in found]
+    same = all(
+        value.dtype is None or value.dtype.numpy() == array.dtype
+        for value, array in zip(node.outputs, arrays, strict=True)
+    )
+    return arrays if same else None
+
+
+def _store(
+    graph: ir.Graph, node: ir.Node, arrays: list[NDArray[np.generic]], report: Report
+) -> None:
+    made_of = [origin_of(value) for value in node.inputs if value is not None]
+    for output, array in zip(node.outputs, arrays, strict=True):
+        name = output.name or ""
+        output.name = f"{name}{_SUFFIX}"
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+            shape=ir.Shape(array.shape),
+            const_value=ir.tensor(np.ascontiguousarray(array), name=name),
+        )
+        value.meta[_COMPUTED] = True
+        graph.register_initializer(value)
+        for kind in ("folded", "literal"):  # what is made of both is folded
+            found = next((origin for origin in made_of if origin.kind == kind), None)
+            if found is not None:
+                stamp_origin(value, found)
+                break
+        ir.convenience.replace_all_uses_with(output, value)
+        report.changed[name] = f"computed by {node.op_type} of constants"
+    graph.remove(node, safe=True)
+
+
+def _leave_branches(model: ir.Model, report: Report) -> None:
+    for graph in model.graphs():
+        if graph is model.graph:
+            continue
+        for name, value in list(graph.initializers.items()):
+            tensor = value.const_value
+            if value.dtype not in FLOAT_TYPES or tensor is None or tensor.size <= 1:
+                continue
+            if name in model.graph.initializers or value.is_graph_output():
+                continue
+            graph.initializers.pop(name)
+            model.graph.register_initializer(value)
+            report.changed[name] = "moved out of a branch or loop body to the main graph"

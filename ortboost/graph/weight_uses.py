@@ -1,0 +1,280 @@
+"""How a stored tensor is used: the places where its numbers meet the data.
+
+Transpose, Slice, Concat of stored tensors and the like only move numbers; arithmetic among stored tensors
+(a weight normalization, the exponential of a scale) makes a weight of several. The use is what comes
+behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.graph.query import FLOAT_TYPES
+
+__all__ = [
+    "BIAS",
+    "NORM",
+    "OTHER",
+    "PLAIN",
+    "SETTING",
+    "WEIGHT",
+    "WeightUse",
+    "weight_uses",
+]
+
+NORM, WEIGHT, BIAS, PLAIN, OTHER, SETTING = range(6)
+"""Kinds of uses, the most telling first: of a normalization; of a layer; arithmetic with activations; others;
+what sets how an operator works."""
+
+_NORM_OPS = {
+    "BatchNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "LayerNormalization": (1, 2),
+    "SimplifiedLayerNormalization": (1,),
+    "RMSNormalization": (1,),
+}
+# Positions where a float tensor is a weight whatever its size.
+_WEIGHTS = {
+    "Conv": ((1, "weight"), (2, "bias")),
+    "ConvTranspose": ((1, "weight"), (2, "bias")),
+    "DeformConv": ((1, "weight"), (3, "bias")),
+    "Gemm": ((0, "weight"), (1, "weight"), (2, "bias")),
+    "MatMul": ((0, "weight"), (1, "weight")),
+    "Einsum": ((0, "weight"), (1, "weight"), (2, "weight")),
+    "Gather": ((0, "weight"),),
+    "GatherND": ((0, "weight"),),
+    "GatherElements": ((0, "weight"),),
+    "PRelu": ((1, "weight"),),
+    "LSTM": ((1, "weight"), (2, "weight"), (3, "bias"), (7, "weight")),
+    "GRU": ((1, "weight"), (2, "weight"), (3, "bias")),
+    "RNN": ((1, "weight"), (2, "weight"), (3, "bias")),
+}
+_RECURRENT = ("LSTM", "GRU", "RNN")
+# Positions that set how an operator works; never learned.
+_SETTINGS = {
+    "BatchNormalization": (3, 4),
+    "CastLike": (1,),
+    "Clip": (1, 2),
+    "Dropout": (1, 2),
+    "Pad": (1, 2),
+    "Pow": (1,),
+    "Resize": (1, 2, 3),
+    "Upsample": (1,),
+    "OneHot": (2,),
+    "Range": (0, 1, 2),
+    "QuantizeLinear": (1, 2),
+    "DequantizeLinear": (1, 2),
+}
+# No gradient flows through these: what only they read is no weight.
+_STOPS = frozenset(
+    "And ArgMax ArgMin Bernoulli ConstantOfShape Equal EyeLike Greater GreaterOrEqual IsInf IsNaN Less "  # noqa: SIM905
+    "LessOrEqual Multinomial NonZero Not OneHot Or RandomNormalLike RandomUniformLike Shape Size "
+    "SequenceLength Unique Xor".split()
+)
+# Through these a tensor is still the same tensor, or a part of it: operator to the inputs with data.
+_MOVES = {
+    **dict.fromkeys(
+        "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "  # noqa: SIM905
+        "SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze Resize Upsample".split(),
+        (0,),
+    ),
+    "ScatterElements": (0, 2),
+    "ScatterND": (0, 2),
+}
+_ARITHMETIC = frozenset(
+    "Add Concat Div Max Mean Min Mod Mul Pow Sub Sum Where".split()  # noqa: SIM905
+)
+_STATE = ("Loop", "Scan", "If")
+_PRODUCTS = ("Einsum", "Gemm", "MatMul", "Mul", "Div")
+_WAVES = ("Cos", "Sin")
+
+
+@dataclass(frozen=True)
+class WeightUse:
+    """One place where a stored tensor meets the data.
+
+    Args:
+        kind: :data:`NORM`, :data:`WEIGHT`, ...
+        role: The role that a tensor has in such a place.
+        op: The operator.
+        where: The input and the node, for people.
+        neutral: Whether it is the inner scale or shift of torch's GroupNorm, all 1 or all 0.
+        plain_values: Whether it scales by 1 or shifts by 0.
+        recurrent: Whether it is a layer that runs over a sequence.
+        raw: Whether it is subtracted from the raw input, or divides it.
+        waves: Whether it is multiplied with whole numbers for a sine or cosine.
+    """
+
+    kind: int
+    role: str
+    op: str
+    where: str
+    neutral: bool = False
+    plain_values: bool = False
+    recurrent: bool = False
+    raw: bool = False
+    waves: bool = False
+
+
+def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
+    """All uses of a stored tensor, in graph order.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, 3, 4}> {
+        ...   t = Transpose(w)  y = MatMul(x, t) }''')
+        >>> [use.role for use in weight_uses(model.graph.initializers["w"])]
+        ['weight']
+    """
+    return tuple(
+        dict.fromkeys(_use(value, node, index, waves) for node, index, waves in _ends(value))
+    )
+
+
+def _use(value: ir.Value, node: ir.Node, index: int, waves: bool) -> WeightUse:
+    op = node.op_type
+    where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
+    standard = node.domain in ("", "ai.onnx")
+    if op == "BatchNormalization" and index in (3, 4):
+        return WeightUse(SETTING, "running_mean" if index == 3 else "running_var", op, where)
+    if index in _SETTINGS.get(op, ()):
+        return WeightUse(SETTING, "constant", op, where)
+    if index in _NORM_OPS.get(op, ()):
+        plain = _is_neutral(value, index)
+        role = "norm_scale" if index == 1 else "norm_shift"
+        return WeightUse(NORM, role, op, where, plain and _normalizes_groups(node), plain)
+    for position, role in _WEIGHTS.get(op, ()) if standard else ():
+        if index == position:
+            kind = BIAS if role == "bias" else WEIGHT
+            return WeightUse(kind, role, op, where, recurrent=op in _RECURRENT, waves=waves)
+    raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
+    # An operator that is not of the standard has weights where it likes: so it is trained, or refused.
+    plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
+    return WeightUse(PLAIN if plain else OTHER, "weight", op, where, raw=raw, waves=waves)
+
+
+def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool]]:
+    """Nodes that read a tensor behind what only moves it, and behind arithmetic of stored tensors.
+
+    The last member says whether the way led through a product with whole numbers and a sine.
+    """
+    pending = [(value, False)]
+    seen: set[tuple[int, bool]] = set()
+    known: dict[int, bool] = {}
+    while pending:
+        current, waves = pending.pop(0)
+        if (id(current), waves) in seen:
+            continue
+        seen.add((id(current), waves))
+        for usage in current.uses():
+            node, index = usage.node, usage.idx
+            floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
+            if node.op_type in _STOPS or not floats:
+                continue
+            if node.op_type in _WAVES and waves:
+                pending += [(out, True) for out in floats]
+            elif index in _MOVES.get(node.op_type, ()):
+                pending += [(out, waves) for out in floats]
+            elif _makes_waves(node, index):
+                pending += [(out, True) for out in floats]
+            elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
+                yield node, index, waves
+            elif all(_is_stored(other, known) for other in node.inputs if other is not None):
+                pending += [(out, waves) for out in floats]
+            else:
+                yield node, index, waves
+
+
+def _is_layer(node: ir.Node, index: int) -> bool:
+    op = node.op_type
+    return index in _NORM_OPS.get(op, ()) or any(index == i for i, _ in _WEIGHTS.get(op, ()))
+
+
+def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
+    """Whether a value is an initializer or computed from initializers alone."""
+    if id(value) not in known:
+        node = value.producer()
+        if node is None:
+            known[id(value)] = value.is_initializer()
+        else:
+            known[id(value)] = bool(node.inputs) and all(
+                _is_stored(v, known) for v in node.inputs if v is not None
+            )
+    return known[id(value)]
+
+
+def _makes_waves(node: ir.Node, index: int) -> bool:
+    """Whether it is a product with whole numbers that only sines and cosines read, as rotary positions."""
+    if node.op_type not in _PRODUCTS:
+        return False
+    others = [v for i, v in enumerate(node.inputs) if i != index and v is not None]
+    return any(map(_is_whole, others)) and _only_waves(node.outputs[0])
+
+
+def _is_whole(value: ir.Value | None) -> bool:
+    """Whether whole numbers were cast for it."""
+    while value is not None:
+        node = value.producer()
+        if node is None:
+            tensor = value.const_value
+            return tensor is not None and bool((tensor.numpy() % 1 == 0).all())
+        if node.op_type == "Range":
+            return True
+        if node.op_type not in _MOVES:
+            return False
+        value = node.inputs[0]
+        if value is not None and value.dtype in (ir.DataType.INT64, ir.DataType.INT32):
+            return True
+    return False
+
+
+def _only_waves(value: ir.Value) -> bool:
+    pending, found, seen = [value], False, set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for usage in current.uses():
+            if usage.node.op_type in _WAVES:
+                found = True
+            elif usage.node.op_type in _MOVES or usage.node.op_type in ("Concat", "Mul"):
+                pending += usage.node.outputs
+            elif usage.node.op_type not in _STOPS:
+                return False
+    return found
+
+
+def _is_neutral(value: ir.Value, index: int) -> bool:
+    """Whether a scale is all 1, or a shift all 0."""
+    tensor = value.const_value
+    return tensor is not None and bool((tensor.numpy() == (1 if index == 1 else 0)).all())
+
+
+def _normalizes_groups(node: ir.Node) -> bool:
+    """Whether it is the inner part of torch's GroupNorm: channels laid together, normalized, apart again."""
+    source = None if node.inputs[0] is None else node.inputs[0].producer()
+    readers = [usage.node.op_type for usage in node.outputs[0].uses()]
+    together = source is not None and source.op_type == "Reshape"
+    return node.op_type == "InstanceNormalization" and together and set(readers) == {"Reshape"}
+
+
+def _is_raw(value: ir.Value | None) -> bool:
+    """Whether a value comes from the model's inputs through no operator that has weights."""
+    pending, seen = [value], set[int]()
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        node = current.producer()
+        if node is None:
+            continue
+        if node.op_type in _WEIGHTS or node.op_type in _NORM_OPS:
+            return False
+        pending.extend(node.inputs)
+    return True

@@ -1,0 +1,140 @@
+"""A file that lists the parameters of a model, one name a line, and whether each is trained.
+
+An ONNX file does not know ``requires_grad``. :func:`write_parameters` asks the torch module that the file was
+exported from::
+
+    # name requires_grad
+    conv1.weight true
+    head.weight
+    backbone.weight false
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.errors import ConfigError, FileError
+from ortboost.files import atomic_path
+from ortboost.graph.io import ModelSource, load_model
+from ortboost.graph.query import FLOAT_TYPES, all_tensors
+
+__all__ = ["read_parameters", "write_parameters"]
+
+_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
+    """Read a list of parameters.
+
+    Args:
+        path: Text file: ``name`` or ``name requires_grad`` on a line, the second ``true`` (which it is
+            without one) or ``false``. Empty lines and those that start with ``#`` do not count.
+
+    Returns:
+        Name to whether it is trained: ``ProgramConfig(parameters=...)``.
+
+    Raises:
+        FileError: It cannot be read.
+        ConfigError: A name stands there twice, or none does.
+    """
+    found: dict[str, bool] = {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(
+            "The list of parameters cannot be read.",
+            where=f"{path}: {getattr(error, 'strerror', None) or error}",
+            fix="Give a text file with one name a line.",
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, _, last = text.rpartition(" ")
+        word = last.lower().removeprefix("requires_grad=")
+        named = bool(name.strip()) and word in _WORDS
+        name, trained = (name.strip(), _WORDS[word]) if named else (text, True)
+        if name in found:
+            raise ConfigError(
+                f"'{name}' is listed twice.",
+                where=f"{path}, line {number}",
+                fix="Keep one of the lines.",
+            )
+        found[name] = trained
+    if not found:
+        raise ConfigError(
+            "The list of parameters is empty.",
+            where=str(path),
+            fix="Write one name a line, as 'ortboost inspect MODEL --params' shows them.",
+        )
+    return found
+
+
+def write_parameters(
+    path: str | os.PathLike[str], model: ModelSource, named: Iterable[tuple[str, Any]]
+) -> tuple[str, ...]:
+    """List the parameters of an exported torch module under the names that the file has for them.
+
+    Exporters keep most names. What they renamed is found by its numbers, also transposed.
+
+    Args:
+        path: Text file to write.
+        model: The exported model.
+        named: ``module.named_parameters()``.
+
+    Returns:
+        Parameters that no tensor of the file holds: folded into others, or not needed by the outputs. They are
+        in the list as comments.
+
+    Raises:
+        FileError: The model cannot be read, or the list not written.
+
+    Example:
+        >>> module = torch.nn.Linear(3, 2)  # doctest: +SKIP
+        >>> torch.onnx.export(module, (torch.ones(1, 3),), "net.onnx", dynamo=True)  # doctest: +SKIP
+        >>> write_parameters("net.txt", "net.onnx", module.named_parameters())  # doctest: +SKIP
+        ()
+    """
+    stored = {
+        value.name or "": tensor.numpy()
+        for value, tensor in all_tensors(load_model(model))
+        if value.dtype in FLOAT_TYPES
+    }
+    wanted = {name: (_array(tensor), bool(tensor.requires_grad)) for name, tensor in named}
+    free = {name: array for name, array in stored.items() if name not in wanted}
+    lines = ["# name requires_grad"]
+    lost: list[str] = []
+    for name, (array, trained) in wanted.items():
+        found = name if name in stored else _same(array, free)
+        if found is None:
+            lost.append(name)
+            lines.append(f"# {name} {str(trained).lower()}: no tensor of the file holds it")
+            continue
+        free.pop(found, None)
+        lines.append(f"{found} {str(trained).lower()}")
+    with atomic_path(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tuple(lost)
+
+
+def _array(tensor: Any) -> NDArray[Any]:
+    return np.asarray(tensor.detach().cpu())
+
+
+def _same(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> str | None:
+    """The tensor with the same numbers in the same order, or transposed."""
+    for name, other in stored.items():
+        if other.size != array.size:
+            continue
+        turned = array.T if array.ndim == 2 else array
+        if np.array_equal(other.reshape(-1), array.reshape(-1)) or (
+            other.shape == turned.shape and np.array_equal(other, turned)
+        ):
+            return name
+    return None
