@@ -22,6 +22,17 @@ from ortboost.transforms.decompose import decompose
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
 
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
+_ORT = "com.microsoft"
+_FOR_INFERENCE = "is made for inference; start from the un-optimised export"
+_QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
+_SHORT = (
+    ir.DataType.INT8,
+    ir.DataType.UINT8,
+    ir.DataType.INT4,
+    ir.DataType.UINT4,
+    ir.DataType.FLOAT8E4M3FN,
+    ir.DataType.FLOAT8E5M2,
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,8 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
         reason = engine.gradient_support(node)
         if reason is None:
             continue
+        if node.domain == _ORT:
+            reason = f"{_ORT}::{node.op_type} {_FOR_INFERENCE}"
         told = refused.get(label(node))
         if told is not None:
             reason = told.removeprefix(f"{node.op_type}: ")
@@ -193,17 +206,16 @@ def _about_functions(model: ir.Model) -> Iterator[Blocker]:
 
 def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
     """Layers whose weights are stored as integers: no gradient path leads to those."""
-    stored = {"DequantizeLinear": 0, "MatMulInteger": 1, "ConvInteger": 1, "QLinearConv": 3}
-    stored |= {"QLinearMatMul": 3, "MatMulNBits": 1}
     for node in model.graph:
-        place = stored.get(node.op_type)
-        if place is None or place >= len(node.inputs):
-            continue
-        value = node.inputs[place]
-        if value is not None and value.is_initializer():
+        quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
+        for value in node.inputs if quantized else ():
+            tensor = None if value is None else value.const_value
+            if value is None or tensor is None or value.dtype not in _SHORT or tensor.size <= 1:
+                continue
             yield Blocker(
                 label(node),
                 node.op_type,
                 f"the weight '{value.name}' is quantized",
                 "Start from the float model; quantize after training.",
             )
+            break

@@ -503,6 +503,7 @@ Examples:
   ortboost convert gpt.onnx -o run --shift-labels --optimizer adamw --lr 3e-4
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
+  ortboost convert model.onnx -o run --parameters model.txt
   ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
   ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'""",
     ),

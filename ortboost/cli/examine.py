@@ -136,7 +136,7 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
                 f"{len(trained)} trainable tensors, {data['trainable_elements']:,} numbers, "
                 f"{human_bytes(data['weight_bytes'])} in all",
             ),
-            ("doubtful", f"{doubtful} tensors, see --params" if doubtful else None),
+            ("doubtful", f"{doubtful}, see --params" if doubtful else None),
             ("note", "weights are graph inputs too" if data["weights_are_inputs"] else None),
             *((key, value) for key, value in data["metadata"].items()),
         ]

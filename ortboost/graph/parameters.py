@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ortboost.graph.generated import counting, generated
 from ortboost.graph.origins import Origin, origin_of
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, ROLE_MARK
 from ortboost.graph.weight_uses import (
     BIAS,
     NORM,
@@ -30,10 +30,7 @@ from ortboost.graph.weight_uses import (
     weight_uses,
 )
 
-__all__ = ["ROLE_MARK", "Parameter", "find_parameters"]
-
-ROLE_MARK = "ortboost.role"
-"""Metadata key of a tensor that a rewrite added: its role, where its place in the graph does not say it."""
+__all__ = ["Parameter", "find_parameters"]
 
 _TRAINABLE = ("weight", "bias", "norm_scale", "norm_shift")
 _PARAMETER_NAME = re.compile(
@@ -183,6 +180,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
     by_use = "constant" if use.kind == OTHER or (single and use.kind == PLAIN) else use.role
     if use.kind == PLAIN and len(shape) == 1 and use.op == "Add":
         by_use = "bias" if by_use != "constant" else by_use
+    if use.kind == PLAIN and not single and not _is_finite(value):
+        return _Verdict("constant", f"holds non-finite values, as masks do, {use.where}")
     if origin.kind == "buffer":
         return _Verdict("constant", f"a buffer of the torch module, {use.where}", by_use=by_use)
     if origin.kind == "literal":
@@ -230,8 +229,6 @@ def _formula(
         return "it is multiplied with whole numbers for a sine or cosine"
     if sure or use.kind < PLAIN or tensor is None:
         return None
-    if tensor.size > 1 and not bool(np.isfinite(tensor.numpy().astype(np.float32)).all()):
-        return "it holds non-finite values, as masks do"
     if tensor.size > 1 and all(use.raw for use in uses):
         return "it normalizes the raw input"
     return None
@@ -270,6 +267,11 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
         f"the exporter computed it, perhaps of {_listed(origin.made_of) or 'several parameters'}"
     )
     return _Verdict(by_use, reason, doubt, by_use)
+
+
+def _is_finite(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and bool(np.isfinite(tensor.numpy().astype(np.float32)).all())
 
 
 def _is_one_number(value: ir.Value) -> bool:

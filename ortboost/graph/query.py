@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 __all__ = [
     "FLOAT_TYPES",
+    "ROLE_MARK",
     "all_tensors",
     "known_shape",
     "match_names",
@@ -21,6 +22,9 @@ FLOAT_TYPES = (
     ir.DataType.BFLOAT16,
     ir.DataType.DOUBLE,
 )
+
+ROLE_MARK = "ortboost.role"
+"""Metadata key of a tensor that a rewrite added: its role, where its place in the graph does not say it."""
 
 
 def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:

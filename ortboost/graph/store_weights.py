@@ -54,9 +54,8 @@ def store_weights(model: ir.Model) -> Report:
         ...   w = ConstantOfShape(shape)  y = MatMul(x, w) }''')
         >>> common.ShapeInferencePass()(model).modified
         True
-        >>> print(store_weights(model))
-        store_weights: 1 changed, 0 kept
-          w: computed by ConstantOfShape of constants
+        >>> store_weights(model).changed
+        {'w': 'computed by ConstantOfShape of constants'}
     """
     report = Report("store_weights")
     _leave_branches(model, report)
@@ -90,9 +89,11 @@ def store_weights(model: ir.Model) -> Report:
         common.RemoveUnusedNodesPass()(model)
     weights = [name for name in made if name in model.graph.initializers]
     if weights:
+        operators = ", ".join(sorted(set(made.values())))
+        count = "1 tensor" if len(weights) == 1 else f"{len(weights)} tensors"
+        more = "" if len(weights) == 1 else ", ..."
         report.notes.append(
-            f"{len(weights)} tensors that the file computes of constants ({', '.join(sorted(set(made.values())))}) "
-            f"are stored now: '{weights[0]}'" + (", ..." if len(weights) > 1 else "")
+            f"stored what the file computes of constants ({operators}), {count}: '{weights[0]}'{more}"
         )
     report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}
     report.notes += [

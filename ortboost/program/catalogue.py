@@ -239,7 +239,7 @@ class StateEntry:
         dtype: numpy dtype.
         shape: Static shape.
         next: Graph output with its next value; ``None`` if a step never changes it.
-        role: For parameters and buffers, see :class:`ortboost.graph.query.Parameter`; for slots
+        role: For parameters and buffers, see :class:`ortboost.graph.parameters.Parameter`; for slots
             the name of the slot.
     """
 

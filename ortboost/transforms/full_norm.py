@@ -26,8 +26,7 @@ from ortboost.errors import ModelError
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.parameters import ROLE_MARK
-from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.query import ROLE_MARK, known_shape, static_shape
 from ortboost.report import Report
 from ortboost.transforms.centralize import HEAD_MARK
 from ortboost.transforms.new_head import DenseLayer, find_head

@@ -9,12 +9,13 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from ortboost.cli import main
 from ortboost.cli.console import Output
 from ortboost.deploy.pipeline import REWRITES
-from tests.support import model_path, needs_native
+from tests.support import model_path, needs_native, text_model, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 MLP = str(ROOT / "models/mlp.onnx")
@@ -75,7 +76,7 @@ def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
     words = ["convert", MLP, "-o", str(run), "--optimizer", "adam", "--lr", "3e-3", "--explain"]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert "4 tensors, 2,410 numbers" in text
+    assert "2,410 of 2,410 numbers in 4 tensors" in text
     assert "fc1.weight: trained as weight" in text
     assert f"next: ortboost train {run}" in text
     assert main(["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "2"]) == 0
@@ -458,3 +459,33 @@ def test_check_names_what_is_done_alike_in_one_row(capsys):
     assert out.count("statistics of the batch") == 1
     assert main(["check", model, "--engine", "portable", "-v"]) == 0
     assert capsys.readouterr().out.count("statistics of the batch") == 21
+
+
+def test_a_list_of_parameters_and_what_is_in_doubt(tmp_path, capsys):
+    path, listed = tmp_path / "m.onnx", tmp_path / "m.txt"
+    ir.save(
+        text_model(
+            """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+            net (float[N,4] x, float[4] mask, float[4,3] weight) => (float[N,3] y) {
+              a = Mul(x, mask)  y = MatMul(a, weight) }""",
+            mask=weights(4),
+            weight=weights(4, 3),
+        ),
+        path,
+    )
+    assert main(["inspect", str(path), "--params"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "doubtful 1, see --params" in text
+    assert "mask [4] constant no? named like a buffer" in text
+    listed.write_text("mask\nweight false\n")
+    for verb in (["check"], ["convert", "--out", str(tmp_path / "run"), "--dry-run"]):
+        assert main([verb[0], str(path), *verb[1:], "--parameters", str(listed)]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert "4 of 16 numbers in 1 tensor; 1 tensor frozen" in text
+        assert "doubtful" not in text
+    assert main(["inspect", str(path), "--params", "--parameters", str(listed)]) == 0
+    assert "mask [4] constant yes " in " ".join(capsys.readouterr().out.split())
+    listed.write_text("mosk\n")
+    for verb in (["check"], ["inspect"], ["convert", "--out", str(tmp_path / "run")]):
+        assert main([verb[0], str(path), *verb[1:], "--parameters", str(listed)]) == 2
+        assert "Did you mean 'mask'?" in capsys.readouterr().err

@@ -11,7 +11,8 @@ from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
-from ortboost.graph.query import find_parameters, known_shape
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import known_shape
 from tests.support import assert_three_lines, run, text_model, weights
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18]>

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.normalize import normalize
+from ortboost.graph.origins import lost_parameters, origin_of, tensor_origins
+from tests.support import text_model, weights
+
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def model(producer: str = "pytorch", opset: int = 18) -> ir.Model:
+    return text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : {opset}]>
+        net (float[N,4] x, float[4,4] w, float[4] b, float[4,4] val_3) => (y) {{
+          c = Constant<value_float = 2.0>() h = MatMul(x, w) i = MatMul(h, val_3) j = Add(i, b)
+          y = Mul(j, c) }}""",
+        w=weights(4, 4),
+        b=weights(4),
+        val_3=weights(4, 4),
+    )
+
+
+def kinds(found: ir.Model) -> dict[str, str]:
+    return {name: origin.kind for name, origin in tensor_origins(found).of.items()}
+
+
+def test_torchscript_names():
+    assert kinds(model()) == {"w": "module", "b": "module", "val_3": "folded", "c": "literal"}
+
+
+def test_other_producers_tell_nothing():
+    assert set(kinds(model("tf2onnx")).values()) == {"unknown"}
+
+
+def dynamo(opset: int = 18) -> ir.Model:
+    found = model(opset=opset)
+    found.graph.initializers["w"].metadata_props[KIND] = "PARAMETER"
+    found.graph.initializers["b"].metadata_props[KIND] = "BUFFER"
+    found.graph.metadata_props[SIGNATURE] = (
+        "\n# inputs\np_w: PARAMETER target='w'\nb_b: BUFFER target='b' persistent=False\n"
+        "p_fc: PARAMETER target='net.fc.weight'\nx: USER_INPUT\n"
+    )
+    found.graph[2].metadata_props[SCOPES] = "['', 'net', 'net.fc', 'linear']"
+    return found
+
+
+def test_the_dynamo_exporter_says_it_all():
+    """Also which module reads a tensor that took the place of a parameter."""
+    found = tensor_origins(dynamo())
+    assert {n: o.kind for n, o in found.of.items()} == {
+        "w": "parameter",
+        "b": "buffer",
+        "val_3": "folded",
+        "c": "literal",
+    }
+    assert found.lost == ("net.fc.weight",)
+    assert found.of["val_3"].made_of == ("net.fc.weight",)
+    assert found.of["val_3"].direct
+
+
+def test_the_parts_of_a_parametrization_belong_to_its_layer():
+    found = dynamo()
+    signature = found.graph.metadata_props[SIGNATURE]
+    found.graph.metadata_props[SIGNATURE] = signature.replace(
+        "net.fc.weight", "net.fc.parametrizations.weight.original0"
+    )
+    assert tensor_origins(found).of["val_3"].direct
+
+
+def test_origins_survive_a_conversion_of_the_opset_and_a_clone():
+    found = dynamo(opset=16)
+    normalize(found, opsets=range(18, 22), ir_version=10)
+    copy = found.clone()
+    normalize(copy, opsets=range(18, 22), ir_version=10)
+    for one in (found, copy):
+        assert origin_of(one.graph.initializers["w"]).kind == "parameter"
+        assert origin_of(one.graph.initializers["c"]).kind == "literal"
+        assert origin_of(one.graph.initializers["val_3"]).made_of == ("net.fc.weight",)
+    assert lost_parameters(found) == ("net.fc.weight",)
+
+
+def test_what_cannot_be_parsed_is_left_out():
+    found = dynamo()
+    found.graph[2].metadata_props[SCOPES] = "[''"
+    assert tensor_origins(found).of["val_3"].made_of == ()

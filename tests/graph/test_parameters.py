@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import normalize
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.store_weights import store_weights
+from tests.support import (
+    GOLDEN,
+    NAMES,
+    golden,
+    model_path,
+    small_convnet,
+    text_model,
+    weights,
+)
+
+
+def normalized(path) -> ir.Model:
+    model = load_model(path)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trainable_parameters_are_those_of_the_module(name):
+    found = find_parameters(normalized(model_path(name)))
+    expected = list(golden(name)["param_names"])
+    trainable = [parameter.name for parameter in found.values() if parameter.trainable]
+    assert sorted(trainable) == sorted(expected)
+    sizes = {"mlp": 2410, "lenet5": 39742, "resnet20": 272474, "resnet_bottleneck": 41434}
+    sizes |= {"mobilenet_like": 10114, "transformer_tiny": 85130}
+    assert sum(found[n].size for n in trainable) == sizes[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_running_statistics_are_buffers(name):
+    found = find_parameters(normalized(model_path(name)))
+    buffers = [p for p in found.values() if p.role.startswith("running_")]
+    expected = {"running_mean": [], "running_var": []}
+    for buffer in golden(name).get("buffer_names", []):
+        expected[str(buffer).rpartition(".")[2]].append(str(buffer))
+    assert {p.name for p in buffers} <= {n for names in expected.values() for n in names}
+    if name in ("resnet_bottleneck",):  # nothing is stored once for two there
+        assert len(buffers) == sum(map(len, expected.values()))
+    assert not any(p.trainable for p in buffers)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet_bottleneck", "mobilenet_like"])
+def test_order_is_that_of_first_use(name):
+    model = normalized(model_path(name))
+    order = [n for n, p in find_parameters(model).items() if p.trainable]
+    used: list[str] = []
+    for node in model.graph:
+        used += [v.name for v in node.inputs if v is not None and v.name not in used]
+    assert order == [n for n in used if n in order]
+
+
+@pytest.mark.parametrize("export", ["convbn_torchscript", "convbn_opset9", "convbn_dynamo"])
+def test_both_exporters_and_an_old_opset_agree(export):
+    found = find_parameters(normalized(GOLDEN / "exports" / f"{export}.onnx"))
+    roles = {n: p.role for n, p in found.items() if p.role != "constant"}
+    assert roles["conv1.weight"] == "weight"
+    assert roles["conv1.bias"] == "bias"
+    assert sum(role == "norm_scale" for role in roles.values()) == 2
+    assert sum(role == "norm_shift" for role in roles.values()) == 2
+    assert all(found[n].reason for n in found)
+
+
+def one(body: str, inputs: str, output: str = "float[batch,4] y", **initializers) -> dict[str, str]:
+    model = text_model(
+        f'<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, {inputs}) =>'
+        f" ({output}) {{ {body} }}",
+        **initializers,
+    )
+    return {name: p.role for name, p in find_parameters(model).items()}
+
+
+W44, V4, S = weights(4, 4), weights(4), np.float32(3)
+
+
+@pytest.mark.parametrize(
+    ("body", "value", "role"),
+    [
+        ("y = MatMul(x, p)", W44, "weight"),
+        ("t = Transpose<perm = [1, 0]>(p) y = MatMul(x, t)", W44, "weight"),
+        ("t = Cast<to = 1>(p) u = Identity(t) y = MatMul(x, u)", W44, "weight"),
+        ("t = Transpose<perm = [1, 0]>(p) u = Cast<to = 1>(t) y = Gemm(x, u)", W44, "weight"),
+        ("y = Add(x, p)", V4, "bias"),
+        ("y = Add(x, p)", weights(1, 4), "weight"),
+        ("y = Mul(x, p)", V4, "weight"),
+        ("y = PRelu(x, p)", np.float32([0.25]), "weight"),
+        ("y = LayerNormalization(x, p)", V4, "norm_scale"),
+        ("y = Add(x, p)", np.array([0, -np.inf, 0, np.nan], np.float32), "constant"),
+        ("y = Mul(x, p)", S, "constant"),
+        ("y = Add(x, p)", np.float32([3]), "constant"),
+        ("y = Pow(x, p)", V4, "constant"),
+        ("y = Clip(x, p)", S, "constant"),
+        ("y = Relu(x)", V4, "constant"),
+    ],
+)
+def test_roles_follow_from_use(body, value, role):
+    shape = ",".join(map(str, np.shape(value)))
+    assert one(body, f"float[{shape}] p" if shape else "float p", p=value) == {"p": role}
+
+
+def test_integers_are_no_parameters():
+    assert one("y = Gather(x, p)", "int64[2] p", "float[m,4] y", p=np.array([0, 1])) == {}
+
+
+def test_a_norm_scale_is_recognized_whatever_its_name():
+    roles = {n: p.role for n, p in find_parameters(small_convnet()).items()}
+    assert roles == {
+        "cw": "weight",
+        "s": "norm_scale",
+        "b": "norm_shift",
+        "mean": "running_mean",
+        "var": "running_var",
+        "fw": "weight",
+        "fb": "bias",
+    }
+
+
+def test_tied_weights_are_one_parameter():
+    roles = one(
+        "h = MatMul(x, p) t = Transpose<perm = [1, 0]>(p) y = MatMul(h, t)", "float[4,4] p", p=W44
+    )
+    assert roles == {"p": "weight"}
+
+
+PREPROCESSING = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,3,8,8] x, float[1,3,1,1] mean, float[1,3,1,1] deviation, float[2,3,1,1] w,
+     float[1,2,1,1] shift, float[1,2,1,1] divisor) => (float[N,2,8,8] y) {
+  a = Sub(x, mean)  b = Div(a, deviation)  c = Conv(b, w)  d = Sub(c, shift)  y = Div(d, divisor)
+}"""
+
+
+def test_mean_and_deviation_of_the_raw_input_are_no_weights():
+    shapes = {"mean": 3, "deviation": 3, "shift": 2, "divisor": 2}
+    values = {name: np.ones((1, n, 1, 1), np.float32) for name, n in shapes.items()}
+    model = text_model(PREPROCESSING, w=np.ones((2, 3, 1, 1), np.float32), **values)
+    roles = {name: p.role for name, p in find_parameters(model).items()}
+    assert roles == {
+        "mean": "constant",
+        "deviation": "constant",
+        "w": "weight",
+        "shift": "weight",
+        "divisor": "weight",
+    }
+
+
+CUT = """<ir_version: 8, opset_import: ["" : 18]>
+net (float[5,N,3] x, float[12,3] w, float[12,4] r, float[12] b, float[12] c, float[1,1,4] h0,
+     float[7,4] table, int64[1] i0, int64[1] i4, int64[1] i8, int64[1] i12) => (float[k,N,4] y) {
+  w1 = Slice(w, i0, i4) w2 = Slice(w, i4, i12) ws = Concat<axis = 0>(w2, w1) wu = Unsqueeze(ws, i0)
+  r1, r2 = Split<axis = 0, num_outputs = 2>(r) rs = Concat<axis = 0>(r2, r1) ru = Unsqueeze(rs, i0)
+  bc = Concat<axis = 0>(b, c) bu = Unsqueeze(bc, i0)
+  first = Slice(h0, i0, i4) h = Identity(first)
+  [gru] all, last = GRU<hidden_size = 4>(x, wu, ru, bu)
+  part = Slice(table, i0, i4) y = Mul(last, part)
+}"""
+
+
+def test_weights_of_a_recurrent_layer_that_were_cut_up():
+    """As both torch exporters write them, and a table that is cut, as position embeddings are."""
+    stored = {"w": (12, 3), "r": (12, 4), "b": (12,), "c": (12,), "h0": (1, 1, 4), "table": (7, 4)}
+    model = text_model(
+        CUT,
+        **{name: weights(*shape) for name, shape in stored.items()},
+        **{f"i{k}": np.array([k]) for k in (0, 4, 8, 12)},
+    )
+    found = find_parameters(model)
+    assert {name: found[name].role for name in stored} == {
+        "w": "weight",
+        "r": "weight",
+        "b": "bias",
+        "c": "bias",
+        "h0": "constant",
+        "table": "weight",
+    }
+    assert found["w"].reason == "input 1 of GRU 'gru'"
+
+
+MOVED = [  # how a table reaches an Add, and the shape that the table has
+    ("t = Slice(p, i0, i1)", (3, 4)),
+    ("u = Unsqueeze(p, i0) t = Squeeze(u)", (1, 4)),
+    ("t = GatherND(p, index)", (3, 4)),
+    ("t = Gather(p, i0)", (3, 4)),
+    ("q = Reshape(p, rows) t = Gather(q, i0)", (12,)),
+    ("t = Transpose(p)", (4, 1)),
+    ("t = Expand(p, rows)", (1, 4)),
+    ("t = Tile(p, twice)", (1, 2)),
+    ("t = Pad(p, pads)", (1, 2)),
+    ("a, b = Split<axis = 0, num_outputs = 2>(p) t = Concat<axis = 0>(a, b)", (2, 4)),
+    ("t = Cast<to = 1>(p)", (1, 4)),
+    ("t = Flatten(p)", (1, 4)),
+    ("t = Exp(p)", (1, 4)),
+]
+
+
+@pytest.mark.parametrize(("moves", "shape"), MOVED)
+def test_weights_that_are_moved_about_are_weights(moves, shape):
+    shape_of = ",".join(map(str, shape))
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[{shape_of}] p, int64[1] i0, int64[1] i1, int64[2] rows,
+             int64[2] twice, int64[4] pads, int64[1,1] index) => (float[m,4] y) {{
+          {moves} y = Add(x, t) }}""",
+        p=weights(*shape),
+        i0=np.array([0]),
+        i1=np.array([1]),
+        rows=np.array([3, 4]),
+        twice=np.array([1, 2]),
+        pads=np.array([0, 1, 0, 1]),
+        index=np.array([[1]]),
+    )
+    found = find_parameters(model)["p"]
+    assert (found.trainable, found.doubt) == (True, "")
+
+
+def torch_model(body: str, kinds: dict[str, str] | None = None, **stored) -> ir.Model:
+    """A file of torch: by the dynamo exporter where kinds are given, else by TorchScript."""
+    declared = ", ".join(f"float[{','.join(map(str, np.shape(v)))}] {n}" for n, v in stored.items())
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, {declared}) => (y) {{ {body} }}""",
+        **stored,
+    )
+    for name, kind in (kinds or {}).items():
+        key = "pkg.torch.export.graph_signature.InputSpec.kind"
+        model.graph.initializers[name].metadata_props[key] = kind
+    if kinds:
+        signature = "\n".join(f"p_{n}: {kind} target='{n}'" for n, kind in kinds.items())
+        key = "pkg.torch.export.ExportedProgram.graph_signature"
+        model.graph.metadata_props[key] = signature
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    store_weights(model)
+    return model
+
+
+def told(model: ir.Model, name: str) -> tuple[bool, bool]:
+    """Whether a tensor is trained, and whether that is in doubt."""
+    found = find_parameters(model)[name]
+    return found.trainable, bool(found.doubt)
+
+
+def test_what_the_dynamo_exporter_says_decides():
+    """The same use twice: a parameter and a buffer; single numbers too."""
+    body = "a = MatMul(x, w) b = MatMul(a, k) c = Mul(b, temperature) y = Mul(c, scale)"
+    kinds = {
+        "w": "PARAMETER",
+        "k": "BUFFER",
+        "temperature": "PARAMETER",
+        "scale": "CONSTANT_TENSOR",
+    }
+    stored = {"w": W44, "k": W44, "temperature": S, "scale": np.float32(2)}
+    model = torch_model(body, kinds, **stored)
+    assert {n: told(model, n) for n in kinds} == {
+        "w": (True, False),
+        "k": (False, False),
+        "temperature": (True, False),
+        "scale": (False, False),
+    }
+
+
+def test_names_of_torchscript_leave_doubt_or_none():
+    stored = {"fc.weight": W44, "inv_freq": V4, "cls_token": weights(1, 4), "gain": V4, "g": S}
+    body = """a = MatMul(x, fcweight) b = Mul(a, inv_freq) c = Add(b, cls_token) d = Mul(c, gain)
+    y = Mul(d, g)"""
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] fcweight, float[4] inv_freq, float[1,4] cls_token, float[4] gain,
+             float g) => (y) {{ {body} }}""",
+        **{name.replace(".", ""): value for name, value in stored.items()},
+    )
+    weight = model.graph.initializers.pop("fcweight")
+    weight.name = "fc.weight"
+    model.graph.register_initializer(weight)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert {n: told(model, n) for n in stored} == {
+        "fc.weight": (True, False),
+        "inv_freq": (False, True),
+        "cls_token": (True, False),
+        "gain": (True, True),
+        "g": (True, True),
+    }
+
+
+def test_numbers_in_the_code_of_torch_are_no_parameters():
+    """Also at the place of a bias: the zero that the dynamo exporter gives to convolutions without one."""
+    model = torch_model(
+        """zero = Constant<value_float = 0.0>() typed = CastLike(zero, w)
+        two = Constant<value_ints = [2]>() bias = Expand(typed, two)
+        i = Constant<value_ints = [1, 1, 2, 2]>() image = Reshape(x, i)
+        table = Constant<value_floats = [0.5, 0.25]>() c = Conv(image, w, bias)
+        d = Conv(c, v, bias) axes = Constant<value_ints = [2, 3]>()
+        pooled = ReduceMean<keepdims = 0>(d, axes) y = Mul(pooled, table)""",
+        {"w": "PARAMETER", "v": "PARAMETER"},
+        w=weights(2, 1, 1, 1),
+        v=weights(2, 2, 1, 1),
+    )
+    assert [n for n, p in find_parameters(model).items() if p.trainable] == ["w", "v"]
+
+
+def test_a_parameter_that_counts_is_taken_for_a_projection():
+    """The last layer of a distribution focal loss: requires_grad is False, and the file does not say so."""
+    counts = np.arange(4, dtype=np.float32).reshape(4, 1)
+    model = torch_model(
+        "a = MatMul(x, w) b = Softmax(a) y = MatMul(b, dfl)",
+        {"w": "PARAMETER", "dfl": "PARAMETER"},
+        w=W44,
+        dfl=counts,
+    )
+    assert told(model, "dfl") == (False, True)
+    assert "0, 1, 2" in find_parameters(model)["dfl"].doubt
+
+
+def rows(positions: int, width: int) -> np.ndarray:
+    angles = np.arange(positions)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
+    return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(positions, width).astype("f4")
+
+
+@pytest.mark.parametrize(("table", "trained"), [(rows(9, 4), False), (weights(9, 4), True)])
+def test_sines_of_positions_are_no_weights(table, trained):
+    body = """i = Constant<value_ints = [0]>() t = Gather(p, i) m = MatMul(x, w) y = Add(m, t)"""
+    assert told(torch_model(body, w=W44, p=table), "p")[0] is trained
+
+
+def test_frequencies_that_meet_positions_are_no_weights():
+    """Rotary embeddings: whole numbers times frequencies, then sines; the frequencies have no known name."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, int64[batch,1] at, float[1,4] f, float[4,4] w) => (y) {
+          p = Cast<to = 1>(at) angles = MatMul(p, f) waves = Sin(angles) h = MatMul(x, w)
+          y = Mul(h, waves)
+        }""",
+        f=weights(1, 4),
+        w=W44,
+    )
+    assert told(model, "f") == (False, True)
+    assert told(model, "w") == (True, False)
+
+
+def test_images_of_bytes_still_meet_weights():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (uint8[batch,4] x, float[4,4] w) => (y) { p = Cast<to = 1>(x) y = MatMul(p, w) }""",
+        w=W44,
+    )
+    assert told(model, "w") == (True, False)
+
+
+def test_a_weight_normalization_trains_its_two_parameters():
+    model = torch_model(
+        """two = Constant<value_ints = [1]>() norm = ReduceL2(v, two) unit = Div(v, norm)
+        w = Mul(g, unit) y = Gemm<transB = 1>(x, w)""",
+        {"g": "PARAMETER", "v": "PARAMETER"},
+        g=weights(4, 1),
+        v=W44,
+    )
+    assert {n: p.role for n, p in find_parameters(model).items() if p.size > 1} == {
+        "g": "weight",
+        "v": "weight",
+    }
+
+
+def test_what_an_exporter_folded_is_a_weight_and_told_if_not_the_same():
+    """A transposed matrix is the same weight; a kernel that a BatchNormalization went into is another."""
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[batch,1,2,2] x, float[2,1,1,1] k, float[2] b, float[4,3] m) => (y) {
+          c = Conv(x, k, b) i = Constant<value_ints = [-1, 4]>() f = Reshape(c, i) y = MatMul(f, m) }""",
+        k=weights(2, 1, 1, 1),
+        b=weights(2),
+        m=weights(4, 3),
+    )
+    renamed = {"k": "onnx::Conv_12", "b": "onnx::Conv_13", "m": "onnx::MatMul_14"}
+    for old, new in renamed.items():
+        value = model.graph.initializers.pop(old)
+        value.name = new
+        model.graph.register_initializer(value)
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    assert {n: told(model, n) for n in renamed.values()} == {
+        "onnx::Conv_12": (True, True),
+        "onnx::Conv_13": (True, True),
+        "onnx::MatMul_14": (True, False),
+    }
+
+
+def test_weights_of_operators_that_are_not_of_the_standard_are_not_forgotten():
+    """So that the check refuses a fused file instead of training the rest of it."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        net (float[batch,4] x, float[4,4] w, float[4] b) => (y) {
+          y = com.microsoft.FusedGemm(x, w, b) }""",
+        w=W44,
+        b=V4,
+    )
+    assert all(p.trainable for p in find_parameters(model).values())
+
+
+def test_where_nothing_else_is_stored_a_literal_is_the_weight():
+    model = torch_model(
+        "w = Constant<value = float[4,2] {1, 2, 3, 4, 5, 6, 7, 9}>() y = MatMul(x, w)", None, u=V4
+    )
+    assert told(model, "w")[0]

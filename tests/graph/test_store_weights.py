@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph import store_weights as module
+from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.store_weights import store_weights
+from ortboost.transforms.trainable_norm import to_training
+from tests.support import run, text_model, weights
+
+MADE = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,3] x, int64[2] shape, int64[1] long, float[4] stored) => (float[N,4] y) {
+  w = ConstantOfShape<value = float[1] {0.5}>(shape)  half = ConstantOfShape<value = float[1] {2}>(shape)
+  both = Mul(w, half)  b = ConstantOfShape(long)  h = Gemm(x, both, b)  y = Mul(h, stored)
+}"""
+
+
+def made() -> ir.Model:
+    model = text_model(MADE, shape=np.array([3, 4]), long=np.array([4]), stored=weights(4))
+    infer_shapes(model)
+    return model
+
+
+def test_what_is_made_of_constants_is_stored_and_trained():
+    model, before = made(), made()
+    report = store_weights(model)
+    assert [node.op_type for node in model.graph] == ["Gemm", "Mul"]
+    assert report.changed == {
+        "both": "computed by Mul of constants",
+        "b": "computed by ConstantOfShape of constants",
+    }
+    roles = {name: p.role for name, p in find_parameters(model).items()}
+    assert roles == {"both": "weight", "b": "bias", "stored": "weight"}
+    np.testing.assert_array_equal(
+        model.graph.initializers["both"].const_value.numpy(), np.ones((3, 4), np.float32)
+    )
+    feeds = {"x": weights(2, 3)}
+    np.testing.assert_array_equal(run(model, feeds)["y"], run(before, feeds)["y"])
+    assert not store_weights(model).modified
+
+
+def test_stored_tensors_are_not_multiplied_together():
+    """A weight normalization has two parameters; one of their product would be another model."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float[4,4] v, float[4,1] g) => (float[N,4] y) {
+          w = Mul(g, v)  y = MatMul(x, w) }""",
+        v=weights(4, 4),
+        g=weights(4, 1),
+    )
+    infer_shapes(model)
+    assert not store_weights(model).modified
+
+
+def test_what_is_too_large_is_told(monkeypatch):
+    monkeypatch.setattr(module, "_LARGEST", 11)
+    model = made()
+    report = store_weights(model)
+    assert "b" in report.changed
+    assert "12 numbers: too many" in report.kept["w"]
+    assert any("'w' is computed at each step" in note for note in report.notes)
+
+
+def test_running_statistics_are_stored_whatever_they_are_made_of():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,2] x, float[2] s, float[2] b, float[1,2] mean, float[2] deviation, int64[1] two) => (y) {
+          m = Reshape(mean, two)  v = Mul(deviation, deviation)
+          [bn] y = BatchNormalization(x, s, b, m, v) }""",
+        s=weights(2),
+        b=weights(2),
+        mean=weights(1, 2),
+        deviation=weights(2),
+        two=np.array([2]),
+    )
+    infer_shapes(model)
+    expected = np.square(model.graph.initializers["deviation"].const_value.numpy())
+    assert set(store_weights(model).changed) == {"m", "v"}
+    np.testing.assert_allclose(model.graph.initializers["v"].const_value.numpy(), expected)
+    assert set(to_training(model).next_of) == {"m", "v"}
+
+
+def test_weights_leave_branches():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (bool c, float[N,2] x) => (float[N,2] y) {
+          y = If(c) <
+            then_branch = yes () => (float[N,2] t) <float[2] w = {2, 3}> { t = Mul(x, w) },
+            else_branch = no () => (float[N,2] e) <float one = {1}> { e = Add(x, one) }
+          >
+        }"""
+    )
+    normalize(model, opsets=range(18, 22), ir_version=10)
+    store_weights(model)
+    assert find_parameters(model)["w"].trainable
+    found = run(model, {"c": np.array(True), "x": np.ones((1, 2), np.float32)})["y"]
+    np.testing.assert_array_equal(found, [[2, 3]])
+
+
+@pytest.mark.parametrize("op", ["RandomNormal<shape = [3, 4]>()", "Bernoulli(half)"])
+def test_random_numbers_are_not_stored(op):
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,4] half) => (float[N,4] y) {{ r = {op} y = MatMul(x, r) }}""",
+        half=np.full((3, 4), 0.5, np.float32),
+    )
+    infer_shapes(model)
+    assert not store_weights(model).modified

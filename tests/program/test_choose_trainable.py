@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.api import check
+from ortboost.errors import ModelError, UsageError
+from ortboost.program.build import build_program
+from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
+from ortboost.program.config import ProgramConfig
+from tests.support import assert_three_lines, small_mlp, text_model, weights
+
+DOUBTFUL = """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+net (float[N,4] x, float[4,3] weight, float[3] gain, float[4] inv_freq) => (float[N,3] y) {
+  a = Mul(x, inv_freq)  b = MatMul(a, weight)  y = Mul(b, gain) }"""
+
+
+def doubtful():
+    return text_model(DOUBTFUL, weight=weights(4, 3), gain=weights(3), inv_freq=weights(4))
+
+
+def config(**fields) -> ProgramConfig:
+    return ProgramConfig(engine="portable", **fields)
+
+
+def chosen(model, **fields) -> tuple[list[str], list[str]]:
+    program = build_program(model, config(**fields))
+    report = next(r for r in program.reports if r.rewrite == CHOOSE_TRAINABLE)
+    trained = [entry.name for entry in program.catalogue.entries("parameter") if entry.next]
+    return trained, report.notes
+
+
+def test_the_first_note_counts_and_the_others_name_what_is_in_doubt():
+    trained, notes = chosen(doubtful())
+    assert trained == ["weight", "gain"]
+    assert (
+        notes[0] == "trains 15 of 15 numbers in 2 tensors; 1 constant, with 4 numbers; 2 doubtful"
+    )
+    assert notes[1].startswith("doubtful and NOT trained: 'inv_freq' (")
+    assert "--trainable '*' --trainable NAME" in notes[1]
+    assert notes[2].startswith("doubtful and trained: 'gain' (")
+
+
+@pytest.mark.parametrize(
+    ("fields", "trained"),
+    [
+        ({"freeze": ("gain",)}, ["weight"]),
+        ({"trainable": ("*", "inv_freq")}, ["inv_freq", "weight", "gain"]),
+        ({"parameters": {"inv_freq": True, "gain": False}}, ["inv_freq"]),
+        ({"parameters": {"inv_freq": True, "gain": True}, "freeze": ("gain",)}, ["inv_freq"]),
+    ],
+)
+def test_what_the_user_decides_is_not_in_doubt(fields, trained):
+    found, notes = chosen(doubtful(), **fields)
+    assert found == trained
+    assert not any(
+        "doubtful" in note and name in note for note in notes for name in found if name != "gain"
+    )
+
+
+def test_a_list_says_all():
+    _, notes = chosen(doubtful(), parameters={"inv_freq": True, "gain": False})
+    assert notes == ["trains 4 of 19 numbers in 1 tensor; 2 tensors frozen"]
+
+
+@pytest.mark.parametrize(
+    ("model", "listed", "words"),
+    [
+        (doubtful, {"gian": True}, "Did you mean 'gain'?"),
+        (doubtful, {"weight": True, "gian": False}, "Did you mean 'gain'?"),
+        (doubtful, {"gain": False}, "Let the list of parameters name one"),
+    ],
+)
+def test_lists_that_do_not_fit(model, listed, words):
+    with pytest.raises((UsageError, ModelError)) as raised:
+        build_program(model(), config(parameters=listed))
+    assert words in raised.value.fix
+    assert_three_lines(raised.value)
+
+
+def test_nothing_to_train_blames_only_what_was_given():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float three) => (float[N,4] y) { y = Mul(x, three) }""",
+        three=np.float32(3),
+    )
+    with pytest.raises(ModelError) as raised:
+        build_program(model, config())
+    assert "--params" in raised.value.fix
+    assert "freeze" not in raised.value.fix
+    with pytest.raises(ModelError) as raised:
+        build_program(small_mlp(), config(freeze=("*",)))
+    assert raised.value.fix.startswith("Loosen --freeze;")
+
+
+def test_a_small_share_is_told_loudly():
+    model = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (float[N,40] x, float[40] window, float[40,2] mask, float[2,3] weight) => (float[N,3] y) {
+          a = Mul(x, window)  b = MatMul(a, mask)  y = MatMul(b, weight) }""",
+        window=weights(40),
+        mask=weights(40, 2),
+        weight=weights(2, 3),
+    )
+    assert any(note.startswith("ONLY 4.8 % of the 126 float numbers") for note in chosen(model)[1])
+
+
+def test_what_an_optimization_of_the_exporter_took_away_is_told():
+    model = doubtful()
+    key = "pkg.torch.export.ExportedProgram.graph_signature"
+    names = ("weight", "gain", "bn.weight")
+    model.graph.metadata_props[key] = "\n".join(f"p: PARAMETER target='{n}'" for n in names)
+    note = next(note for note in chosen(model)[1] if "not in the file" in note)
+    assert "'bn.weight'" in note
+    assert "optimize=False" in note
+
+
+def test_fused_files_are_refused_by_name():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
+        net (float[N,4] x, float[4,4] w, float[4] b, float[4,3] v) => (float[N,3] y) {
+          [dense] h = com.microsoft.FusedGemm<activation = "Relu">(x, w, b)  y = MatMul(h, v) }""",
+        w=weights(4, 4),
+        b=weights(4),
+        v=weights(4, 3),
+    )
+    found = check(model, config())
+    first = found.blockers[0]
+    assert (first.node, first.fix) == ("dense", "Start from the un-optimised export.")
+    assert {p["name"]: p["trained"] for p in found.parameters} == {"w": True, "b": True, "v": True}
