@@ -177,7 +177,11 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
         return _Verdict("constant", f"{why}, {use.where}")
     origin = origin_of(value)
     single = int(np.prod(shape, dtype=np.int64)) <= 1
-    by_use = "constant" if use.kind == OTHER or (single and use.kind == PLAIN) else use.role
+    by_use = (
+        "constant"
+        if use.kind == OTHER or (single and (use.kind == PLAIN or use.computed))
+        else use.role
+    )
     if use.kind == PLAIN and len(shape) == 1 and use.op == "Add":
         by_use = "bias" if by_use != "constant" else by_use
     if use.kind == PLAIN and not single and not _is_finite(value):

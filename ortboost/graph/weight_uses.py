@@ -107,6 +107,7 @@ class WeightUse:
         recurrent: Whether it is a layer that runs over a sequence.
         raw: Whether it is subtracted from the raw input, or divides it.
         waves: Whether it is multiplied with whole numbers for a sine or cosine.
+        computed: Whether other stored tensors are reckoned with it before it gets there.
     """
 
     kind: int
@@ -118,6 +119,7 @@ class WeightUse:
     recurrent: bool = False
     raw: bool = False
     waves: bool = False
+    computed: bool = False
 
 
 def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
@@ -130,12 +132,10 @@ def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
         >>> [use.role for use in weight_uses(model.graph.initializers["w"])]
         ['weight']
     """
-    return tuple(
-        dict.fromkeys(_use(value, node, index, waves) for node, index, waves in _ends(value))
-    )
+    return tuple(dict.fromkeys(_use(value, *end) for end in _ends(value)))
 
 
-def _use(value: ir.Value, node: ir.Node, index: int, waves: bool) -> WeightUse:
+def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool) -> WeightUse:
     op = node.op_type
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
     standard = node.domain in ("", "ai.onnx")
@@ -150,43 +150,50 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool) -> WeightUse:
     for position, role in _WEIGHTS.get(op, ()) if standard else ():
         if index == position:
             kind = BIAS if role == "bias" else WEIGHT
-            return WeightUse(kind, role, op, where, recurrent=op in _RECURRENT, waves=waves)
+            recurrent = op in _RECURRENT
+            return WeightUse(
+                kind, role, op, where, recurrent=recurrent, waves=waves, computed=computed
+            )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
     # An operator that is not of the standard has weights where it likes: so it is trained, or refused.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
-    return WeightUse(PLAIN if plain else OTHER, "weight", op, where, raw=raw, waves=waves)
+    return WeightUse(
+        PLAIN if plain else OTHER, "weight", op, where, raw=raw, waves=waves, computed=computed
+    )
 
 
-def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool]]:
+def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
     """Nodes that read a tensor behind what only moves it, and behind arithmetic of stored tensors.
 
-    The last member says whether the way led through a product with whole numbers and a sine.
+    The last members say whether the way led through a product with whole numbers and a sine, and whether it
+    led through arithmetic.
     """
-    pending = [(value, False)]
-    seen: set[tuple[int, bool]] = set()
+    pending = [(value, False, False)]
+    seen: set[tuple[int, bool, bool]] = set()
     known: dict[int, bool] = {}
     while pending:
-        current, waves = pending.pop(0)
-        if (id(current), waves) in seen:
+        current, waves, computed = pending.pop(0)
+        if (id(current), waves, computed) in seen:
             continue
-        seen.add((id(current), waves))
+        seen.add((id(current), waves, computed))
         for usage in current.uses():
             node, index = usage.node, usage.idx
             floats = [out for out in node.outputs if out.dtype is None or out.dtype in FLOAT_TYPES]
             if node.op_type in _STOPS or not floats:
                 continue
             if node.op_type in _WAVES and waves:
-                pending += [(out, True) for out in floats]
+                pending += [(out, True, True) for out in floats]
             elif index in _MOVES.get(node.op_type, ()):
-                pending += [(out, waves) for out in floats]
+                pending += [(out, waves, computed) for out in floats]
             elif _makes_waves(node, index):
-                pending += [(out, True) for out in floats]
+                pending += [(out, True, True) for out in floats]
             elif _is_layer(node, index) or index in _SETTINGS.get(node.op_type, ()):
-                yield node, index, waves
+                yield node, index, waves, computed
             elif all(_is_stored(other, known) for other in node.inputs if other is not None):
-                pending += [(out, waves) for out in floats]
+                arithmetic = computed or node.op_type != "Concat"
+                pending += [(out, waves, arithmetic) for out in floats]
             else:
-                yield node, index, waves
+                yield node, index, waves, computed
 
 
 def _is_layer(node: ir.Node, index: int) -> bool:
