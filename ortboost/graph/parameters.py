@@ -43,6 +43,10 @@ _BUFFER_NAME = re.compile(
     re.IGNORECASE,
 )
 _PRODUCTS = ("Gather", "Gemm", "MatMul")
+_FOLDED = (
+    "the exporter computed it of other tensors, as where it folds a BatchNormalization into a convolution: "
+    "export without folding to train what torch trains"
+)
 _UNSAID = "a parameter or a buffer of the torch module: the file does not say which"
 
 
@@ -204,9 +208,8 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
         return _of_a_module(value.name or "", use, by_use)
     if origin.kind == "folded" and not single:
         return _folded(origin, use, by_use, _is_one_number(value))
-    if origin.kind == "folded" and origin.made_of and by_use == "constant":
-        doubt = f"the exporter computed it, perhaps of {_listed(origin.made_of)}"
-        return _Verdict("constant", f"a single number, {use.where}", doubt)
+    if origin.kind == "folded" and origin.direct and by_use == "constant":
+        return _Verdict("constant", f"a single number, {use.where}", _FOLDED)
     if by_use == "constant":
         why = "a single number" if single else "not a weight position"
         return _Verdict("constant", f"{why}, {use.where}")
@@ -267,10 +270,7 @@ def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict
         return _Verdict(by_use, reason, "", by_use)
     if by_use == "constant":
         return _Verdict("constant", f"not a weight position, {use.where}")
-    doubt = (
-        f"the exporter computed it, perhaps of {_listed(origin.made_of) or 'several parameters'}"
-    )
-    return _Verdict(by_use, reason, doubt, by_use)
+    return _Verdict(by_use, reason, _FOLDED, by_use)
 
 
 def _is_finite(value: ir.Value) -> bool:
