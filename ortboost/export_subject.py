@@ -148,7 +148,11 @@ class WithConstants:
             for spec in specs
             if spec.name in config.values
         }
-        fitted = fit_dims(shapes, config.dims)
+        lengths = dict(config.dims)
+        for name, array in self.constants.items():  # as fix_inputs does in the graph
+            for axis, length in enumerate(array.shape):
+                lengths.setdefault(f"{name}:{axis}", length)
+        fitted = fit_dims(shapes, lengths)
         self.inputs = tuple(
             dataclasses.replace(spec, shape=fitted[spec.name])
             for spec in specs

@@ -133,6 +133,11 @@ def test_fixed_inputs_and_lengths(folder, capsys):
     assert main([*words, *fixed]) == 0
     assert [known_shape(v) for v in load_model("three.onnx").graph.inputs] == [(4, 6)]
     assert main(["compare", "cell.onnx", "cell.onnx", *fixed, "-q"]) == 0
+    # Made-up inputs have the batch of a fixed state.
+    np.save("three.npy", np.ones((2, 3, 3), np.float32))
+    words = ["export", "cell.onnx", "-o", "four.onnx", "--input", "state=three.npy", "-q"]
+    assert main(words) == 0
+    assert known_shape(load_model("four.onnx").graph.inputs[0]) == (3, "t")
     assert main(["check", "cell.onnx", "--output", "y", *fixed]) == 0
     assert "--dim t=6 --input rate=3" in capsys.readouterr().out
 
