@@ -250,7 +250,7 @@ def convert(
             ("loss", _loss(program)),
             ("precision", _precision(program)),
             ("inputs", ", ".join(f"{s.name} {_dims(s.shape)}" for s in program.catalogue.batch)),
-            ("rewrites", ", ".join(r.rewrite for r in program.reports if r.changed)),
+            ("rewrites", ", ".join(dict.fromkeys(r.rewrite for r in program.reports if r.changed))),
         ]
     )
     if explain:
