@@ -100,12 +100,32 @@ def forward_difference(
     return found
 
 
+SYMBOLIC = ("batch", "all", "each", "unnamed", "rank")
+"""What :func:`with_symbols` leaves unknown."""
+
+
 def with_symbols(model: ir.Model, which: str) -> ir.Model:
-    """The model with the first dimension of its first input symbolic, or all dimensions of it."""
-    value = model.graph.inputs[0]
-    sizes = [] if value.shape is None else list(value.shape)
-    names = [f"N{size}" if k == 0 or which == "all" else size for k, size in enumerate(sizes)]
-    value.shape = ir.Shape(names)
+    """The model with lengths taken out of the shapes of its inputs, and inferred anew.
+
+    Args:
+        model: The model, changed in place.
+        which: ``batch``: the first length of the first input has a name instead. ``all``: all its lengths.
+            ``each``: every length of every input has a name of its own. ``unnamed``: none has one.
+            ``rank``: the inputs have no shapes.
+    """
+    for place, value in enumerate(model.graph.inputs):
+        sizes = [] if value.shape is None else list(value.shape)
+        if which in ("batch", "all"):
+            if place:
+                continue
+            names = [
+                f"N{size}" if k == 0 or which == "all" else size for k, size in enumerate(sizes)
+            ]
+        elif which == "each":
+            names = [f"N{place}_{k}" for k in range(len(sizes))]
+        else:
+            names = [None] * len(sizes)
+        value.shape = None if which == "rank" else ir.Shape(names)
     for node in model.graph:
         for output in node.outputs:
             if not output.is_graph_output():
@@ -186,7 +206,7 @@ def main() -> int:
     parser.add_argument("--raw", action="store_true", help="the bare builder, without our rewrites")
     parser.add_argument("--engine", default="native", help="name of the engine")
     parser.add_argument(
-        "--symbolic", choices=("batch", "all"), default="", help="dimensions of the first input"
+        "--symbolic", choices=SYMBOLIC, default="", help="lengths that the file does not tell"
     )
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--all", action="store_true", help="print the good ones too")

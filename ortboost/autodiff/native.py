@@ -36,8 +36,10 @@ from ortboost.autodiff.native_graph import (
     restore,
     scatter_pool_gradients,
     set_aside,
+    sum_empty_batches,
     unique_node_names,
 )
+from ortboost.autodiff.native_rewrites.broadcasting import hide_uncertain_shapes
 from ortboost.autodiff.native_rewrites.partial import partly_used_splits
 from ortboost.autodiff.reach import reach
 from ortboost.autodiff.rewriting import label
@@ -205,6 +207,7 @@ class NativeEngine:
         _refuse_unsupported(self, work, wrt, loss)
         free_gradient_names(work, [*wrt, loss])
         one_use_per_node(work, wrt)
+        hide_uncertain_shapes(work, reach(work, wrt, loss))
         shared = own_frozen_inputs(work, reach(work, wrt, loss).active)
         drop_empty_inputs(work)
         unique_node_names(work)
@@ -216,6 +219,7 @@ class NativeEngine:
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)
         scatter_pool_gradients(result)
+        sum_empty_batches(result)
         protect_pool_indices(result)
         return result
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.autodiff.broadcast_sum import sum_to_shape
 from ortboost.autodiff.engine import gradient_name
 from ortboost.autodiff.reach import find_value, uses_inside, values_by_name
 from ortboost.errors import ModelError
@@ -30,6 +31,7 @@ __all__ = [
     "restore",
     "scatter_pool_gradients",
     "set_aside",
+    "sum_empty_batches",
     "unique_node_names",
 ]
 
@@ -379,3 +381,24 @@ def scatter_pool_gradients(model: ir.Model) -> None:
         back = builder.op("Shape", image, dtype=int64)
         answer = builder.op("Reshape", added, back, shape=made.shape, allowzero=1)
         replace_node(node, [answer], builder)
+
+
+def sum_empty_batches(model: ir.Model) -> None:
+    """Write sums over axes that are found at run time so that a batch may have no samples, in place.
+
+    BroadcastGradientArgs does not find an axis of length 1 that was broadcast to length 0, and ReduceSum
+    over no axes answers an empty tensor with a number.
+    """
+    builder = Builder(model.graph, "ortboost/native/sum")
+    for node in list(model.graph):
+        summed = None if node.op_type != "Reshape" else node.inputs[0]
+        sum_node = None if summed is None else summed.producer()
+        if sum_node is None or sum_node.op_type != "ReduceSum" or len(sum_node.inputs) < 2:
+            continue
+        axes, gradient, want = sum_node.inputs[1], sum_node.inputs[0], node.inputs[1]
+        maker = None if axes is None else axes.producer()
+        if maker is None or maker.op_type != "BroadcastGradientArgs" or not (gradient and want):
+            continue
+        answer = sum_to_shape(builder, gradient, want, node.outputs[0].shape)
+        replace_node(node, [answer], builder)
+    common.RemoveUnusedNodesPass()(model)

@@ -247,8 +247,12 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:
-    """Old exporters wrote intermediate shapes for the batch they saw; inference makes true ones."""
-    kept = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    """Old exporters wrote intermediate shapes for the batch they saw; inference makes true ones.
+
+    An output that nodes read is intermediate, too: names that users gave its lengths prove nothing.
+    """
+    ends = (value for value in model.graph.outputs if not value.uses())
+    kept = {id(value) for value in (*model.graph.inputs, *ends)}
     for node in model.graph.all_nodes():
         for output in node.outputs:
             if id(output) not in kept and node.domain in ("", "ai.onnx"):

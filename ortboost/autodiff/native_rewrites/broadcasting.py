@@ -1,20 +1,26 @@
 """Broadcasting that the gradients of the builder forget to sum over.
 
 The gradients of a broadcast branch of Where and of the base of Pow come back in the shape of the
-output. Behind an Expand they are summed rightly.
+output; behind an Expand they are summed. Elsewhere the builder compares the shapes that it knows, and
+takes two lengths of different names, or a name and a number, for equal, though one of them may be 1
+at run time. Of a shape whose rank it does not know it makes a sum over the axes found at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
+from ortboost.autodiff.reach import Reach
 from ortboost.autodiff.rewriting import Site, rewrite_nodes
+from ortboost.graph.build import Builder
 from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.report import Report
 
-__all__ = ["expanded_branches"]
+__all__ = ["expanded_branches", "hide_uncertain_shapes"]
+
+Shape = tuple[int | str | None, ...]
 
 
 def expanded_branches(model: ir.Model) -> Report:
@@ -37,7 +43,7 @@ def _where(site: Site) -> list[ir.Value | None] | None:
     full = broadcast_shape([condition, *branches])
     if full is not None and all(known_shape(branch) == full for branch in branches):
         return None
-    if all(_is_expanded(branch) for branch in branches) or _only_shape(site.node):
+    if all(_is_expanded(branch, site.node) for branch in branches) or _only_shape(site.node):
         return None
     # The shape is that of a Where whose values nobody reads; no gradient flows through Shape.
     dtype = branches[0].dtype
@@ -50,7 +56,7 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
     base, exponent = site.input(0), site.input(1)
     cast = exponent.dtype is not None and base.dtype is not None and exponent.dtype != base.dtype
     full = broadcast_shape([base, exponent])
-    narrow = (full is None or known_shape(base) != full) and not _is_expanded(base)
+    narrow = (full is None or known_shape(base) != full) and not _is_expanded(base, site.node)
     single = site.array(1)
     if single is not None and single.size == 1 and single.ndim <= len(known_shape(base) or ()):
         narrow = False
@@ -72,12 +78,19 @@ def _only_shape(node: ir.Node) -> bool:
     return bool(uses) and all(usage.node.op_type == "Shape" for usage in uses)
 
 
-def _is_expanded(value: ir.Value) -> bool:
-    producer = value.producer()
-    return producer is not None and producer.op_type == "Expand"
+def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
+    """Whether the value has been expanded to the shape of the output of ``node`` by this rewrite."""
+    source: ir.Value | None = value
+    for op_type, index in (("Expand", 1), ("Shape", 0)):
+        producer = None if source is None else source.producer()
+        if producer is None or producer.op_type != op_type:
+            return False
+        source = producer.inputs[index]
+    model = None if source is None else source.producer()
+    return model is not None and model.op_type == node.op_type and _only_shape(model)
 
 
-def broadcast_shape(values: Sequence[ir.Value]) -> tuple[int | str | None, ...] | None:
+def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
     """The shape that the values broadcast to, where that is certain; equal names are equal sizes."""
     shapes = [known_shape(value) for value in values]
     found: list[int | str | None] = []
@@ -94,3 +107,74 @@ def broadcast_shape(values: Sequence[ir.Value]) -> tuple[int | str | None, ...] 
                 return None
             found[-offset] = dim
     return tuple(found)
+
+
+def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
+    """Hide the shape of what may be broadcast at run time, in place.
+
+    ``y`` becomes ``Reshape(y, Shape(y))``, of which shape inference tells nothing and which copies
+    nothing. Only operands stay as they are whose lengths show whether they are broadcast: numbers, and
+    names that meet nothing but themselves and 1.
+
+    Args:
+        model: The graph on its way into the builder; shapes must not be inferred again.
+        reached: What lies between the parameters and the loss.
+    """
+    builder = Builder(model.graph, "ortboost/native/shape")
+    for node in reached.nodes:
+        rule = _SHAPES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if rule is None:
+            continue
+        for index, (own, others) in rule(node).items():
+            value = node.inputs[index]
+            if value is None or value.name not in reached.active or _certain(own, others):
+                continue
+            shape = builder.op("Shape", value, dtype=ir.DataType.INT64)
+            node.replace_input_with(index, builder.op("Reshape", value, shape, allowzero=1))
+            model.graph.insert_before(node, builder.take())
+
+
+def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:
+    """Whether the shapes in the file tell along which axes an operand is broadcast."""
+    if own is None or any(other is None for other in others):
+        return False
+    for offset in range(1, len(own) + 1):
+        dim = own[-offset]
+        met = {other[-offset] for other in others if other is not None and offset <= len(other)}
+        if dim is None or (isinstance(dim, str) and not met <= {1, dim}):
+            return False
+    return True
+
+
+def _elementwise(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+    shapes = [None if value is None else known_shape(value) for value in node.inputs]
+    return {k: (own, [*shapes[:k], *shapes[k + 1 :]]) for k, own in enumerate(shapes)}
+
+
+def _product(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+    """MatMul: the axes before the last two are broadcast."""
+    shapes = [None if value is None else known_shape(value) for value in node.inputs]
+    batch = [None if shape is None else shape[:-2] for shape in shapes]
+    return {0: (batch[0], [batch[1]]), 1: (batch[1], [batch[0]])}
+
+
+def _onto_output(
+    index: int,
+) -> Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]:
+    """Gemm and Expand: one operand is broadcast to the output."""
+
+    def rule(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            return {}
+        return {index: (known_shape(value), [known_shape(node.outputs[0])])}
+
+    return rule
+
+
+_SHAPES: dict[str, Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]] = {
+    **dict.fromkeys(("Add", "Div", "Max", "Min", "Mul", "Sub"), _elementwise),
+    "Expand": _onto_output(0),
+    "Gemm": _onto_output(2),
+    "MatMul": _product,
+}

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ortboost.autodiff.broadcast_sum import sum_to_shape
 from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
@@ -157,24 +158,7 @@ class Backward(Site):
         return reduced
 
     def _like_at_run_time(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
-        int64 = ir.DataType.INT64
-        have, want = self.shape_of(gradient), self.shape_of(value)
-        one = self.ints(1)
-        # [1, 1, ..., want] in the rank of the gradient
-        missing = self.op(
-            "Sub", self.op("Shape", have, dtype=int64), self.op("Shape", want, dtype=int64)
-        )
-        ones = self.op("Expand", one, missing)
-        padded = self.op("Concat", ones, want, axis=0, dtype=int64)
-        same = self.op("Equal", have, padded, dtype=ir.DataType.BOOL)
-        # A new first axis is summed always: over no axes ReduceSum is wrong where a length is 0.
-        new = self.builder.const([True], ir.DataType.BOOL)
-        differs = self.op("Concat", new, self.op("Not", same), axis=0, dtype=ir.DataType.BOOL)
-        found = self.op("NonZero", differs, dtype=int64)  # [1, k]
-        axes = self.op("Reshape", found, self.ints(-1))
-        stacked = self.op("Unsqueeze", gradient, self.ints(0))
-        reduced = self.op("ReduceSum", stacked, axes, keepdims=1)
-        return self.op("Reshape", reduced, want, shape=value.shape, allowzero=1)
+        return sum_to_shape(self.builder, gradient, self.shape_of(value), value.shape)
 
 
 GradientRule: TypeAlias = Callable[[Backward], Gradients]

@@ -1,0 +1,44 @@
+"""The sum that undoes a broadcast, where only a run can tell along which axes it was."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+
+__all__ = ["sum_to_shape"]
+
+
+def sum_to_shape(
+    builder: Builder, gradient: ir.Value, want: ir.Value, shape: ir.Shape | None = None
+) -> ir.Value:
+    """Sum a gradient over the axes along which an operand was broadcast.
+
+    Args:
+        builder: Where the nodes are made.
+        gradient: Gradient in the shape of the result of the broadcast.
+        want: Shape of the operand, an int64 vector, at run time.
+        shape: The same as far as it is known.
+
+    Returns:
+        The gradient in the shape of the operand: axes that it lacks, and axes whose lengths differ, are summed.
+    """
+    int64 = ir.DataType.INT64
+    have = builder.op("Shape", gradient, dtype=int64)
+    # [1, 1, ..., want] in the rank of the gradient
+    missing = builder.op(
+        "Sub",
+        builder.op("Shape", have, dtype=int64),
+        builder.op("Shape", want, dtype=int64),
+    )
+    ones = builder.op("Expand", builder.ints(1), missing)
+    padded = builder.op("Concat", ones, want, axis=0, dtype=int64)
+    same = builder.op("Equal", have, padded, dtype=ir.DataType.BOOL)
+    # A new first axis is summed always: over no axes ReduceSum is wrong where a length is 0.
+    new = builder.const([True], ir.DataType.BOOL)
+    differs = builder.op("Concat", new, builder.op("Not", same), axis=0, dtype=ir.DataType.BOOL)
+    found = builder.op("NonZero", differs, dtype=int64)  # [1, k]
+    axes = builder.op("Reshape", found, builder.ints(-1))
+    stacked = builder.op("Unsqueeze", gradient, builder.ints(0))
+    reduced = builder.op("ReduceSum", stacked, axes, keepdims=1)
+    return builder.op("Reshape", reduced, want, shape=shape, allowzero=1)
