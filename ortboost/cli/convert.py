@@ -151,7 +151,7 @@ def convert(
     running_variance: Annotated[
         str | None, typer.Option(help="unbiased (default, as PyTorch and MindSpore) or onnx.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default), portable or native.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new head.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON file with the configuration; options overrule it.")
@@ -281,7 +281,7 @@ def check(
     freeze: _Freeze = None,
     trainable: _Trainable = None,
     parameters: _Parameters = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default), native or portable.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default), portable or native.")] = None,
     target: Annotated[
         str,
         typer.Option("--for", help="train (default), onnxruntime, tensorrt or tensorrt=VERSION."),

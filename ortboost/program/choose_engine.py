@@ -1,7 +1,7 @@
 """Which engine makes the gradients of a model: the first that is here and able.
 
 ``auto`` takes the engines in the order of :mod:`ortboost.autodiff.engine` and the first with which nothing
-stands in the way: the native one, or the portable one for a model with an operator that only it knows.
+stands in the way: the portable one, or the native one for a model with an operator that only it knows.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ def test_registry():
     assert "native" in engine_names()
     engine = get_engine()
     assert isinstance(engine, Engine)
+    assert engine.name == "portable"
     assert get_engine("native").name == "native"
     assert engine.unavailable() is None
     with pytest.raises(UsageError, match="no autodiff engine") as error:
@@ -35,7 +36,7 @@ def test_order_of_inputs_and_outputs_shapes_and_source_untouched():
     model = graph(NET)
     model.metadata_props["made_by"] = "test"
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    result = differentiate(model, "loss", ["b", "w"])
+    result = differentiate(model, "loss", ["b", "w"], "native")
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     assert [v.name for v in result.graph.inputs] == ["x", "w", "b"]
     assert [v.name for v in result.graph.outputs] == ["h", "loss", "b_grad", "w_grad"]
@@ -122,7 +123,7 @@ def test_a_loss_that_is_used_elsewhere():
 def test_the_loss_need_not_be_an_output():
     model = graph("""g (float[3] x, float[3] w) => (float[3] y) {
         y = Mul(x, w) loss = ReduceMean<keepdims=0>(y) }""")
-    result = differentiate(model, "loss", ["w"])
+    result = differentiate(model, "loss", ["w"], "native")
     assert [v.name for v in result.graph.outputs] == ["y", "w_grad"]
     feeds = random_feeds(model)
     np.testing.assert_allclose(run(result, feeds)["w_grad"], feeds["x"] / 3, rtol=1e-6)
@@ -130,7 +131,7 @@ def test_the_loss_need_not_be_an_output():
 
 def test_gradient_of_an_inner_value():
     model = graph(NET)
-    result = differentiate(model, "loss", ["m", "w"])
+    result = differentiate(model, "loss", ["m", "w"], "native")
     feeds = random_feeds(model)
     found = run(result, feeds)
     t = np.tanh(feeds["x"] @ feeds["w"] + feeds["b"])
@@ -148,7 +149,7 @@ def test_an_output_named_as_a_gradient_is_refused():
     model = graph("""g (float[3] x, float[3] w) => (float loss, float[3] w_grad) {
         w_grad = Mul(x, w) loss = ReduceMean<keepdims=0>(w_grad) }""")
     with pytest.raises(ModelError, match="names of gradients"):
-        differentiate(model, "loss", ["w"])
+        differentiate(model, "loss", ["w"], "native")
 
 
 def test_unnamed_and_doubly_named_nodes():
@@ -192,7 +193,7 @@ def test_large_constants_stay_constants():
     first = model.graph.node(0)
     model.graph.insert_before(first, [rows, product])
     first.replace_input_with(0, product.outputs[0])
-    result = differentiate(model, "loss", ["w"])
+    result = differentiate(model, "loss", ["w"], "native")
     assert [v.name for v in result.graph.inputs] == ["w", "i"]
     assert result.graph.initializers["table"].const_value.shape == (5000, 2)
     index = np.array([4999, 3], dtype=np.int64)
@@ -216,7 +217,7 @@ def test_requests_that_make_no_sense_are_refused_by_name(loss, wrt, what, where)
     model = graph("""g (float[N,4] x, float[4] w, float[4] z, int64[N] i) => (float[N,4] h, float loss) {
         h = Mul(x, w) loss = ReduceMean<keepdims=0>(h) }""")
     with pytest.raises(ModelError, match=what) as error:
-        differentiate(model, loss, wrt)
+        differentiate(model, loss, wrt, "native")
     assert where in error.value.where
     assert error.value.fix
 
@@ -226,14 +227,14 @@ def test_operators_without_gradient_are_named():
         h = Mul(x, w) [rounding] r = Round(h) [flooring] f = Floor(r) y = Add(f, h)
         loss = ReduceMean<keepdims=0>(y) }""")
     with pytest.raises(ModelError, match="have no gradient") as error:
-        differentiate(model, "loss", ["w"])
+        differentiate(model, "loss", ["w"], "native")
     assert "rounding (Round)" in error.value.where
     assert "flooring (Floor)" in error.value.where
 
 
 def test_opsets_beyond_the_engine_are_refused():
     with pytest.raises(ModelError, match="takes opset 18 to 21"):
-        differentiate(graph(NET, opset=22), "loss", ["w"])
+        differentiate(graph(NET, opset=22), "loss", ["w"], "native")
 
 
 def test_gradient_name():
@@ -307,7 +308,7 @@ def test_float16_pools_are_computed_in_float32(op):
     """The gradient of a float16 pool crashes the CPU runtime."""
     model = graph(f"""g (float[1,2,4,4] x, float[1] w) => (float loss) {{ h = Mul(x, w) c = Cast<to=10>(h)
         p = {op}<kernel_shape=[2,2]>(c) y = Cast<to=1>(p) loss = ReduceMean<keepdims=0>(y) }}""")
-    result = differentiate(model, "loss", ["w"])
+    result = differentiate(model, "loss", ["w"], "native")
     (pool,) = (node for node in result.graph if node.op_type == op)
     assert pool.inputs[0].dtype == ir.DataType.FLOAT
     feeds = random_feeds(model)
@@ -334,10 +335,10 @@ def test_inputs_and_outputs_without_gradient(body, reason):
     model = graph(f"""g (float[3,3] x, float[3] w, float[3] u) => (float loss) {{ h = Mul(x, w) {body}
         z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }}""")
     if reason is None:
-        assert differentiate(model, "loss", ["w"])
+        assert differentiate(model, "loss", ["w"], "native")
         return
     with pytest.raises(ModelError) as error:
-        differentiate(model, "loss", ["w"])
+        differentiate(model, "loss", ["w"], "native")
     assert reason in error.value.where
 
 
@@ -345,5 +346,5 @@ def test_equal_operands_share_the_gradient():
     model = graph("""g (float[2] a, float[2] b) => (float loss) {
         y = Max(a, b) loss = ReduceSum<keepdims=0>(y) }""")
     ones = np.ones(2, np.float32)
-    found = run(differentiate(model, "loss", ["a", "b"]), {"a": ones, "b": ones})
+    found = run(differentiate(model, "loss", ["a", "b"], "native"), {"a": ones, "b": ones})
     assert found["a_grad"].tolist() == found["b_grad"].tolist() == [0.5, 0.5]

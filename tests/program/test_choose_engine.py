@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.autodiff.native import NativeEngine
+from ortboost.autodiff.portable.engine import PortableEngine
 from ortboost.errors import ModelError
 from ortboost.loss_scale import NO_SCALE
 from ortboost.optimizers import Sgd
@@ -21,9 +21,6 @@ from tests.support import (
     weights,
 )
 
-NATIVE = NativeEngine().unavailable() is None
-
-
 def recurrent():
     """Only the portable engine differentiates a GRU."""
     return text_model(
@@ -38,12 +35,10 @@ def recurrent():
     )
 
 
-def test_what_the_first_engine_cannot_do_goes_to_the_second():
+def test_a_recurrent_model_is_trained():
     program = build_program(recurrent(), ProgramConfig(optimizer=Sgd(), loss_scale=NO_SCALE))
     assert program.engine == "portable"
     assert {entry.name for entry in program.catalogue.entries("parameter")} == {"w", "r", "v"}
-    notes = [note for report in program.reports for note in report.notes]
-    assert any("the portable engine is taken; native: GRU 'gru'" in n for n in notes) is NATIVE
     training = stepper(program)
     before = training.get("r")
     batch = {"x": weights(5, 6, 3, seed=5), "labels": np.arange(6) % 2}
@@ -52,9 +47,24 @@ def test_what_the_first_engine_cannot_do_goes_to_the_second():
 
 
 @needs_native
-def test_where_it_can_the_first_engine_is_taken_and_nothing_is_said():
+def test_what_the_first_engine_cannot_do_goes_to_the_second(monkeypatch):
+    monkeypatch.setattr(
+        PortableEngine,
+        "gradient_support",
+        lambda _, node: "not today" if node.op_type == "Relu" else None,
+    )
     chosen = choose_engine(small_mlp(), ProgramConfig())
     assert chosen.engine.name == "native"
+    (report,) = (r for r in chosen.forward.reports if r.rewrite == "choose_engine")
+    (note,) = report.notes
+    assert note.startswith("the native engine is taken; portable: Relu '")
+    assert note.endswith("': not today")
+    assert note in chosen.found.notes
+
+
+def test_where_it_can_the_first_engine_is_taken_and_nothing_is_said():
+    chosen = choose_engine(small_mlp(), ProgramConfig())
+    assert chosen.engine.name == "portable"
     assert not any(report.rewrite == "choose_engine" for report in chosen.forward.reports)
 
 
