@@ -57,7 +57,55 @@ def our_gradients(
     work = model.clone()
     decompose(work, wrt=wrt, loss="loss", engine=engine)
     result = engine.differentiate(work, "loss", wrt)
+    if engine_name == "portable":
+        wrong = false_shapes(result, feeds)
+        if wrong:
+            raise AssertionError(f"shapes are not what the graph says: {wrong[:3]}")
     return run(ir.to_proto(result).SerializeToString(), wrt, feeds)
+
+
+def false_shapes(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[str]:
+    """Values whose shapes in a run are not those in the graph: rules choose their forms by these."""
+    import onnxruntime as ort
+
+    told = model.clone()
+    outputs = {value.name for value in told.graph.outputs}
+    inner = [
+        value
+        for node in told.graph
+        for value in node.outputs
+        if value.name and value.name not in outputs and value.shape is not None and value.dtype
+    ]
+    shapes = {value.name: list(value.shape or ()) for value in inner}
+    for value in inner:
+        value.shape = None
+    told.graph.outputs.extend(inner)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    data = ir.to_proto(told).SerializeToString()
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    needed = {value.name for value in session.get_inputs()}
+    fed = {name: array for name, array in feeds.items() if name in needed}
+    lengths: dict[str, int] = {}
+    for value in model.graph.inputs:
+        if value.name in fed and value.shape is not None:
+            pairs = zip(value.shape, fed[value.name].shape, strict=True)
+            lengths.update(
+                {str(d.value): n for d, n in pairs if not isinstance(d, int) and d.value}
+            )
+    wrong = []
+    for name, array in zip(shapes, session.run(list(shapes), fed), strict=True):
+        dims, found = shapes[name], np.shape(array)
+        same = len(dims) == len(found) and all(
+            (dim if isinstance(dim, int) else lengths.setdefault(str(dim.value), n)) == n
+            for dim, n in zip(dims, found, strict=True)
+            if isinstance(dim, int) or dim.value
+        )
+        if not same:
+            wrong.append(f"{name}: {[str(dim) for dim in dims]} is {list(found)}")
+    return wrong
 
 
 def run(data: bytes, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -146,6 +194,8 @@ def probe(
             found = raw_gradients(model, wrt, feeds)
         else:
             found = our_gradients(model, wrt, feeds, engine)
+    except AssertionError as error:
+        return "wrong", str(error)
     except Exception as error:
         return (
             "refused",

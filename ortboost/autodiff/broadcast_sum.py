@@ -1,12 +1,37 @@
-"""The sum that undoes a broadcast, where only a run can tell along which axes it was."""
+"""The shape that values broadcast to, and the sum that undoes it in a gradient."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
+from ortboost.graph.query import known_shape
 
-__all__ = ["sum_to_shape"]
+__all__ = ["Shape", "broadcast_shape", "sum_to_shape"]
+
+Shape = tuple[int | str | None, ...]
+"""A shape as far as it is known: numbers, names, and ``None``."""
+
+
+def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
+    """The shape that the values broadcast to, where that is certain; equal names are equal sizes."""
+    shapes = [known_shape(value) for value in values]
+    found: list[int | str | None] = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        while len(found) < len(shape):
+            found.insert(0, 1)
+        for offset, dim in enumerate(reversed(shape), 1):
+            known = found[-offset]
+            if dim == 1 or (dim == known and dim is not None):
+                continue
+            if known != 1 or dim is None:
+                return None
+            found[-offset] = dim
+    return tuple(found)
 
 
 def sum_to_shape(

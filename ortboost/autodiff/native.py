@@ -30,6 +30,7 @@ from ortboost.autodiff.native_graph import (
     lift_large_constants,
     one_use_per_node,
     own_frozen_inputs,
+    part_shapes,
     protect_pool_indices,
     protect_running_statistics,
     put_back,
@@ -206,6 +207,7 @@ class NativeEngine:
         partly_used_splits(work, reach(work, wrt, loss))
         _refuse_unsupported(self, work, wrt, loss)
         free_gradient_names(work, [*wrt, loss])
+        part_shapes(work)
         one_use_per_node(work, wrt)
         hide_uncertain_shapes(work, reach(work, wrt, loss))
         shared = own_frozen_inputs(work, reach(work, wrt, loss).active)

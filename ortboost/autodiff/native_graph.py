@@ -25,6 +25,7 @@ __all__ = [
     "lift_large_constants",
     "one_use_per_node",
     "own_frozen_inputs",
+    "part_shapes",
     "protect_pool_indices",
     "protect_running_statistics",
     "put_back",
@@ -81,6 +82,24 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
                 copy = builder.op("Identity", value, shape=value.shape)
                 node.replace_input_with(index, copy)
                 model.graph.insert_before(node, builder.take())
+
+
+def part_shapes(model: ir.Model) -> None:
+    """Write ``Shape(x, start, end)`` that a Slice or Gather reads as a Slice of the whole shape, in place.
+
+    The optimizer that runs before the builder takes the dimension with that index of the whole shape.
+    """
+    builder = Builder(model.graph, "ortboost/native/part")
+    for node in list(model.graph):
+        start, end = node.attributes.get_int("start", 0), node.attributes.get("end")
+        if node.op_type != "Shape" or (start == 0 and end is None):
+            continue
+        if any(usage.node.op_type in ("Gather", "Slice") for usage in node.outputs[0].uses()):
+            whole = builder.op("Shape", node.inputs[0], dtype=ir.DataType.INT64)
+            last = sys.maxsize if end is None else end.as_int()
+            bounds = builder.ints(start), builder.ints(last)
+            part = builder.op("Slice", whole, *bounds, shape=node.outputs[0].shape)
+            replace_node(node, [part], builder)
 
 
 def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[str]:

@@ -21,6 +21,7 @@ from tests.support import (
     weights,
 )
 
+
 def recurrent():
     """Only the portable engine differentiates a GRU."""
     return text_model(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
+from ortboost.autodiff.broadcast_sum import Shape, broadcast_shape
 from ortboost.autodiff.reach import Reach
 from ortboost.autodiff.rewriting import Site, rewrite_nodes
 from ortboost.graph.build import Builder
@@ -19,8 +20,6 @@ from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.report import Report
 
 __all__ = ["expanded_branches", "hide_uncertain_shapes"]
-
-Shape = tuple[int | str | None, ...]
 
 
 def expanded_branches(model: ir.Model) -> Report:
@@ -88,25 +87,6 @@ def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
         source = producer.inputs[index]
     model = None if source is None else source.producer()
     return model is not None and model.op_type == node.op_type and _only_shape(model)
-
-
-def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
-    """The shape that the values broadcast to, where that is certain; equal names are equal sizes."""
-    shapes = [known_shape(value) for value in values]
-    found: list[int | str | None] = []
-    for shape in shapes:
-        if shape is None:
-            return None
-        while len(found) < len(shape):
-            found.insert(0, 1)
-        for offset, dim in enumerate(reversed(shape), 1):
-            known = found[-offset]
-            if dim == 1 or (dim == known and dim is not None):
-                continue
-            if known != 1 or dim is None:
-                return None
-            found[-offset] = dim
-    return tuple(found)
 
 
 def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:

@@ -22,6 +22,7 @@ from ortboost.transforms.decompose.grid_sample import GRID_SAMPLE
 from ortboost.transforms.decompose.layouts import LAYOUTS
 from ortboost.transforms.decompose.normalizations import NORMALIZATIONS
 from ortboost.transforms.decompose.reductions import REDUCTIONS
+from ortboost.transforms.decompose.resize import RESIZE
 from ortboost.transforms.decompose.trigonometry import TRIGONOMETRY
 
 __all__ = ["DECOMPOSITIONS", "decompose"]
@@ -33,6 +34,7 @@ DECOMPOSITIONS: dict[str, Rule] = {
     **LAYOUTS,
     **NORMALIZATIONS,
     **REDUCTIONS,
+    **RESIZE,
     **TRIGONOMETRY,
 }
 """Operator to the rule that writes it with differentiable ones."""

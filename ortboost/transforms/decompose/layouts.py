@@ -1,10 +1,9 @@
-"""Moving elements: pixel shuffles, paddings that repeat, resizing, transposed convolution."""
+"""Moving elements: pixel shuffles, paddings that repeat, transposed convolution."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.query import known_shape
@@ -72,94 +71,6 @@ def _pad(site: Site) -> list[ir.Value | None]:
         index = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
         result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)
     return [result if result is not site.input(0) else site.op("Identity", result)]
-
-
-def _source_positions(site: Site, scale: np.float32, length: int, size: int) -> NDArray[np.float32]:
-    """Where the points of a resized axis lie on the original one.
-
-    In float32 and in the order of the kernels of onnxruntime: elsewhere `1 / (1/3)` is not 3, and
-    another pixel is the nearest.
-    """
-    points = np.arange(size, dtype=np.float32)
-    one, half = np.float32(1), np.float32(0.5)
-    mode = site.text("coordinate_transformation_mode", "half_pixel")
-    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and size > 1):
-        return (points + half) / scale - half
-    if mode == "pytorch_half_pixel":
-        return np.zeros(size, np.float32)
-    if mode == "asymmetric":
-        return points / scale
-    if mode == "align_corners":
-        return points * np.float32(length - 1) / max(np.float32(size - 1), one)
-    raise Refusal(f"coordinate_transformation_mode='{mode}' has no gradient here")
-
-
-def _nearest(site: Site, positions: NDArray[np.float32], length: int) -> NDArray[np.int64]:
-    """The pixels taken, as onnxruntime 1.19 does; 1.31 has other ties for round_prefer_ceil."""
-    mode = site.text("nearest_mode", "round_prefer_floor")
-    if mode == "floor":
-        index = np.floor(positions)
-    elif mode == "ceil":
-        index = np.ceil(positions)
-    elif mode == "round_prefer_ceil":
-        index = np.floor(positions + np.float32(0.5))
-    else:
-        index = np.ceil(positions - np.float32(0.5))
-    return np.clip(index, 0, length - 1).astype(np.int64)
-
-
-def _interpolation(positions: NDArray[np.float32], length: int) -> NDArray[np.float64]:
-    """``[length, size]``: the weights of linear interpolation, constant beyond the ends."""
-    matrix = np.zeros((length, len(positions)))
-    clipped = np.clip(positions, 0, length - 1)
-    low = np.minimum(np.floor(clipped).astype(np.int64), length - 1)
-    high = np.minimum(low + 1, length - 1)
-    columns = np.arange(len(positions))
-    np.add.at(matrix, (low, columns), 1.0 - (clipped - low))
-    np.add.at(matrix, (high, columns), clipped - low)
-    return matrix
-
-
-def _resize(site: Site) -> list[ir.Value | None]:
-    """Nearest: a Gather along each axis. Linear: a product with a matrix of weights along each axis."""
-    mode = site.text("mode", "nearest")
-    if mode not in ("nearest", "linear") or site.integer("antialias", 0):
-        raise Refusal(
-            f"mode='{mode}' (antialias={site.integer('antialias', 0)}) has no gradient here"
-        )
-    if site.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Refusal("keep_aspect_ratio_policy has no gradient here")
-    rank, data = site.rank(), site.input(0)
-    scales, sizes = site.array(2), site.array(3)
-    if (scales is None or not scales.size) and sizes is None:
-        raise Refusal("its scales or sizes are not constant; export with a fixed scale factor")
-    axes = [a % rank for a in site.integers("axes") or range(rank)]
-    result = data
-    for place, axis in enumerate(axes):
-        length = site.shape()[axis]
-        scale = np.float32(scales[place]) if scales is not None and scales.size else None
-        if scale == 1.0 or (scale is None and sizes is not None and sizes[place] == length):
-            continue
-        if not isinstance(length, int):
-            raise Refusal(
-                f"axis {axis} is resized and its length is not fixed; fix it with --dim NAME=LENGTH"
-            )
-        if scale is None:
-            size = int(sizes[place]) if sizes is not None else length
-            scale = np.float32(size) / np.float32(length)
-        else:
-            size = int(np.float32(length) * scale)
-        positions = _source_positions(site, scale, length, size)
-        if mode == "nearest":
-            index = _nearest(site, positions, length)
-            result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)
-            continue
-        order = [other for other in range(rank) if other != axis] + [axis]
-        back = [order.index(here) for here in range(rank)]
-        moved = site.op("Transpose", result, perm=order)
-        moved = site.op("MatMul", moved, site.const(_interpolation(positions, length)))
-        result = site.op("Transpose", moved, perm=back)
-    return [result if result is not data else site.op("Identity", data)]
 
 
 def _conv_transpose(site: Site) -> list[ir.Value | None]:
@@ -230,7 +141,6 @@ LAYOUTS = {
     "ConvTranspose": _conv_transpose,
     "DepthToSpace": _depth_to_space,
     "Pad": _pad,
-    "Resize": _resize,
     "SpaceToDepth": _space_to_depth,
 }
 """Operator to rule."""
