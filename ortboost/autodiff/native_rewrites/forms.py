@@ -168,21 +168,6 @@ def _max_pool(site: Site) -> list[ir.Value | None] | None:
     return outputs
 
 
-def _pad(site: Site) -> list[ir.Value | None] | None:
-    """Pads for some axes only are written for all: the gradient ignores the axes input."""
-    if site.text("mode", "constant") != "constant" or site.optional(3) is None:
-        return None
-    pads, axes = site.array(1), site.array(3)
-    if pads is None or axes is None:
-        raise Refusal("its pads or axes are not constant; export with fixed pads")
-    rank = site.rank()
-    full = [0] * (2 * rank)
-    for place, axis in enumerate(int(a) % rank for a in axes.reshape(-1)):
-        full[axis] = int(pads[place])
-        full[rank + axis] = int(pads[axes.size + place])
-    return [site.op("Pad", site.input(0), site.ints(*full), site.optional(2), mode="constant")]
-
-
 def _scatter(site: Site) -> list[ir.Value | None] | None:
     """With ``reduction="add"`` the gradient of the data is zeroed where it must not be.
 
@@ -296,7 +281,6 @@ _FORMS = {
     "LeakyRelu": (_leaky_relu, "negative slope, written out"),
     "MatMul": (_matmul, "vectors made matrices"),
     "MaxPool": (_max_pool, "indices row-major; float16: computed in float32"),
-    "Pad": (_pad, "pads written for all axes"),
     "ReduceL2": (_reduce, "dimensions kept, then squeezed"),
     "ReduceLogSumExp": (_reduce, "dimensions kept, then squeezed"),
     "ReduceMean": (_empty_reduce, "reduces nothing: passes its input on"),

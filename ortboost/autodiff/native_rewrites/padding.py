@@ -1,7 +1,8 @@
-"""``auto_pad`` of convolutions and pools becomes explicit ``pads``.
+"""``auto_pad`` of convolutions and pools, and pads of some axes only, become explicit ``pads``.
 
 The builder hands ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read memory
-that is not theirs: errors far above 1 that vary from run to run.
+that is not theirs: errors far above 1 that vary from run to run. It ignores the axes of a Pad, and so does the
+optimizer of onnxruntime (1.19 to 1.31) where it moves a Transpose through one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,34 @@ __all__ = ["explicit_padding", "same_pads"]
 
 
 def explicit_padding(model: ir.Model) -> Report:
-    """Replace ``auto_pad`` of Conv, MaxPool and AveragePool, in place.
+    """Replace ``auto_pad`` of Conv, MaxPool and AveragePool, and the axes of Pad, in place.
 
     ``SAME_*`` with a stride above 1 needs the spatial dimensions as numbers.
     """
-    rules = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), _rule)
-    return rewrite_nodes(model, "explicit_padding", rules, "auto_pad written out as pads")
+    what = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), "auto_pad written out as pads")
+    rules = {**dict.fromkeys(what, _rule), "Pad": _pad}
+    what["Pad"] = "pads written for all axes"
+    return rewrite_nodes(model, "explicit_padding", rules, what)
+
+
+def _pad(site: Site) -> list[ir.Value | None] | None:
+    """Pads for some axes are written for all; computed ones are picked out of their vector."""
+    if site.optional(3) is None:
+        return None
+    axes, rank = site.array(3), site.rank()
+    if axes is None:
+        raise Refusal("its axes are not constant; export with fixed axes")
+    pads, places = site.array(1), {int(a) % rank: k for k, a in enumerate(axes.reshape(-1))}
+    given = [places.get(axis) for axis in range(rank)]
+    given += [None if place is None else place + axes.size for place in given]
+    if pads is not None:
+        whole = site.ints(*(0 if place is None else int(pads[place]) for place in given))
+    else:  # a zero is put behind the vector for the axes that it says nothing of
+        longer = site.op("Concat", site.input(1), site.ints(0), axis=0, dtype=ir.DataType.INT64)
+        chosen = site.ints(*(2 * axes.size if place is None else place for place in given))
+        whole = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
+    mode = site.text("mode", "constant")
+    return [site.op("Pad", site.input(0), whole, site.optional(2), mode=mode)]
 
 
 def _rule(site: Site) -> list[ir.Value | None] | None:

@@ -157,3 +157,24 @@ def test_split_by_number():
         loss = Add(z, w) }"""
     )
     assert_gradients(model, ["x"], random_feeds(model), engine="portable")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "p = Slice(t, one, two, axes)",
+        "p = Slice(t, one, big, axes, two)",
+        "p = Gather<axis=2>(t, one)",
+        "p = Pad(t, pads, , axes)",
+        'p = Pad<mode="edge">(t, pads, , axes)',
+    ],
+)
+def test_zeros_around_between_transposes(body):
+    """The runtime's optimizer, where it moves a Transpose through a Pad, takes pads for those of all axes."""
+    model = graph(
+        "g (float[N,3,4] x, float[3,4] w) => (float loss) <int64[1] one = {1}, int64[1] two = {2}, "
+        "int64[1] big = {9}, int64[1] axes = {2}, int64[2] pads = {1, 2}> "
+        f"{{ a = Mul(x, w) t = Transpose<perm=[0, 2, 1]>(a) {body} "
+        "s = Transpose<perm=[0, 2, 1]>(p) z = Mul(s, s) loss = ReduceSum<keepdims=0>(z) }"
+    )
+    assert_gradients(model, ["x", "w"], random_feeds(model), engine="portable")

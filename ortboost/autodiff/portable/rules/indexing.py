@@ -17,6 +17,7 @@ from ortboost.autodiff.portable.rules.sizes import (
     Size,
     joined,
     length,
+    padded,
     product,
     reshape_like,
     zeros,
@@ -107,7 +108,7 @@ def _as_run(b: Backward, axis: int) -> ir.Value | None:
         pads = [front, -flat[0] - taken]
     if pads == [0, 0]:
         return g if places.ndim else reshape_like(b, g, x)
-    return b.op("Pad", g, joined(b, pads), None, b.ints(axis), shape=x.shape)
+    return padded(b, g, {axis: (pads[0], pads[1])}, len(shape), x.shape)
 
 
 def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axis: int) -> ir.Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -10,7 +10,17 @@ from ortboost.autodiff.portable.backward import Backward
 from ortboost.autodiff.rewriting import Site
 from ortboost.graph.query import known_shape
 
-__all__ = ["INT64", "Size", "dims", "joined", "length", "product", "reshape_like", "zeros"]
+__all__ = [
+    "INT64",
+    "Size",
+    "dims",
+    "joined",
+    "length",
+    "padded",
+    "product",
+    "reshape_like",
+    "zeros",
+]
 
 INT64 = ir.DataType.INT64
 Size = int | ir.Value
@@ -75,6 +85,23 @@ def reshape_like(b: Site, gradient: ir.Value, value: ir.Value) -> ir.Value:
             target = b.ints(*numbers)
             return b.op("Reshape", gradient, target, shape=shape, allowzero=int(0 in numbers))
     return b.op("Reshape", gradient, b.shape_of(value), shape=shape, allowzero=1)
+
+
+def padded(
+    b: Site,
+    value: ir.Value,
+    margins: Mapping[int, tuple[Size, Size]],
+    rank: int,
+    shape: ir.Shape | None = None,
+) -> ir.Value:
+    """Zeros before and behind along some axes.
+
+    Pads for all axes, not an axes input: onnxruntime (1.19 to 1.31), where it moves a Transpose through a
+    Pad, permutes the pads as if they were those of all axes.
+    """
+    each = [margins.get(axis, (0, 0)) for axis in range(rank)]
+    pads = joined(b, [*(before for before, _ in each), *(after for _, after in each)])
+    return b.op("Pad", value, pads, shape=shape)
 
 
 def zeros(b: Backward, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.sizes import INT64, Size, joined, length
+from ortboost.autodiff.portable.rules.sizes import INT64, Size, joined, length, padded
 from ortboost.autodiff.rewriting import constant
 from ortboost.graph.query import known_shape
 
@@ -51,8 +51,7 @@ def slice_(b: Backward) -> Gradients:
     given = b.array(3) if b.array(3) is not None else steps
     axes = _axes(b, 3, count if given is None else int(np.size(given)))
     starts = b.array(1)
-    begins: list[Size] = []
-    ends: list[Size] = []
+    margins: dict[int, tuple[Size, Size]] = {}
     for place, axis in enumerate(axes):
         step = 1 if steps is None else int(steps.reshape(-1)[place])
         taken = _size_of(b, g, axis)
@@ -67,12 +66,10 @@ def slice_(b: Backward) -> Gradients:
             g = _spread(b, g, axis, abs(step))
         begin = start if isinstance(start, int) else _clamped(b, start, size)
         behind_it = _minus(b, _minus(b, size, begin), _size_of(b, g, axis))
-        begins.append(begin)
-        ends.append(behind_it)
-    if all(isinstance(n, int) and n == 0 for n in (*begins, *ends)):
+        margins[axis] = (begin, behind_it)
+    if all(isinstance(n, int) and n == 0 for pair in margins.values() for n in pair):
         return [g]
-    pads = joined(b, [*begins, *ends])
-    return [b.op("Pad", g, pads, None, b.ints(*axes), shape=x.shape)]
+    return [padded(b, g, margins, b.rank(), x.shape)]
 
 
 def _size_of(b: Backward, value: ir.Value, axis: int) -> Size:
@@ -130,7 +127,7 @@ def _spread(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
     rank = b.rank()
     shape = known_shape(g) or (None,) * rank
     apart = b.op("Unsqueeze", g, b.ints(axis + 1))
-    apart = b.op("Pad", apart, b.ints(0, step - 1), None, b.ints(axis + 1))
+    apart = padded(b, apart, {axis + 1: (0, step - 1)}, rank + 1)
     sizes = [_size_of(b, g, other) for other in range(rank)]
     sizes[axis] = _affine(b, sizes[axis], step, 0, 0)
     flat = b.op("Reshape", apart, joined(b, sizes), allowzero=1)
