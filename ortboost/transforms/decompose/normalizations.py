@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.portable.rules.losses import LOWERINGS
 from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.query import known_shape
 
@@ -109,48 +110,12 @@ def _local_response(site: Site) -> list[ir.Value | None]:
     return [site.op("Div", data, divisor)]
 
 
-def _negative_log_likelihood(site: Site) -> list[ir.Value | None]:
-    """``-w[label] * x[label]``, ignored labels 0; the mean divides by the sum of the weights.
-
-    Not SoftmaxCrossEntropyLoss: the scores need not be normalized.
-    """
-    scores, labels, weights = site.input(0), site.input(1), site.optional(2)
-    dtype = site.dtype
-    ignored = site.node.attributes.get_int("ignore_index", None)
-    index, weight = labels, None
-    label_type = labels.dtype or ir.DataType.INT64
-    if ignored is not None:
-        skip = site.op(
-            "Equal", labels, site.builder.const(ignored, label_type), dtype=ir.DataType.BOOL
-        )
-        zero = site.builder.const(0, label_type)
-        index = site.op("Where", skip, zero, labels, dtype=label_type)
-        counted = site.op("Not", skip, dtype=ir.DataType.BOOL)
-        weight = site.op("Cast", counted, dtype=dtype, to=int(dtype))
-    if weights is not None:
-        own = site.op("Gather", weights, index, axis=0)
-        weight = own if weight is None else site.op("Mul", own, weight)
-    picked = site.op("GatherElements", scores, site.op("Unsqueeze", index, site.ints(1)), axis=1)
-    losses = site.op("Neg", site.op("Squeeze", picked, site.ints(1)))
-    if weight is not None:
-        losses = site.op("Mul", losses, weight)
-    reduction = site.text("reduction", "mean")
-    if reduction == "none":
-        return [losses]
-    if reduction == "sum":
-        return [site.op("ReduceSum", losses, keepdims=0)]
-    if weight is None:
-        return [site.op("ReduceMean", losses, keepdims=0)]
-    total = site.op("ReduceSum", losses, keepdims=0)
-    return [site.op("Div", total, site.op("ReduceSum", weight, keepdims=0))]
-
-
 NORMALIZATIONS = {
     "GroupNormalization": _group,
     "InstanceNormalization": _instance,
     "LRN": _local_response,
     "LpNormalization": _lp,
     "MeanVarianceNormalization": _mean_variance,
-    "NegativeLogLikelihoodLoss": _negative_log_likelihood,
+    "NegativeLogLikelihoodLoss": LOWERINGS["NegativeLogLikelihoodLoss"],
 }
 """Operator to rule."""

@@ -7,10 +7,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff.engine import differentiate
+from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.errors import ModelError
+from ortboost.transforms.decompose import decompose
 from tests.autodiff.oracle import assert_gradients, graph
-from tests.support import run
+from tests.support import ENGINES, run
 
 LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
@@ -130,3 +131,18 @@ def test_checks_and_keeps_names():
     result = differentiate(model, "loss", ["x"], "portable")
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     assert [value.name for value in result.graph.outputs] == ["loss", "x_grad"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("op_type", LOSSES)
+def test_where_no_label_counts_loss_and_gradient_are_zero(op_type, weight, engine):
+    """torch answers nan, and the training is lost; such a batch teaches nothing instead."""
+    model = make(op_type, ",2", "ignore_index = -100", weight=weight)
+    feeds = feeds_for(model, (3, 4, 2), np.full((3, 2), -100))
+    work = model.clone()
+    decompose(work, wrt=["x"], loss="loss", engine=get_engine(engine))
+    found = run(differentiate(work, "loss", ["x"], engine), feeds)
+    assert found["loss"] == 0
+    assert not found["x_grad"].any()
+    assert found["x_grad"].shape == (3, 4, 2)

@@ -154,7 +154,7 @@ def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
 
 
 def _lower_likelihood(site: Site) -> list[ir.Value | None]:
-    """The scores of the labels, gathered."""
+    """``-w[label] * x[label]``, ignored labels 0; the mean divides by the sum of the weights."""
     return [_picked(site, site.input(0))]
 
 
