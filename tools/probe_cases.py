@@ -945,8 +945,10 @@ def resizes() -> Iterator[Case]:
         attrs = {"mode": "linear", "axes": [2]}
         yield Case("Resize", inputs, attrs=attrs, note=f"one axis {len(inputs)}", constant=(2,))
     inputs = [(2, 3, 4, 4), None, floats(1, 1, 2, 2)]
-    for attrs in ({"mode": "cubic"}, {"mode": "linear", "antialias": 1}):
-        yield Case("Resize", inputs, attrs=attrs, note=f"refused {attrs}", constant=(2,))
+    for attrs in ({}, {"cubic_coeff_a": -0.5, "exclude_outside": 1}):
+        yield Case("Resize", inputs, attrs={"mode": "cubic", **attrs}, constant=(2,))
+    attrs = {"mode": "linear", "antialias": 1}
+    yield Case("Resize", inputs, attrs=attrs, note=f"refused {attrs}", constant=(2,))
 
 
 def gathers() -> Iterator[Case]:
