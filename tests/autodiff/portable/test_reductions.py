@@ -157,3 +157,12 @@ def test_forms_that_are_decomposed_still_work():
     x = random_feeds(model)["x"]
     found = run(engine.differentiate(work, "loss", ["x"]), {"x": x})["x_grad"]
     np.testing.assert_allclose(found, 2 * x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin"])
+def test_extrema_behind_a_convolution_of_unknown_length(op_type):
+    """The rule of the convolution chooses its form by the shape that the gradient is said to have."""
+    model = graph(f"""g (float[N,2,L] x, float[3,2,1] w) => (float loss) <int64[1] last = {{2}}> {{
+        a = Abs(x) c = Conv<kernel_shape=[1]>(a, w) m = {op_type}<keepdims=0>(c, last)
+        z = Mul(m, m) loss = ReduceSum<keepdims=0>(z) }}""")
+    assert_gradients(model, ["x", "w"], random_feeds(model, N=2, L=5), engine="portable")
