@@ -40,7 +40,10 @@ from ortboost.autodiff.native_graph import (
     sum_empty_batches,
     unique_node_names,
 )
-from ortboost.autodiff.native_rewrites.broadcasting import hide_uncertain_shapes
+from ortboost.autodiff.native_rewrites.broadcasting import (
+    hide_uncertain_shapes,
+    show_hidden_shapes,
+)
 from ortboost.autodiff.native_rewrites.partial import partly_used_splits
 from ortboost.autodiff.reach import reach
 from ortboost.autodiff.rewriting import label
@@ -217,6 +220,7 @@ class NativeEngine:
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
         drop_copies(result)
+        show_hidden_shapes(result)
         put_back(result, aside)
         restore(result, model, wrt, lifted)
         protect_running_statistics(result)

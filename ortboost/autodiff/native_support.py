@@ -81,6 +81,13 @@ def _padding(node: ir.Node) -> str | None:
     return None
 
 
+def _conv(node: ir.Node) -> str | None:
+    shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
+    if node.attributes.get_int("group", 1) > 1 and (shape is None or len(shape) > 4):
+        return "in groups over three axes its gradient writes outside its memory; take --engine portable"
+    return _padding(node)
+
+
 def _average_pool(node: ir.Node) -> str | None:
     shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
     sizes = () if shape is None else shape[2:]
@@ -144,7 +151,7 @@ CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
         "ceil_mode=1, and SAME with stride, need fixed sizes",
     ),
     "BatchNormalization": (_rank_known, "rank known"),
-    "Conv": (_padding, "SAME with stride needs fixed sizes"),
+    "Conv": (_conv, "SAME with stride needs fixed sizes; not 3-d in groups"),
     "Gemm": (_gemm, "alpha and beta not 0"),
     "LayerNormalization": (_rank_known, "rank known"),
     "MatMul": (_rank_known, "rank known"),

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from ortboost.autodiff.engine import differentiate
 from ortboost.autodiff.native import NativeEngine
+from ortboost.errors import ModelError
+from tests.autodiff.oracle import graph
 
 SCRIPT = """
 import sys
@@ -37,3 +40,36 @@ def test_max_pool_of_nothing_but_nan(size, kernel):
     )
     assert answer.returncode == 0, answer.stderr[-500:]
     assert answer.stdout.strip() == "nan"
+
+
+GROUPED = """
+import numpy as np, onnx_ir as ir, onnxruntime as ort
+from ortboost.autodiff.engine import differentiate
+from ortboost.graph.normalize import infer_shapes
+model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+g (float[N,8,L] x, float[8,2,16] w) => (float loss) {
+  [a] y = Conv<kernel_shape = [16], pads = [8, 8], group = 4>(x, w)  [b] loss = ReduceSum<keepdims = 0>(y) }''')
+infer_shapes(model)
+step = differentiate(model, "loss", ["x", "w"], "native")
+options = ort.SessionOptions()
+options.enable_cpu_mem_arena = False  # the allocator of the system finds out what is written where it must not be
+session = ort.InferenceSession(ir.to_proto(step).SerializeToString(), options)
+for _ in range(20):
+    session.run(None, {"x": np.ones((2, 8, 39), np.float32), "w": np.ones((8, 2, 16), np.float32)})
+"""
+
+
+@pytest.mark.skipif(NativeEngine().unavailable() is not None, reason="no native engine here")
+def test_convolution_in_groups_over_one_axis():
+    answer = subprocess.run([sys.executable, "-c", GROUPED], capture_output=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-500:]
+
+
+@pytest.mark.skipif(NativeEngine().unavailable() is not None, reason="no native engine here")
+def test_convolution_in_groups_over_three_axes_is_refused():
+    model = graph("""g (float[N,4,3,3,3] x, float[4,2,1,1,1] w) => (float loss) {
+        y = Conv<group = 2>(x, w) loss = ReduceSum<keepdims = 0>(y) }""")
+    with pytest.raises(ModelError) as error:
+        differentiate(model, "loss", ["w"], "native")
+    assert "writes outside its memory" in error.value.where
+    assert differentiate(model, "loss", ["w"], "portable")

@@ -19,7 +19,9 @@ from ortboost.graph.build import Builder
 from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.report import Report
 
-__all__ = ["expanded_branches", "hide_uncertain_shapes"]
+__all__ = ["expanded_branches", "hide_uncertain_shapes", "show_hidden_shapes"]
+
+_HIDDEN = "ortboost/native/shape"
 
 
 def expanded_branches(model: ir.Model) -> Report:
@@ -100,7 +102,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
         model: The graph on its way into the builder; shapes must not be inferred again.
         reached: What lies between the parameters and the loss.
     """
-    builder = Builder(model.graph, "ortboost/native/shape")
+    builder = Builder(model.graph, _HIDDEN)
     for node in reached.nodes:
         rule = _SHAPES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         if rule is None:
@@ -112,6 +114,16 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
             shape = builder.op("Shape", value, dtype=ir.DataType.INT64)
             node.replace_input_with(index, builder.op("Reshape", value, shape, allowzero=1))
             model.graph.insert_before(node, builder.take())
+
+
+def show_hidden_shapes(model: ir.Model) -> None:
+    """Take the forward nodes of :func:`hide_uncertain_shapes` out of a built graph, in place."""
+    for node in list(model.graph):
+        value = node.outputs[0]
+        hidden = (value.name or "").startswith(f"{_HIDDEN}/Reshape") and node.op_type == "Reshape"
+        if hidden and not (value.name or "").endswith("_grad") and node.inputs[0] is not None:
+            ir.convenience.replace_all_uses_with(value, node.inputs[0])
+            model.graph.remove(node, safe=True)
 
 
 def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:

@@ -129,6 +129,25 @@ def _gelu(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Mul", data, gate)]
 
 
+def _conv(site: Site) -> list[ir.Value | None] | None:
+    """The gradient kernel of a 1-d convolution in groups writes outside its memory; that of a 2-d one does not."""
+    spatial, group = site.rank() - 2, site.integer("group", 1)
+    if group == 1 or spatial == 2:
+        return None
+    if spatial != 1:
+        raise Refusal(f"{spatial}-d and in groups: its gradient writes outside its memory")
+    data, weight = (site.op("Unsqueeze", site.input(k), site.ints(2)) for k in (0, 1))
+    attributes = {k: v for k, v in site.node.attributes.items() if k not in ("auto_pad", "pads")}
+    for name in ("kernel_shape", "strides", "dilations"):
+        given = site.integers(name)
+        if given is not None:
+            attributes[name] = [1, *given]
+    begin, end = site.integers("pads") or (0, 0)
+    pads = [0, begin, 0, end]
+    wide = site.op("Conv", data, weight, site.optional(2), **{**attributes, "pads": pads})
+    return [site.op("Squeeze", wide, site.ints(2))]
+
+
 def _transpose(site: Site) -> list[ir.Value | None] | None:
     """Without ``perm`` the builder fails."""
     if site.integers("perm") is not None:
@@ -274,6 +293,7 @@ _FORMS = {
         "written as a convolution; float16: computed in float32",
     ),
     "CastLike": (_cast_like, "written as Cast"),
+    "Conv": (_conv, "1-d in groups: written as a 2-d one"),
     "Cos": (_scalar, "of a scalar: computed as a vector of one"),
     "Erf": (_scalar, "of a scalar: computed as a vector of one"),
     "Gelu": (_gelu, "tanh form, written out"),
