@@ -6,6 +6,7 @@ Each is replaced by the ordinary form of the same operator.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -137,7 +138,9 @@ def _conv(site: Site) -> list[ir.Value | None] | None:
     if spatial != 1:
         raise Refusal(f"{spatial}-d and in groups: its gradient writes outside its memory")
     data, weight = (site.op("Unsqueeze", site.input(k), site.ints(2)) for k in (0, 1))
-    attributes = {k: v for k, v in site.node.attributes.items() if k not in ("auto_pad", "pads")}
+    attributes: dict[str, Any] = dict(site.node.attributes)
+    for name in ("auto_pad", "pads"):
+        attributes.pop(name, None)
     for name in ("kernel_shape", "strides", "dilations"):
         given = site.integers(name)
         if given is not None:
