@@ -10,13 +10,14 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 STOCK_READY := $(STOCK)/.ready
 
-.PHONY: help quickstart test lint types unit unit-stock random doctor clean
+.PHONY: help quickstart test lint types unit unit-stock random doctor zoo clean
 
 help:
 	@echo "make quickstart   set up, then train, validate and export a model on the digits"
 	@echo "make test         set up, then linter, type checker and the whole test suite, with both runtimes"
 	@echo "make random       the property tests again and again, with other examples each time (ROUNDS=10)"
 	@echo "make doctor       what this machine can do"
+	@echo "make zoo          gather some eighty foreign models and measure them; an hour, and 3 GB of packages"
 	@echo "make clean        remove the environments and everything that was made"
 
 quickstart: $(READY)
@@ -48,6 +49,11 @@ random: $(READY)
 
 doctor: $(READY)
 	@$(PY) -m ortboost doctor
+
+zoo: $(READY) $(STOCK_READY)
+	@[ -d .venv-zoo ] || sh tools/zoo/setup.sh .venv-zoo
+	@OMP_NUM_THREADS=1 .venv-zoo/bin/python -m tools.zoo.gather $(if $(ONLY),--only $(ONLY))
+	@$(PY) -m tools.zoo.run $(if $(ONLY),--only $(ONLY) --again)
 
 $(READY): pyproject.toml tools/setup_env.sh
 	@sh tools/setup_env.sh $(VENV) training

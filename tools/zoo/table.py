@@ -1,0 +1,161 @@
+"""``docs/zoo.md`` from the results of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["write_table"]
+
+_TIGHT = 1e-4  # weights after three steps, relative
+_UPDATE = 1e-2  # what the three steps moved, relative
+_SLOPE = 3e-2  # central differences in float32
+_EXPORT = 1e-3
+_MARK = "<!-- results: everything below is written by tools/zoo/run.py -->"
+
+
+def verdict(found: dict[str, Any] | None) -> str:
+    """One word on a training stage: ``ok``, ``wrong``, ``refused``, ``crash``, ``-``."""
+    if found is None:
+        return "-"
+    for word in ("crash", "died", "timeout", "refused"):
+        if word in found:
+            return {"died": "crash"}.get(word, word)
+    if found["oracle"] == "torch":
+        if found["weight_error"] is None:
+            return "wrong"
+        right = found["weight_error"] <= _TIGHT and found["update_error"] <= _UPDATE
+        told = not found["not_trained"] and not found["not_of_torch"]
+        return ("ok" if told else "other tensors") if right else "wrong"
+    if found["slope_error"] is None:
+        return "wrong"
+    single = found["worst_slope_error"] or 0.0
+    return "ok" if found["slope_error"] <= _SLOPE and single <= 3 * _SLOPE else "wrong"
+
+
+def _error(found: dict[str, Any] | None) -> str:
+    if not found or "oracle" not in found:
+        return ""
+    value = found["weight_error"] if found["oracle"] == "torch" else found["slope_error"]
+    return "" if value is None else f"{value:.0e}"
+
+
+def _reason(found: dict[str, Any] | None) -> str:
+    if not found:
+        return ""
+    for word in ("refused", "crash", "died", "timeout"):
+        if word in found:
+            text = str(found.get("said") or found[word]).strip()
+            if word == "refused":
+                return text.replace("|   where:", "--").split("|   fix:")[0].strip()[:260]
+            return f"{word}: {text.splitlines()[-1][:200] if text else ''}"
+    if found.get("oracle") == "torch":
+        parts = []
+        if found["not_trained"]:
+            parts.append("not trained: " + ", ".join(found["not_trained"][:3]))
+        if found["not_of_torch"]:
+            parts.append("no parameters of torch: " + ", ".join(found["not_of_torch"][:3]))
+        if verdict(found) == "wrong":
+            parts.append(
+                f"weights {found['weight_error']} at {found['worst_weight']}, "
+                f"moves {found['update_error']} at {found['worst_update']}"
+            )
+        return "; ".join(parts)
+    if verdict(found) == "wrong":
+        return f"slope off by {found.get('slope_error')}, {found.get('worst_slope_error')} at {found.get('worst_slope')}"
+    return ""
+
+
+def _exports(found: dict[str, Any] | None) -> tuple[str, list[str]]:
+    """How many of the exports are right or refused by name, and what is to be said of them."""
+    if not found:
+        return "-", []
+    if "died" in found or "timeout" in found:
+        return "crash", [f"export: {_reason(found)}"]
+    good, said = 0, []
+    for name, stage in found.items():
+        if "refused" in stage:
+            said.append(f"{name}: {_reason(stage)}")
+        elif "crash" in stage or "died" in stage:
+            said.append(f"{name}: {_reason(stage)}")
+            continue
+        elif "error" in stage and "fp32" in name and stage["error"] > _EXPORT:
+            said.append(f"{name}: differs by {stage['error']:.1e}")
+            continue
+        else:
+            good += 1
+    return f"{good}/{len(found)}", said
+
+
+def _nodes(found: dict[str, Any]) -> tuple[str, bool]:
+    """Our nodes against those of the best rival without operators of other domains."""
+    entry, stage = found["entry"], found.get("export", {}).get("onnxruntime fp32", {})
+    ours = found.get("export", {}).get("generic fp32", {}).get("nodes", stage.get("nodes"))
+    rivals = {
+        name: data["nodes"]
+        for name, data in entry.get("rivals", {}).items()
+        if "nodes" in data and not data.get("other_domains")
+    }
+    if ours is None:
+        return "-", False
+    best = min(rivals.values(), default=None)
+    text = f"{entry['nodes']} → {ours}" + (f" ({best})" if best is not None else "")
+    return text, best is not None and ours > best
+
+
+def write_table(results: Path, out: Path) -> None:
+    """Write the page; what stands above the mark in it is kept."""
+    rows, reasons, tally = [], [], {"native": {}, "portable": {}, "stock": {}}
+    more, gathered = 0, 0
+    for path in sorted(results.glob("*.json")):
+        found = json.loads(path.read_text())
+        if "failed" in found:
+            reasons.append(f"- **{path.stem}**: the exporter failed: {found['failed'][:160]}")
+            continue
+        gathered += 1
+        entry = found["entry"]
+        words = {}
+        for engine in tally:
+            words[engine] = word = verdict(found.get(engine))
+            tally[engine][word] = tally[engine].get(word, 0) + 1
+            why = _reason(found.get(engine))
+            if why and (engine != "stock" or _reason(found.get("portable")) != why):
+                reasons.append(f"- **{path.stem}**, {engine}: {why}")
+        exports, said = _exports(found.get("export"))
+        reasons += [f"- **{path.stem}**, export {text}" for text in said]
+        nodes, larger = _nodes(found)
+        more += larger
+        fit = found.get("overfit") or {}
+        falls = f"{fit['first']:.3g} → {fit['last']:.3g}" if "last" in fit else "-"
+        step = found.get("stock", {}).get("step_seconds")
+        ratio = f"{step / entry['torch_seconds']:.2f}" if step and "torch_seconds" in entry else "-"
+        checked = found.get("tensorrt", {})
+        rows.append(
+            f"| {path.stem} | {entry['source']} | {entry['opset']} | "
+            + " | ".join(f"{words[e]} {_error(found.get(e))}".strip() for e in tally)
+            + f" | {falls} | {exports} | {nodes}{' **more**' if larger else ''} | "
+            f"{checked.get('findings', '-')} | {ratio} | {found.get('stock', {}).get('peak_mib', '-')} |"
+        )
+    lines = [
+        _MARK,
+        "",
+        f"{gathered} files. By engine: "
+        + "; ".join(
+            f"{engine} " + ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+            for engine, counts in tally.items()
+        )
+        + f". Files with more nodes than the best rival leaves: {more}.",
+        "",
+        "| model | source | opset | native | portable, 1.19.2 | portable, stock | one batch, Adam | exports "
+        "| nodes (rival) | TensorRT findings | step / torch | peak MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "## Reasons",
+        "",
+        *reasons,
+        "",
+    ]
+    head = out.read_text().split(_MARK)[0] if out.exists() else "# The zoo\n\n"
+    out.write_text(head + "\n".join(lines))
