@@ -264,25 +264,25 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
 def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     """Exporters that store equal tensors once tie the layers of a fresh model together.
 
+    Only tensors of one number throughout, the ones and zeros of a fresh layer, can be equal by chance.
     One tensor in two kinds of nodes, an embedding that is the output layer too, is meant so.
     """
-    notes = []
+    tied = []
     for parameter in trained:
         value = model.graph.initializers[parameter.name]
         nodes = {usage.node.name for usage in value.uses()}
-        kinds = {usage.node.op_type for usage in value.uses()}
-        what = (
-            "normalizations"
-            if parameter.role.startswith("norm_")
-            else f"{min(kinds, default='')} nodes"
-        )
-        if len(nodes) > 1 and len(kinds) == 1:
-            notes.append(
-                f"'{parameter.name}' serves {len(nodes)} {what} and is trained as one tensor; "
-                "if they were separate, export again without merging equal tensors "
-                "(torch.onnx.export(..., dynamo=True, optimize=False))"
-            )
-    return notes
+        operators = {usage.node.op_type for usage in value.uses()}
+        if len(nodes) > 1 and len(operators) == 1 and value.const_value is not None:
+            numbers = value.const_value.numpy()
+            if (numbers == numbers.flat[0]).all():
+                tied.append(parameter.name)
+    if not tied:
+        return []
+    return [
+        f"{_tensors(len(tied))} of one number throughout, {_shown(tied)}, "
+        "serve several nodes and are trained as one each; if they were separate, export again without "
+        "merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
+    ]
 
 
 def _tensors(count: int) -> str:

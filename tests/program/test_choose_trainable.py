@@ -128,3 +128,16 @@ def test_fused_files_are_refused_by_name():
     first = found.blockers[0]
     assert (first.node, first.fix) == ("dense", "Start from the un-optimised export.")
     assert {p["name"]: p["trained"] for p in found.parameters} == {"w": True, "b": True, "v": True}
+
+
+TIED = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
+  h = MatMul(x, w)  i = Add(h, b)  j = MatMul(i, w)  y = Add(j, b) }"""
+
+
+@pytest.mark.parametrize(("bias", "noted"), [(np.zeros(3), True), (np.arange(3.0), False)])
+def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted):
+    model = text_model(TIED, w=weights(3, 3), b=bias.astype(np.float32))
+    notes = [note for note in chosen(model)[1] if "trained as one each" in note]
+    assert len(notes) == noted
+    assert all("1 tensor of one number throughout, 'b'" in note for note in notes)
