@@ -24,9 +24,9 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from ortboost.graph.input_config import InputConfig
 
 import ortboost as ob
+from ortboost.graph.input_config import InputConfig
 from ortboost.program.catalogue import StateEntry
 
 __all__ = ["main"]
