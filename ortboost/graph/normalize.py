@@ -19,6 +19,7 @@ from onnxscript import version_converter
 from ortboost.errors import ModelError
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.fold_integers import fold_integers
+from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
@@ -90,6 +91,9 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         )
     model.ir_version = ir_version
     stamp_origins(model, origins)
+    report = bypass_identity_transposes(model)
+    if report.modified:
+        reports.append(report)
     infer_shapes(model)
     for _ in range(_ROUNDS):  # what is computed may give a shape, which may give a number
         found = [

@@ -205,7 +205,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
     if origin.kind == "parameter":
         return _Verdict(use.role if by_use == "constant" else by_use, use.where, "", use.role)
     if origin.kind == "module":
-        return _of_a_module(value.name or "", use, by_use)
+        return _of_a_module(value, use, by_use)
     if origin.kind == "folded" and not single:
         return _folded(origin, use, by_use, _is_one_number(value))
     if origin.kind == "folded" and origin.direct and by_use == "constant":
@@ -241,16 +241,24 @@ def _formula(
     return None
 
 
-def _of_a_module(name: str, use: WeightUse, by_use: str) -> _Verdict:
+def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
     """A parameter or a buffer: torch's own names are known, others stay in doubt."""
+    name = value.name or ""
     last = name.rpartition(".")[2]
     role = use.role if by_use == "constant" else by_use
     if _BUFFER_NAME.fullmatch(last):
         doubt = f"{_UNSAID}, '{last}' is a name of buffers"
         return _Verdict("constant", f"named like a buffer, {use.where}", doubt, by_use)
-    if _PARAMETER_NAME.fullmatch(last):
+    if _PARAMETER_NAME.fullmatch(last) and not _is_alone(value.graph, name):
         return _Verdict(role, use.where, "", role)
     return _Verdict(role, use.where, _UNSAID, role)
+
+
+def _is_alone(graph: ir.Graph | None, name: str) -> bool:
+    """Whether ``some_bias`` has no ``some_weight`` beside it: BART registers such a buffer."""
+    if graph is None or not name.endswith("_bias") or name.endswith(".in_proj_bias"):
+        return False
+    return name.removesuffix("bias") + "weight" not in graph.initializers
 
 
 def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:

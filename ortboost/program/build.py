@@ -20,6 +20,7 @@ from ortboost.autodiff.engine import Engine, gradient_name
 from ortboost.autodiff.reach import find_value, values_by_name
 from ortboost.errors import ConfigError, ModelError
 from ortboost.graph.build import Builder
+from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.parameters import Parameter
 from ortboost.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
@@ -131,6 +132,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         reports.append(grouping)
     reports += freezing
     reports += engine.prepare(model)
+    bypass_identity_transposes(model)
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
@@ -297,6 +299,7 @@ def _build_step(
     entries = plan.entries()
     states = {entry.name for entry in entries}
     step = plan.engine.differentiate(plan.forward.model, plan.objective, [p.name for p in trained])
+    bypass_identity_transposes(step)
     groups, incoming = plan.scale_groups, None
     named: dict[tuple[int, int], list[str]] = {}
     if groups is not None:

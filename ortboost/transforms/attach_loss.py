@@ -362,13 +362,14 @@ def _sparse_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> tuple[ir.Value, ir.Value]:
     """The loss and its objective by the standard fused operator, which has the classes in axis 1."""
-    rank = len(known_shape(x) or ())
+    shape = known_shape(x) or ()
+    rank = len(shape)
     target = labels
     if axis is not None and axis > 1:  # all positions are samples: rows of classes, without a copy
         if axis != rank - 1:
             perm = [i for i in range(rank) if i != axis] + [axis]
-            x = builder.op("Transpose", x, perm=perm)
-        x = builder.op("Flatten", x, axis=rank - 1)
+            x = builder.op("Transpose", x, shape=[shape[i] for i in perm], perm=perm)
+        x = builder.op("Flatten", x, shape=(None, shape[axis]), axis=rank - 1)
         target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
     if config.reduction != "none":
         loss = _fused_cross_entropy(builder, x, target, config, config.reduction)

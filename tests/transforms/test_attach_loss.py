@@ -467,3 +467,12 @@ def test_a_model_that_squashes_its_scores_already_is_noted(op, loss, noted):
     assert bool(notes) is noted
     if noted:
         assert f"'y' is a {op} already" in notes[0]
+
+
+def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):
+    monkeypatch.setattr("ortboost.transforms.attach_loss.infer_shapes", lambda model: None)
+    model, found = attached(LossConfig(class_axis=-1), through("batch,steps,4"))
+    node = next(n for n in model.graph if n.op_type == "SoftmaxCrossEntropyLoss")
+    assert found.class_axis == 2
+    assert list(node.inputs[0].shape)[1:] == [4]
+    assert len(node.inputs[0].shape) == 2

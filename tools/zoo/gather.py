@@ -5,7 +5,8 @@ Each entry becomes a folder:
 - ``model.onnx``, as its exporter or its publisher wrote it;
 - ``entry.json``: source, exporter, opset, loss, learning rate, and the nodes that onnxslim and onnxsim leave;
 - ``batch.npz``: a batch with its ``labels``;
-- ``torch.npz``: for each torch parameter its first value and that after three steps of plain gradient descent.
+- ``torch.npz``: for each torch parameter its first value and that after three steps of plain gradient descent
+  in float64; how far float32 is off in torch itself stands in ``entry.json``.
 
 Nothing of it is committed. Run it in an environment of its own, see ``README.md``.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import io
 import json
 import logging
@@ -122,6 +124,36 @@ def _dynamo(
     return program.model_proto.SerializeToString()
 
 
+def _rate(
+    module: nn.Module, subject: TorchSubject, batch: dict[str, torch.Tensor], labels: torch.Tensor
+) -> tuple[float, tuple[torch.Tensor | None, ...]]:
+    """A learning rate with which a step moves the weights by a fiftieth, and the gradients."""
+    look = copy.deepcopy(module).train()
+    parameters = [p for p in look.parameters() if p.requires_grad]
+    loss = _loss(subject, look(*batch.values()), labels)
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    size = torch.sqrt(sum((p.detach() ** 2).sum() for p in parameters))
+    slope = torch.sqrt(sum((g**2).sum() for g in grads if g is not None))
+    return min(float(f"{0.02 * size / max(slope, 1e-6):.2g}"), 0.5), grads
+
+
+def _steps(
+    module: nn.Module, subject: TorchSubject, batch: dict[str, torch.Tensor],
+    labels: torch.Tensor, steps: int, rate: float,
+) -> list[float]:  # fmt: skip
+    """Plain gradient descent in training mode; the loss before each step."""
+    module.train()
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=rate)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = _loss(subject, module(*batch.values()), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
 def _is_variadic(module: nn.Module) -> bool:
     return type(module).__name__ == "OneOutput"
 
@@ -143,41 +175,36 @@ def gather_torch(subject: TorchSubject, exporter: str, folder: Path) -> None:
         data = _export(module, subject, exporter, batch)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(data)
+    said = _answer(folder / "model.onnx", arrays, None)
+    if np.abs(said - answer.numpy()).max() > 1e-3 * max(1.0, float(answer.abs().max())):
+        raise RuntimeError("the exported file answers differently from torch")
 
-    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
-    first = {n: p.detach().clone() for n, p in parameters.items()}
-    module.train()
     target = torch.from_numpy(labels)
-    loss = _loss(subject, module(*batch.values()), target)
-    grads = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    size = torch.sqrt(sum((p.detach() ** 2).sum() for p in parameters.values()))
-    slope = torch.sqrt(sum((g**2).sum() for g in grads if g is not None))
-    rate = float(f"{0.02 * size / max(slope, 1e-6):.2g}")
-    rate = min(rate, 0.5)
-    for name, buffer in module.named_buffers():  # the first step was only a look
-        if name.endswith("num_batches_tracked"):
-            buffer.zero_()
-    optimizer = torch.optim.SGD(parameters.values(), lr=rate)
-    losses, started = [], 0.0
-    for step in range(STEPS):
-        if step == 1:
-            started = time.perf_counter()
-        optimizer.zero_grad()
-        loss = _loss(subject, module(*batch.values()), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    seconds = (time.perf_counter() - started) / (STEPS - 1)
+    rate, grads = _rate(module, subject, batch, target)
+    single = copy.deepcopy(module)
+    started = time.perf_counter()
+    _steps(single, subject, batch, target, 1, rate)
+    seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    _steps(single, subject, batch, target, STEPS - 1, rate)
+    seconds = min(seconds, (time.perf_counter() - started) / (STEPS - 1))
+    exact = copy.deepcopy(module).double()
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in batch.items()}
+    losses = _steps(exact, subject, wide, target.double() if subject.loss == "mse" else target, STEPS, rate)
+    parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    last = {n: p.detach() for n, p in exact.named_parameters()}
+    narrow = {n: p.detach().double() for n, p in single.named_parameters()}
+    error = max(float((narrow[n] - last[n]).norm() / last[n].norm().clamp_min(1e-12)) for n in parameters)
     np.savez(folder / "batch.npz", **arrays, labels=labels)
     np.savez(
         folder / "torch.npz",
-        **{f"0/{n}": first[n].numpy() for n in parameters},
-        **{f"{STEPS}/{n}": p.detach().numpy() for n, p in parameters.items()},
+        **{f"0/{n}": p.detach().numpy() for n, p in parameters.items()},
+        **{f"{STEPS}/{n}": last[n].numpy() for n in parameters},
     )
     unused = [n for (n, _), g in zip(parameters.items(), grads, strict=True) if g is None]
     _describe(folder, subject.name, subject.source, exporter, {
         "loss": subject.loss, "class_axis": subject.class_axis, "learning_rate": rate,
-        "losses": losses, "torch_seconds": seconds, "unused": unused,
+        "losses": losses, "torch_seconds": seconds, "torch_error": error, "unused": unused,
         "dynamic": bool(subject.dynamic),
     })  # fmt: skip
 

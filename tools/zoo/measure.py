@@ -106,6 +106,7 @@ def train(folder: Path, entry: Entry, engine: str) -> dict[str, Any]:
     state = stepper.state()
     if (folder / "torch.npz").exists():
         found |= against_torch(dict(np.load(folder / "torch.npz")), initial, state, trained)
+        found["torch_error"] = entry.get("torch_error", 0.0)
         found["loss_error"] = max(
             abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, entry["losses"], strict=True)
         )
@@ -137,6 +138,7 @@ def against_torch(
             continue
         turned = _same(free.pop(place), first)
         ours = state[place].reshape(first.shape) if turned is False else state[place].T
+        ours = np.float64(ours)
         weight_errors[name] = float(
             np.linalg.norm(ours - last) / max(float(np.linalg.norm(last)), 1e-12)
         )
@@ -202,7 +204,7 @@ def central_differences(
     def error(names: list[str]) -> float:
         norm = float(np.sqrt(sum(norms[n] ** 2 for n in names)))
         found = []
-        for share in (3e-2, 1e-2, 3e-3, 1e-3):
+        for share in (3e-2, 1e-2, 1e-3, 1e-4, 1e-5):
             size = share * max(abs(base), 1e-3) / norm
             slope = (loss_at(names, size, norm) - loss_at(names, -size, norm)) / (2 * size)
             found.append(abs(slope - norm) / norm)
@@ -217,7 +219,14 @@ def central_differences(
         "worst_slope": worst,
         "worst_slope_error": single.get(worst),
         "zero_gradients": sum(n == 0 for n in norms.values()),
+        "probes": {n: [norms[n], _probe(gradient[n])] for n in ranked},
     }
+
+
+def _probe(gradient: NDArray[Any]) -> float:
+    """One number that two engines must agree about: the product with fixed random signs."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], gradient.size)
+    return float(gradient.reshape(-1) @ signs)
 
 
 def overfit(folder: Path, entry: Entry, engine: str) -> dict[str, Any]:

@@ -595,7 +595,7 @@ def timm_subjects() -> list[TorchSubject]:
     def make(name: str, size: int) -> Callable[[], nn.Module]:
         def build() -> nn.Module:
             extra = {"img_size": size} if name.startswith(("mixer", "xcit")) else {}
-            return timm.create_model(name, num_classes=10, **extra)
+            return timm.create_model(name, num_classes=10, drop_rate=0.0, **extra)
 
         return build
 

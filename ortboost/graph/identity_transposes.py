@@ -1,0 +1,35 @@
+"""Transposes that keep the order of the axes, which onnxruntime 1.19 takes for real ones before a Gemm."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.report import Report
+
+__all__ = ["bypass_identity_transposes"]
+
+
+def bypass_identity_transposes(model: ir.Model) -> Report:
+    """Let what reads a Transpose that keeps the order of the axes read its input, in place.
+
+    GemmTransposeFusion of onnxruntime 1.19.2 does not look at ``perm``: it takes
+    ``Gemm(Transpose(x, perm=[0, 1]), w)`` for ``Gemm(x, w, transA=1)``. That is an error where `x` is not
+    square, and another number where it is. torch's dynamo exporter writes such nodes for advanced
+    indexing. 1.31.1 is right.
+
+    Returns:
+        The nodes that are bypassed; a graph output keeps its node.
+    """
+    report = Report("bypass_identity_transposes")
+    for node in model.graph.all_nodes():
+        perm = node.attributes.get_ints("perm", ()) if node.op_type == "Transpose" else ()
+        source = node.inputs[0] if perm else None
+        if source is None or list(perm) != list(range(len(perm))):
+            continue
+        for usage in list(node.outputs[0].uses()):
+            usage.node.replace_input_with(usage.idx, source)
+            report.changed[node.name or ""] = "keeps the order of the axes"
+    if report.modified:
+        common.RemoveUnusedNodesPass()(model)
+    return report
