@@ -181,7 +181,7 @@ def _store(
             name=name,
             type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
             shape=ir.Shape(array.shape),
-            const_value=ir.tensor(np.ascontiguousarray(array), name=name),
+            const_value=ir.tensor(np.array(array, order="C"), name=name),  # 0-d stays 0-d,
         )
         value.meta[_COMPUTED] = True
         graph.register_initializer(value)

@@ -407,3 +407,12 @@ def test_where_nothing_else_is_stored_a_literal_is_the_weight():
         "w = Constant<value = float[4,2] {1, 2, 3, 4, 5, 6, 7, 9}>() y = MatMul(x, w)", None, u=V4
     )
     assert told(model, "w")[0]
+
+
+@pytest.mark.parametrize(("name", "doubted"), [("head_bias", False), ("final_bias", True)])
+def test_a_bias_without_its_weight_may_be_a_buffer(name, doubted):
+    model = torch_model(
+        f"a = MatMul(x, head_weight) y = Add(a, {name})",
+        **{"head_weight": weights(4, 3), name: weights(3)},
+    )
+    assert told(model, name) == (True, doubted)

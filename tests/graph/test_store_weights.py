@@ -109,3 +109,17 @@ def test_random_numbers_are_not_stored(op):
     )
     infer_shapes(model)
     assert not store_weights(model).modified
+
+
+def test_a_number_stays_a_number():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,4] x, float w, float half) => (int64[1] y) {
+          p = Pow(w, half)  c = Cast<to=7>(p)  a = Constant<value = int64[1] {0}>()  y = Unsqueeze(c, a) }""",
+        w=np.float32(16),
+        half=np.float32(0.5),
+    )
+    infer_shapes(model)
+    assert store_weights(model).changed == {"p": "computed by Pow of constants"}
+    assert model.graph.initializers["p"].const_value.numpy().shape == ()
+    np.testing.assert_array_equal(run(model, {"x": weights(1, 4)})["y"], [4])

@@ -190,11 +190,15 @@ def gather_torch(subject: TorchSubject, exporter: str, folder: Path) -> None:
     seconds = min(seconds, (time.perf_counter() - started) / (STEPS - 1))
     exact = copy.deepcopy(module).double()
     wide = {n: x.double() if x.is_floating_point() else x for n, x in batch.items()}
-    losses = _steps(exact, subject, wide, target.double() if subject.loss == "mse" else target, STEPS, rate)
+    losses = _steps(
+        exact, subject, wide, target.double() if subject.loss == "mse" else target, STEPS, rate
+    )
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     last = {n: p.detach() for n, p in exact.named_parameters()}
     narrow = {n: p.detach().double() for n, p in single.named_parameters()}
-    error = max(float((narrow[n] - last[n]).norm() / last[n].norm().clamp_min(1e-12)) for n in parameters)
+    error = max(
+        float((narrow[n] - last[n]).norm() / last[n].norm().clamp_min(1e-12)) for n in parameters
+    )
     np.savez(folder / "batch.npz", **arrays, labels=labels)
     np.savez(
         folder / "torch.npz",

@@ -142,7 +142,7 @@ def against_torch(
         weight_errors[name] = float(
             np.linalg.norm(ours - last) / max(float(np.linalg.norm(last)), 1e-12)
         )
-        floor = 1e-3 * total / np.sqrt(len(names))
+        floor = max(1e-3 * total / np.sqrt(len(names)), 1e-12)
         update_errors[name] = float(np.linalg.norm(ours - last) / max(moved, floor))
     worst = max(weight_errors, key=weight_errors.__getitem__, default="")
     off = max(update_errors, key=update_errors.__getitem__, default="")

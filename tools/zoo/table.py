@@ -25,7 +25,9 @@ def agreement(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float
     if a.keys() != b.keys():
         return None
     top = max(norm for norm, _ in a.values())
-    return max(abs(x - y) for name in a for x, y in zip(a[name], b[name], strict=True)) / max(top, 1e-30)
+    return max(abs(x - y) for name in a for x, y in zip(a[name], b[name], strict=True)) / max(
+        top, 1e-30
+    )
 
 
 def verdict(found: dict[str, Any] | None, apart: float | None = None) -> str:
@@ -44,7 +46,9 @@ def verdict(found: dict[str, Any] | None, apart: float | None = None) -> str:
     if found["oracle"] == "torch":
         if found["weight_error"] is None:
             return "wrong"
-        loose = max(1.0, _TIMES * found.get("torch_error", 0.0) / _TIGHT)  # as torch itself in float32
+        loose = max(
+            1.0, _TIMES * found.get("torch_error", 0.0) / _TIGHT
+        )  # as torch itself in float32
         right = found["weight_error"] <= loose * _TIGHT and found["update_error"] <= loose * _UPDATE
         told = not found["not_trained"] and not found["not_of_torch"]
         return ("ok" if told else "other tensors") if right else "wrong"

@@ -152,21 +152,25 @@ def _resize(site: Site) -> list[ir.Value | None]:
     if site.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         raise Refusal("keep_aspect_ratio_policy has no gradient here")
     rank, data = site.rank(), site.input(0)
-    result = data
+    result, dims = data, list(site.shape())
     for place, axis in enumerate(a % rank for a in site.integers("axes") or range(rank)):
         if _is_kept(site, axis, place):
             continue
         resized = _Axis(site, axis, place)
+        dims[axis] = None
         if mode == "nearest":
-            result = site.op("Gather", result, resized.nearest(), axis=axis)
+            result = site.op("Gather", result, resized.nearest(), shape=dims, axis=axis)
             continue
         matrix = resized.linear() if mode == "linear" else resized.cubic()
         if site.dtype != _FLOAT:
             matrix = resized.cast(matrix, site.dtype)
+        matrix.shape = ir.Shape([None, None])  # known also where inference stumbles over the model
         order = [other for other in range(rank) if other != axis] + [axis]
         back = [order.index(here) for here in range(rank)]
-        moved = site.op("MatMul", site.op("Transpose", result, perm=order), matrix)
-        result = site.op("Transpose", moved, perm=back)
+        last = [dims[other] for other in order]
+        turned = site.op("Transpose", result, shape=last, perm=order)
+        moved = site.op("MatMul", turned, matrix, shape=last)
+        result = site.op("Transpose", moved, shape=dims, perm=back)
     return [result if result is not data else site.op("Identity", data)]
 
 
