@@ -31,12 +31,12 @@ def agreement(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float
 
 
 def verdict(found: dict[str, Any] | None, apart: float | None = None) -> str:
-    """One word on a training stage: ``ok``, ``wrong``, ``refused``, ``crash``, ``-``.
+    """One word on a training stage: ``ok``, ``agree``, ``wrong``, ``refused``, ``crash``, ``-``.
 
     Args:
         found: The stage.
         apart: How far the gradients of the two engines are apart. Where float32 leaves too few digits for
-            differences, their agreement counts.
+            differences, their agreement is told.
     """
     if found is None:
         return "-"
@@ -55,8 +55,8 @@ def verdict(found: dict[str, Any] | None, apart: float | None = None) -> str:
     if found["slope_error"] is None:
         return "wrong"
     single = found["worst_slope_error"] or 0.0
-    if apart is not None and apart <= _AGREE and found["slope_error"] <= 10 * _SLOPE:
-        return "ok"
+    if apart is not None and apart <= _AGREE and found["slope_error"] > _SLOPE:
+        return "agree"
     return "ok" if found["slope_error"] <= _SLOPE and single <= 3 * _SLOPE else "wrong"
 
 
@@ -146,7 +146,7 @@ def write_table(results: Path, out: Path) -> None:
         for engine in tally:
             words[engine] = word = verdict(found.get(engine), apart)
             tally[engine][word] = tally[engine].get(word, 0) + 1
-            why = _reason(found.get(engine)) if word != "ok" else ""
+            why = _reason(found.get(engine)) if word not in ("ok", "agree") else ""
             if why and (engine != "stock" or _reason(found.get("portable")) != why):
                 reasons.append(f"- **{path.stem}**, {engine}: {why}")
         exports, said = _exports(found.get("export"))
