@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.autodiff.portable.registry import conditions
-from ortboost.errors import DependencyError
+from ortboost.errors import DependencyError, ModelError
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
 
@@ -154,6 +154,7 @@ def test_transposed_convolution(case, declared):
 
 
 @given(convolutions())
+@example(plain((1, 2, 1, 1, 1), (2, 1, 1, 1, 1), group=2))  # the native engine refuses it
 @settings(max_examples=40, deadline=None)
 def test_same_as_the_native_engine(case):
     try:
@@ -161,6 +162,10 @@ def test_same_as_the_native_engine(case):
     except DependencyError as error:
         pytest.skip(str(error))
     model, feeds = make(case)
+    if case["attributes"]["group"] > 1 and len(case["x"]) == 5:  # never run: it damages the memory
+        with pytest.raises(ModelError, match="in groups over three axes"):
+            differentiate(model, "loss", ["x", "w", "b"], "native")
+        return
     ours, theirs = (
         run(differentiate(model, "loss", ["x", "w", "b"], engine), feeds)
         for engine in ("portable", "native")
