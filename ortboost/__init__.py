@@ -8,30 +8,23 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from ortboost.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from ortboost import amp, boost, nn
-    from ortboost.amp import DynamicLossScaleManager, FixedLossScaleManager
-    from ortboost.api import check, compare, convert, evaluate, export, load_run, train
-    from ortboost.errors import OrtBoostError
-    from ortboost.faces.callbacks import (
-        Callback,
-        CheckpointConfig,
-        EarlyStopping,
-        LossMonitor,
-        ModelCheckpoint,
-        RunContext,
-        TimeMonitor,
+    from ortboost.api.verbs import check, compare, convert, evaluate, export, load_run, train
+    from ortboost.boosts.freeze_schedule import FreezeConfig
+    from ortboost.boosts.grad_centralization import CentralizeConfig
+    from ortboost.core.errors import OrtBoostError
+    from ortboost.mindspore.amp import DynamicLossScaleManager, FixedLossScaleManager
+    from ortboost.mindspore.core.network import Network, load
+    from ortboost.mindspore.core.parameter import Parameter
+    from ortboost.mindspore.core.serialization import (
+        load_checkpoint,
+        load_param_into_net,
+        save_checkpoint,
     )
-    from ortboost.faces.parameter import Parameter
-    from ortboost.faces.serialization import load_checkpoint, load_param_into_net, save_checkpoint
-    from ortboost.model import Model
-    from ortboost.network import Network, load
-    from ortboost.program.build import build_program
-    from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
-    from ortboost.program.freeze_schedule import FreezeConfig
-    from ortboost.program.program import Program
-    from ortboost.runtime.stepper import Stepper
-    from ortboost.tensor import (
+    from ortboost.mindspore.core.tensor import (
         Tensor,
         bool_,
         float16,
@@ -43,11 +36,22 @@ if TYPE_CHECKING:
         int64,
         uint8,
     )
+    from ortboost.mindspore.train.callbacks import (
+        Callback,
+        CheckpointConfig,
+        EarlyStopping,
+        LossMonitor,
+        ModelCheckpoint,
+        RunContext,
+        TimeMonitor,
+    )
+    from ortboost.mindspore.train.model import Model
+    from ortboost.program.build import build_program
+    from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+    from ortboost.program.program import Program
+    from ortboost.runtime.stepper import Stepper
     from ortboost.training import TrainConfig
     from ortboost.transforms.attach_loss import LossConfig
-    from ortboost.transforms.centralize import CentralizeConfig
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Callback",
@@ -101,10 +105,18 @@ __all__ = [
 
 _MODULES: Final = ("amp", "boost", "nn")
 _HOMES: Final = {
-    "ortboost.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
-    "ortboost.api": ("check", "compare", "convert", "evaluate", "export", "load_run", "train"),
-    "ortboost.errors": ("OrtBoostError",),
-    "ortboost.faces.callbacks": (
+    "ortboost.mindspore.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
+    "ortboost.api.verbs": (
+        "check",
+        "compare",
+        "convert",
+        "evaluate",
+        "export",
+        "load_run",
+        "train",
+    ),
+    "ortboost.core.errors": ("OrtBoostError",),
+    "ortboost.mindspore.train.callbacks": (
         "Callback",
         "CheckpointConfig",
         "EarlyStopping",
@@ -113,20 +125,20 @@ _HOMES: Final = {
         "RunContext",
         "TimeMonitor",
     ),
-    "ortboost.faces.parameter": ("Parameter",),
-    "ortboost.faces.serialization": (
+    "ortboost.mindspore.core.parameter": ("Parameter",),
+    "ortboost.mindspore.core.serialization": (
         "load_checkpoint",
         "load_param_into_net",
         "save_checkpoint",
     ),
-    "ortboost.model": ("Model",),
-    "ortboost.network": ("Network", "load"),
+    "ortboost.mindspore.train.model": ("Model",),
+    "ortboost.mindspore.core.network": ("Network", "load"),
     "ortboost.program.build": ("build_program",),
     "ortboost.program.config": ("ClipConfig", "ParameterGroup", "ProgramConfig"),
-    "ortboost.program.freeze_schedule": ("FreezeConfig",),
+    "ortboost.boosts.freeze_schedule": ("FreezeConfig",),
     "ortboost.program.program": ("Program",),
     "ortboost.runtime.stepper": ("Stepper",),
-    "ortboost.tensor": (
+    "ortboost.mindspore.core.tensor": (
         "Tensor",
         "bool_",
         "float16",
@@ -140,7 +152,7 @@ _HOMES: Final = {
     ),
     "ortboost.training": ("TrainConfig",),
     "ortboost.transforms.attach_loss": ("LossConfig",),
-    "ortboost.transforms.centralize": ("CentralizeConfig",),
+    "ortboost.boosts.grad_centralization": ("CentralizeConfig",),
 }
 
 

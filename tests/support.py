@@ -13,8 +13,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from ortboost.autodiff.native import NativeEngine
-from ortboost.errors import OrtBoostError
+from ortboost.autodiff.native.engine import NativeEngine
+from ortboost.core.errors import OrtBoostError
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program

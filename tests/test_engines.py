@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from ortboost.loss_scale import DynamicScaleConfig
+from ortboost.core.loss_scale import DynamicScaleConfig
 from ortboost.optimizers import Adam, Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import ortboost as ob
-from ortboost.errors import OrtBoostError, ParityError
+from ortboost.core.errors import OrtBoostError, ParityError
 from ortboost.training import make_progress
 
 __all__ = ["main"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
-from ortboost.autodiff.reach import Reach, find_value, reach
-from ortboost.autodiff.rewriting import label
+from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES
-from ortboost.report import Report
-from ortboost.transforms.decompose import decompose
+from ortboost.graph.reach import Reach, find_value, reach
+from ortboost.graph.rewriting import label
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
 

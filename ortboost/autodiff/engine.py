@@ -14,10 +14,10 @@ from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.reach import find_value, reach
-from ortboost.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, known_shape
-from ortboost.report import Report
+from ortboost.graph.reach import find_value, reach
 
 __all__ = [
     "Engine",
@@ -33,7 +33,7 @@ __all__ = [
 # is as fast (docs/benchmarks.md); on CUDA nothing has been measured.
 _ENGINES = {
     "portable": "ortboost.autodiff.portable.engine:PortableEngine",
-    "native": "ortboost.autodiff.native:NativeEngine",
+    "native": "ortboost.autodiff.native.engine:NativeEngine",
 }
 
 
@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Why the engine cannot run here and the cure, in a sentence; ``None`` if it can."""
 
     def require(self) -> None:
-        """Raise :class:`~ortboost.errors.DependencyError` with the cure if it cannot run here."""
+        """Raise :class:`~ortboost.core.errors.DependencyError` with the cure if it cannot run here."""
 
     def gradient_support(self, node: ir.Node) -> str | None:
         """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""
@@ -91,7 +91,7 @@ def get_engine(name: str = "auto") -> Engine:
         >>> get_engine("nativ")
         Traceback (most recent call last):
         ...
-        ortboost.errors.UsageError: There is no autodiff engine 'nativ'.
+        ortboost.core.errors.UsageError: There is no autodiff engine 'nativ'.
           where: engine='nativ'
           fix:   did you mean 'native'? (choices: auto, portable, native)
     """
@@ -150,7 +150,7 @@ def differentiate(
 
     Args:
         model: Forward model with every operator differentiable by the engine (see
-            :mod:`ortboost.autodiff.check` and :mod:`ortboost.transforms.decompose`). The engine's
+            :mod:`ortboost.autodiff.check` and :mod:`ortboost.autodiff.decompose`). The engine's
             own preparation is done on a copy; the model itself is not touched.
         loss: Name of a float value of shape ``[]`` in the main graph.
         wrt: Names of float graph inputs (the parameters) or inner values.

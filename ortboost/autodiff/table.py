@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 
-from ortboost.autodiff import native_support
+from ortboost.autodiff.decompose import DECOMPOSITIONS
+from ortboost.autodiff.native import support
 from ortboost.autodiff.portable.registry import rules
 from ortboost.autodiff.portable.rewrites.functions import EXPANDED
-from ortboost.transforms.decompose import DECOMPOSITIONS
+from ortboost.autodiff.refused import REFUSED
 
 __all__ = ["support_table"]
 
@@ -18,10 +19,10 @@ _COLUMNS = ("operator", "native engine", "portable engine", "remark")
 def support_table() -> str:
     """The table in Markdown: operator, how each engine trains it, remarks."""
     portable = {f"{domain}::{op_type}" if domain else op_type for domain, op_type in rules()}
-    microsoft = {f"com.microsoft::{op_type}" for op_type in native_support.NATIVE_MICROSOFT}
+    microsoft = {f"com.microsoft::{op_type}" for op_type in support.NATIVE_MICROSOFT}
     known = {
-        *native_support.NATIVE,
-        *native_support.REFUSED,
+        *support.NATIVE,
+        *REFUSED,
         *microsoft,
         *DECOMPOSITIONS,
         *portable,
@@ -41,7 +42,7 @@ def support_table() -> str:
 
 
 def _native(op_type: str, microsoft: set[str]) -> str:
-    if op_type in native_support.NATIVE or op_type in microsoft:
+    if op_type in support.NATIVE or op_type in microsoft:
         return "yes, or decomposed" if op_type in DECOMPOSITIONS else "yes"
     return "decomposed" if op_type in DECOMPOSITIONS else "refused"
 
@@ -57,12 +58,12 @@ def _portable(op_type: str, rules: set[str]) -> str:
 
 
 def _remark(op_type: str) -> str:
-    if op_type in native_support.CONDITIONS:
-        return f"native: {native_support.CONDITIONS[op_type][1]}"
-    if op_type in native_support.NATIVE:
+    if op_type in support.CONDITIONS:
+        return f"native: {support.CONDITIONS[op_type][1]}"
+    if op_type in support.NATIVE:
         return ""
     if op_type in DECOMPOSITIONS:
         return (inspect.getdoc(DECOMPOSITIONS[op_type]) or "").partition("\n")[0]
-    if op_type in native_support.REFUSED:
-        return native_support.REFUSED[op_type]
+    if op_type in REFUSED:
+        return REFUSED[op_type]
     return ""

@@ -1,4 +1,4 @@
-"""The command line: verbs that call :mod:`ortboost.api`, and nothing else."""
+"""The command line: verbs that call :mod:`ortboost.api.verbs`, and nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        from ortboost.errors import OrtBoostError
+        from ortboost.core.errors import OrtBoostError
 
         if verbose >= 2:
             traceback.print_exc()

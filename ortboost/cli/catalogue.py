@@ -19,7 +19,7 @@ def list_boosts(
     verbose: Verbose = 0,
 ) -> None:
     """List the boosts, or show the card of one."""
-    from ortboost.cards import cards, find_card
+    from ortboost.api.cards import cards, find_card
 
     printer = Output(json, quiet, verbose)
     if name is not None:

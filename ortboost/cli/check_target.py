@@ -46,7 +46,7 @@ class TargetOptions:
         Raises:
             UsageError: One was given.
         """
-        from ortboost.errors import UsageError
+        from ortboost.core.errors import UsageError
 
         given = {"--fix": self.fix, "--out": self.out, "--shape": self.shapes}
         given |= {"--verify": self.verify, "--map": self.mapping}
@@ -63,7 +63,7 @@ def refuse_training_options(target: str, given: Mapping[str, Any]) -> None:
     Raises:
         UsageError: One was given.
     """
-    from ortboost.errors import UsageError
+    from ortboost.core.errors import UsageError
 
     wrong = [name for name, value in given.items() if value]
     if wrong:
@@ -74,9 +74,9 @@ def refuse_training_options(target: str, given: Mapping[str, Any]) -> None:
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
     """Check, mend if asked, print; returns the exit status."""
-    from ortboost import targets
+    from ortboost.api import check_target as targets
     from ortboost.cli.parse import parse_mapping
-    from ortboost.errors import UsageError
+    from ortboost.core.errors import UsageError
 
     if options.fix != (options.out is not None):
         raise UsageError(

@@ -33,8 +33,8 @@ class EngineOptions:
             UsageError: An engine of another target, options without an engine, or a shape that is not
                 of the form.
         """
-        from ortboost import targets
-        from ortboost.errors import UsageError
+        from ortboost.api import check_target as targets
+        from ortboost.core.errors import UsageError
 
         if self.wanted and not target.startswith(("tensorrt", "trt")):
             raise UsageError(
@@ -62,7 +62,7 @@ def build(
     """Build the engine of an exported file; ``None`` if none is wanted."""
     if not options.wanted:
         return None
-    from ortboost import targets
+    from ortboost.api import check_target as targets
 
     return targets.build_engine(
         result.path,

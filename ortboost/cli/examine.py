@@ -46,9 +46,9 @@ def inspect(
     verbose: Verbose = 0,
 ) -> None:
     """Show what is in a model file or a program folder, or how two of them differ."""
-    from ortboost.inspection import inspect as describe
+    from ortboost.api.inspect import inspect as describe
+    from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
-    from ortboost.report import Report
 
     printer = Output(json, quiet, verbose)
     if other is not None:
@@ -158,7 +158,7 @@ def _work(data: dict[str, Any]) -> str:
 
 
 def _refuse(given: dict[str, bool], what: str) -> None:
-    from ortboost.errors import UsageError
+    from ortboost.core.errors import UsageError
 
     for name in (name for name, wanted in given.items() if wanted):
         raise UsageError(f"{name} is for {what}.", where="inspect", fix=f"Leave {name} out.")
@@ -226,7 +226,7 @@ def doctor(
     verbose: Verbose = 0,
 ) -> None:
     """Say what this machine and environment can do, and how to mend what they cannot."""
-    from ortboost.doctor import diagnose
+    from ortboost.api.doctor import diagnose
 
     printer = Output(json, quiet, verbose)
     findings = diagnose()

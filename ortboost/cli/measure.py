@@ -54,12 +54,12 @@ def bench(
     verbose: Verbose = 0,
 ) -> None:
     """Measure latency, throughput, load time, size and memory of models, side by side."""
-    from ortboost.benching import bench as measure
-    from ortboost.benching import bench_to_dict
+    from ortboost.api.bench import bench as measure
+    from ortboost.api.bench import bench_to_dict
     from ortboost.cli.parse import parse_mapping
+    from ortboost.core.errors import UsageError
     from ortboost.deploy.bench_feeds import parse_shape
     from ortboost.deploy.bench_results import BenchConfig
-    from ortboost.errors import UsageError
 
     if shape and data:
         raise UsageError(

@@ -22,8 +22,8 @@ def show_pair(
         shapes: ``INPUT:8x3x32x32``, for which the work is counted.
         names: Also list the weights that are in one of them only.
     """
+    from ortboost.api.inspect_pair import compare
     from ortboost.deploy.bench_feeds import BATCH, parse_shape
-    from ortboost.inspection_pair import compare
 
     asked = {
         name: tuple(1 if dim == BATCH else int(dim) for dim in shape)

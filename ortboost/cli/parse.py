@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.errors import FileError, UsageError, nearest
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ClipConfig, ParameterGroup
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ortboost.cli.parse import parse_pairs, parse_value
-from ortboost.errors import UsageError, nearest
-from ortboost.loss_scale import ScaleConfig
+from ortboost.core.errors import UsageError, nearest
+from ortboost.core.loss_scale import ScaleConfig
 from ortboost.program.config import scale_from_dict
 
 __all__ = ["parse_loss_scale"]

@@ -40,8 +40,8 @@ def plot(
     if source.is_dir() and (out is None or out.suffix.lower() == ".png"):
         _curves(printer, source, out)
         return
+    from ortboost.core.errors import UsageError
     from ortboost.drawing import draw, write
-    from ortboost.errors import UsageError
 
     if out is None:
         raise UsageError(
@@ -62,8 +62,8 @@ def plot(
 
 
 def _curves(printer: Output, run: Path, out: Path | None) -> None:
-    from ortboost.errors import FileError
-    from ortboost.run_folder import LOG, PLOT
+    from ortboost.api.run_folder import LOG, PLOT
+    from ortboost.core.errors import FileError
     from ortboost.training.plot import plot_log
 
     if not (run / LOG).is_file():

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.errors import FileError, UsageError
 from ortboost.deploy.bench_feeds import Bind, make_feeds, open_batch, settle_shapes
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
-from ortboost.errors import FileError, UsageError
 from ortboost.graph.query import all_tensors
 
 __all__ = [

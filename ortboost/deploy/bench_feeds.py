@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from ortboost.core.errors import UsageError, nearest
 from ortboost.deploy.verify import seeded_batch
-from ortboost.errors import UsageError, nearest
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = ["BATCH", "Bind", "Shape", "make_feeds", "open_batch", "parse_shape", "settle_shapes"]

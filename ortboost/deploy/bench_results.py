@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ortboost.core.errors import ConfigError
 from ortboost.deploy.bench_feeds import Shape
-from ortboost.errors import ConfigError
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
 

@@ -25,8 +25,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost import errors
-from ortboost.errors import ModelError, OrtBoostError
+from ortboost.core import errors
+from ortboost.core.errors import ModelError, OrtBoostError
 from ortboost.graph.io import load_model
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
+from ortboost.core.errors import ModelError
 from ortboost.deploy.int8.saturation import saturating_weights
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
 from ortboost.deploy.tensorrt.rules import RULES
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding
 from ortboost.deploy.tensorrt.table import parse_target
-from ortboost.errors import ModelError
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.session import open_session, runtime
 

@@ -16,12 +16,12 @@ from typing import Any, Protocol, runtime_checkable
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.report import Report
 from ortboost.deploy.export import Exported, export_network, write_verified
-from ortboost.deploy.made_up import accepted_feeds, input_ranges
+from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.verify import Parity, Tolerance
 from ortboost.graph.io import ModelSource, load_model, save_model
-from ortboost.report import Report
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
 __all__ = [

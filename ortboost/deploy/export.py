@@ -15,20 +15,20 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-import ortboost
+from ortboost.core.errors import FileError, ModelError, ParityError
+from ortboost.core.report import Report
+from ortboost.core.version import __version__
 from ortboost.deploy.bisect import guilty_step
 from ortboost.deploy.pipeline import Step, optimize
 from ortboost.deploy.precise import Precise, precision_step
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
 from ortboost.deploy.verify import Parity, Tolerance, compare
-from ortboost.errors import FileError, ModelError, ParityError
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model, source_name
 from ortboost.graph.normalize import convert_opset, infer_shapes, normalize
 from ortboost.program.program import Program
-from ortboost.report import Report
 from ortboost.runtime.session import TooNewError, open_session
 from ortboost.transforms.precision import emulate_precision
 from ortboost.transforms.trainable_norm import to_inference
@@ -194,7 +194,7 @@ def _finish(
             _add(step, model, steps, reports)
     _fit_ir_version(model, target)
     entries = {
-        "version": ortboost.__version__,
+        "version": __version__,
         **stamp,
         "target": target.name,
         "precision": precision,

@@ -18,7 +18,7 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
-from ortboost.report import Report
+from ortboost.core.report import Report
 
 __all__ = ["fold_bn"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.boosts.full_norm_head import FullNormHead, read_full_norm
+from ortboost.core.report import Report
 from ortboost.graph.build import all_names
-from ortboost.report import Report
-from ortboost.transforms.full_norm import FullNormHead, read_full_norm
 
 __all__ = ["fold_full_norm"]
 

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
 from ortboost.deploy.fold_full_norm import fold_full_norm
 from ortboost.deploy.rewrites.common_subexpressions import common_subexpressions
@@ -39,7 +40,6 @@ from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.rewrites.static_shapes import static_shapes
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.normalize import infer_shapes
-from ortboost.report import Report
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 

@@ -15,15 +15,15 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.errors import UsageError
+from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.deploy.pipeline import Step
 from ortboost.deploy.rewrites.part_transposes import part_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
-from ortboost.errors import UsageError
 from ortboost.graph.normalize import convert_opset
 from ortboost.graph.query import all_tensors
-from ortboost.report import Report
 from ortboost.transforms.precision import PrecisionConfig, place_precision
 
 __all__ = ["Precise", "clamp_infinite", "precision_step"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from ortboost.core.errors import DependencyError, ModelError
+from ortboost.core.report import Report
 from ortboost.deploy.pipeline import Step
 from ortboost.deploy.rewrites.helpers import operators
-from ortboost.errors import DependencyError, ModelError
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import all_tensors
-from ortboost.report import Report
 
 __all__ = ["slim_step"]
 

@@ -9,10 +9,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
+from ortboost.core.report import Report
 from ortboost.program.catalogue import LOSS
 from ortboost.program.program import Program
-from ortboost.report import Report
 
 __all__ = ["inference_model"]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import onnx
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 
 __all__ = [
     "BF16_OPSET",

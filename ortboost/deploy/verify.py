@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import ParityError, UsageError, nearest
+from ortboost.core.errors import ParityError, UsageError, nearest
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = [

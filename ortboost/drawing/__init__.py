@@ -14,17 +14,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from ortboost.core.errors import UsageError, nearest
+from ortboost.core.files import atomic_path
+from ortboost.core.report import Report
 from ortboost.drawing.dot import to_dot
 from ortboost.drawing.marks import marks_against, marks_of_reports
 from ortboost.drawing.picture import Box, Picture, around, picture_of
 from ortboost.drawing.svg import to_svg
-from ortboost.errors import UsageError, nearest
-from ortboost.files import atomic_path
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import infer_shapes
 from ortboost.program.catalogue import METADATA_KEY, read_catalogue
 from ortboost.program.program import Program
-from ortboost.report import Report
 
 __all__ = [
     "EVAL_GRAPH",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.report import Report
+from ortboost.core.report import Report
 
 __all__ = ["marks_against", "marks_of_reports", "node_label"]
 

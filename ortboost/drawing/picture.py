@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ortboost.core.errors import UsageError
 from ortboost.drawing.captions import cut, family, middle, settings, times, type_text, weight
-from ortboost.errors import UsageError
 from ortboost.graph.query import known_shape
 
 __all__ = ["Box", "Picture", "around", "picture_of"]

@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.input_config import Dims
 from ortboost.graph.query import known_shape
 

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 
 __all__ = ["Builder", "all_names", "free_name", "replace_node"]
 

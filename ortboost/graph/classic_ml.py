@@ -11,9 +11,9 @@ from typing import Final
 
 import onnx_ir as ir
 
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
 from ortboost.graph.io import source_name
-from ortboost.report import Report
 
 __all__ = ["cut_maps", "infer_elementwise", "require_network"]
 

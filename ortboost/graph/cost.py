@@ -30,7 +30,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import all_tensors, known_shape, static_shape
 

@@ -12,11 +12,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
+from ortboost.core.report import Report
 from ortboost.graph.input_config import Dims, InputConfig, fit_dims
 from ortboost.graph.io import source_name
 from ortboost.graph.query import ROLE_MARK, known_shape
-from ortboost.report import Report
 
 __all__ = ["constant_array", "fix_inputs"]
 

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
 
 __all__ = ["fold_integers"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.report import Report
+from ortboost.core.report import Report
 
 __all__ = ["bypass_identity_transposes"]
 

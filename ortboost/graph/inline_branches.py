@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.report import Report
+from ortboost.core.report import Report
 
 __all__ = ["inline_branches"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ortboost.errors import ConfigError, UsageError, nearest
+from ortboost.core.errors import ConfigError, UsageError, nearest
 
 __all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims"]
 

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from ortboost.errors import FileError, ModelError
+from ortboost.core.errors import FileError, ModelError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
 
@@ -51,7 +51,7 @@ def load_model(source: ModelSource) -> ir.Model:
         >>> load_model("no-such-file.onnx")
         Traceback (most recent call last):
         ...
-        ortboost.errors.FileError: The model file does not exist.
+        ortboost.core.errors.FileError: The model file does not exist.
           where: no-such-file.onnx
           fix:   Check the path.
     """

@@ -16,7 +16,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import version_converter
 
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
 from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
@@ -24,7 +25,6 @@ from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.unpack_sequences import unpack_sequences
-from ortboost.report import Report
 
 __all__ = ["convert_opset", "infer_shapes", "normalize", "quiet"]
 

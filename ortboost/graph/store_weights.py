@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
+from ortboost.core.report import Report
 from ortboost.graph.origins import origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, static_shape
-from ortboost.report import Report
 
 __all__ = ["store_weights"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
 
 __all__ = ["unpack_sequences"]
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ortboost.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest
 from ortboost.optimizers.adam import Adam, AdamW
 from ortboost.optimizers.base import Optimizer, Update, UpdateInputs
 from ortboost.optimizers.lars import Lars

@@ -26,8 +26,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ortboost.core.field_types import check_kinds
 from ortboost.graph.build import Builder
-from ortboost.kinds import check_kinds
 from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
 
 __all__ = ["Adam", "AdamW"]

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import onnx_ir as ir
 
-from ortboost.errors import ConfigError
+from ortboost.core.errors import ConfigError
 from ortboost.graph.build import Builder
 
 __all__ = ["Optimizer", "Update", "UpdateInputs", "check_range", "regularized"]

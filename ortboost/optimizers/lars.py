@@ -19,8 +19,8 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
+from ortboost.core.field_types import check_kinds
 from ortboost.graph.build import Builder
-from ortboost.kinds import check_kinds
 from ortboost.optimizers.base import Optimizer, Update, UpdateInputs, check_range, regularized
 from ortboost.optimizers.sgd import Momentum
 

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from ortboost.errors import ConfigError, nearest
-from ortboost.files import read_json
-from ortboost.program.freeze_schedule import FreezeConfig
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.files import read_json
 
 __all__ = [
     "LEVELS",
@@ -170,7 +170,7 @@ class BoostConfig:
         asked: Names of the boosts that the dictionary itself turns on, as against the level.
         common: See :class:`CommonSection`.
         less_bn: See :class:`LessBnSection`.
-        grad_freeze: See :class:`ortboost.program.freeze_schedule.FreezeConfig`.
+        grad_freeze: See :class:`ortboost.boosts.freeze_schedule.FreezeConfig`.
         grad_accumulation: See :class:`AccumulationSection`.
         dim_reduce: See :class:`DimReduceSection`.
         idle: What was given and changes nothing, with the reason.

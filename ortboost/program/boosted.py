@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ortboost.errors import ConfigError, nearest
-from ortboost.loss_scale import GroupedScaleConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.loss_scale import GroupedScaleConfig
+from ortboost.core.report import Report
 from ortboost.program.boost_config import SECTIONS, BoostConfig
 from ortboost.program.config import ProgramConfig
-from ortboost.report import Report
-from ortboost.transforms.centralize import CentralizeConfig
 
 __all__ = [
     "ADASUM_IDLE",

@@ -15,15 +15,24 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-import ortboost
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine, gradient_name
-from ortboost.autodiff.reach import find_value, values_by_name
-from ortboost.errors import ConfigError, ModelError
+from ortboost.boosts.freeze_groups import freeze_groups
+from ortboost.boosts.grad_centralization import centralize
+from ortboost.boosts.group_loss_scale import (
+    ScaleGroups,
+    insert_boundaries,
+    resolve_boundaries,
+)
+from ortboost.core.errors import ConfigError, ModelError
+from ortboost.core.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
+from ortboost.core.report import Report
+from ortboost.core.version import __version__
 from ortboost.graph.build import Builder
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.parameters import Parameter
-from ortboost.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
+from ortboost.graph.reach import find_value, values_by_name
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
     FLUSH_GRAPH,
@@ -37,19 +46,10 @@ from ortboost.program.choose_engine import choose_engine, refuse_blockers
 from ortboost.program.combine import check_combination
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, lower_precision
-from ortboost.program.freeze_groups import freeze_groups
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
-from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
-from ortboost.transforms.centralize import centralize
-from ortboost.transforms.decompose import decompose
 from ortboost.transforms.precision import emulate_precision
-from ortboost.transforms.scale_groups import (
-    ScaleGroups,
-    insert_boundaries,
-    resolve_boundaries,
-)
 from ortboost.transforms.trainable_norm import to_inference
 
 __all__ = ["build_program"]
@@ -456,7 +456,7 @@ def _value(model: ir.Model, name: str) -> ir.Value:
 
 def _stamp(model: ir.Model, catalogue: Catalogue | None, kind: str) -> None:
     """Say in the file itself what it is."""
-    model.producer_name, model.producer_version = "ortboost", ortboost.__version__
+    model.producer_name, model.producer_version = "ortboost", __version__
     model.metadata_props["ortboost.kind"] = kind
     if catalogue is not None:
         model.metadata_props[names.METADATA_KEY] = json.dumps(catalogue.to_dict())

@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.graph.batch_axes import BatchAxis
 
 __all__ = [

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.autodiff.engine import Engine, available_engines
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward, prepare_forward
-from ortboost.report import Report
 
 __all__ = ["Chosen", "choose_engine", "refuse_blockers"]
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.autodiff.reach import reach
-from ortboost.errors import ModelError, UsageError, nearest
+from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import lost_parameters, origin_of
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
+from ortboost.graph.reach import reach
 from ortboost.program.config import ProgramConfig
-from ortboost.report import Report
 
 __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ortboost.errors import ConfigError
-from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
+from ortboost.core.errors import ConfigError
+from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.program.config import ProgramConfig
 
 __all__ = ["BOOSTS", "EXCLUDED", "Boost", "check_combination", "enabled_boosts"]

@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from ortboost.errors import ConfigError, nearest
-from ortboost.graph.input_config import InputConfig
-from ortboost.graph.parameters import Parameter
-from ortboost.kinds import check_kinds
-from ortboost.loss_scale import (
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import check_kinds
+from ortboost.core.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
     GroupedScaleConfig,
     NoScaleConfig,
     ScaleConfig,
 )
+from ortboost.graph.input_config import InputConfig
+from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import (
     Momentum,
     Optimizer,
     optimizer_from_dict,
     optimizer_to_dict,
 )
-from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.transforms.attach_loss import LossConfig
-from ortboost.transforms.centralize import CentralizeConfig
 from ortboost.transforms.precision import PrecisionConfig
 
 __all__ = [
@@ -140,7 +140,7 @@ class ProgramConfig:
         decay: Which parameters decay: ``no-norm`` all but the scale and shift of normalizations (as
             MindSpore's optimizers with a flat parameter list), ``weights`` neither biases, ``all``.
         groups: Parameter groups.
-        loss_scale: Dynamic, fixed, or :data:`ortboost.loss_scale.NO_SCALE`.
+        loss_scale: Dynamic, fixed, or :data:`ortboost.core.loss_scale.NO_SCALE`.
         check_finite: Skip the update when a gradient is not finite. Without it a step updates
             whatever comes.
         gate_buffers: On a skipped step, running statistics keep their values too. MindSpore and
@@ -158,9 +158,9 @@ class ProgramConfig:
         freeze: Patterns of parameters that are not trained.
         new_head: Number of outputs of a fresh last layer, or ``None``.
         less_bn: Remove the normalizations that the blocks make redundant, see
-            :mod:`ortboost.transforms.less_bn`.
+            :mod:`ortboost.boosts.less_bn`.
         full_norm_head: Make the last layer a full-normalization head, see
-            :mod:`ortboost.transforms.full_norm`.
+            :mod:`ortboost.boosts.full_norm_head`.
         frozen_norm: Patterns of BatchNormalization nodes (or of their parameters) that stay in
             inference mode.
         precision: The number format in which the network computes; parameters stay in float32.

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
-from ortboost.autodiff.reach import find_value
-from ortboost.errors import ModelError, UsageError
+from ortboost.boosts.full_norm_head import full_norm
+from ortboost.boosts.less_bn import less_bn
+from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.classic_ml import cut_maps, require_network
@@ -18,15 +20,13 @@ from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import match_names
+from ortboost.graph.reach import find_value
 from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
-from ortboost.report import Report
 from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
 from ortboost.transforms.dropout import dropout_to_training
-from ortboost.transforms.full_norm import full_norm
-from ortboost.transforms.less_bn import less_bn
 from ortboost.transforms.new_head import new_head
 from ortboost.transforms.precision import PLACE_PRECISION, PrecisionConfig, place_precision
 from ortboost.transforms.trainable_norm import batch_norms, to_training

@@ -10,7 +10,7 @@ With scaled gradients `G = S g` from the engine, and `d` the gradient divisor:
 `G` is checked before it is un-scaled, which is the same as long as un-scaling only shrinks; where the
 configuration allows `S d < 1`, what is checked is `g`.
 
-With a scale for each group of layers (:mod:`ortboost.transforms.scale_groups`) all of this is done group by
+With a scale for each group of layers (:mod:`ortboost.boosts.group_loss_scale`) all of this is done group by
 group, each with the `S_i` that its gradients were scaled with.
 
 Small gradients are laid into one vector first: for them a node costs more than the numbers do.
@@ -23,9 +23,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
-from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
 from ortboost.program.config import ClipConfig, ProgramConfig
 
 __all__ = ["ScaledGradients", "clipped"]

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import ConfigError, FileError
-from ortboost.files import atomic_path
+from ortboost.core.errors import ConfigError, FileError
+from ortboost.core.files import atomic_path
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import FLOAT_TYPES, all_tensors
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.boosts.freeze_schedule import freeze_schedule
 from ortboost.program.config import ProgramConfig
-from ortboost.program.freeze_schedule import freeze_schedule
 
 __all__ = ["step_plan"]
 

@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-import ortboost
-from ortboost.errors import ConfigError, FileError
-from ortboost.files import atomic_path, read_json, write_json
+from ortboost.core.errors import ConfigError, FileError
+from ortboost.core.files import atomic_path, read_json, write_json
+from ortboost.core.report import Report
+from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
-from ortboost.report import Report
 
 __all__ = ["EVAL", "MANIFEST", "STATE", "STEP", "Program", "check_state", "read_tensors"]
 
@@ -163,7 +163,7 @@ class Program:
         """What ``program.json`` holds."""
         return {
             "format": _FORMAT,
-            "ortboost": ortboost.__version__,
+            "ortboost": __version__,
             "onnx": onnx.__version__,
             "source": self.source,
             "engine": self.engine,

@@ -21,7 +21,7 @@ MindSpore's `GradientAccumulation`, a mean. What is left of a window can be appl
 `k` micro-batches: :func:`flush_graph`.
 
 Overflow means non-finite gradients; the loss itself is not looked at, as in MindSpore. What becomes of
-the scale: :mod:`ortboost.program.scale_law`.
+the scale: :mod:`ortboost.program.scale_policy`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
-from ortboost.loss_scale import GroupedScaleConfig
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
-from ortboost.program import scale_law
+from ortboost.program import scale_policy
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig, decays
 from ortboost.program.gate import choose
@@ -178,7 +178,7 @@ class _Writer:
 
     def declare_step(self) -> None:
         """What the gate reads and keeps."""
-        for name, start in scale_law.counters(self.config).items():
+        for name, start in scale_policy.counters(self.config).items():
             self._add_state(name, "counter", np.int64(start))
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
@@ -227,7 +227,7 @@ class _Writer:
         def good() -> dict[str, ir.Value]:
             moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
             groups = tuple(scaled.bundles) if grouped else ()
-            law = scale_law.passed(self.b, self.config, self.inputs, scale, groups)
+            law = scale_policy.passed(self.b, self.config, self.inputs, scale, groups)
             return {**moved, **buffers_next, **law}
 
         def bad() -> dict[str, ir.Value]:
@@ -236,7 +236,7 @@ class _Writer:
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            law = scale_law.skipped(self.b, self.config, self.inputs, scale, blamed)
+            law = scale_policy.skipped(self.b, self.config, self.inputs, scale, blamed)
             return {**kept, **buffers, **law}
 
         results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
@@ -254,7 +254,7 @@ class _Writer:
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
         accumulating = self.config.accumulate > 1
         moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-        law = scale_law.passed(self.b, self.config, self.inputs, scale)
+        law = scale_policy.passed(self.b, self.config, self.inputs, scale)
         results = self._named({**moved, **buffers_next, **law})
         self.b.flush()
         if accumulating:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import dimension_name
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.errors import OrtBoostError
+from ortboost.core.errors import OrtBoostError
 from ortboost.runtime.session import open_session
 
 __all__ = ["FORMATS", "FormatSupport", "probe_format"]

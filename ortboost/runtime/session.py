@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import onnx_ir as ir
 
-from ortboost.errors import DependencyError, ModelError, UsageError, nearest
+from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD, save_model
 from ortboost.graph.query import all_tensors
 from ortboost.runtime.cuda_libraries import preload

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 from ortboost.program.catalogue import Catalogue
 from ortboost.program.program import check_state
 from ortboost.runtime.session import runtime

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import ModelError, UsageError, nearest
+from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ortboost.errors import ConfigError, UsageError, nearest
+from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.training.protocols import StepResult
 
 __all__ = ["BestModel", "Callback", "EarlyStopping", "Goal", "RunView"]

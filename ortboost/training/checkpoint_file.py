@@ -23,8 +23,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ortboost.errors import FileError
-from ortboost.files import atomic_path, read_json, write_json
+from ortboost.core.errors import FileError
+from ortboost.core.files import atomic_path, read_json, write_json
 from ortboost.training.protocols import Array
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "RefusedError", "read_checkpoint", "write_checkpoint"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ortboost.errors import FileError
-from ortboost.files import read_json, write_json
+from ortboost.core.errors import FileError
+from ortboost.core.files import read_json, write_json
 from ortboost.training.checkpoint_file import (
     Checkpoint,
     RefusedError,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ortboost.errors import ConfigError, nearest
-from ortboost.loss_scale import DynamicScaleConfig, ScaleConfig
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
 from ortboost.training.schedules import Constant, Schedule, schedule_to_dict
 
 __all__ = ["LEARNING_RATE", "TrainConfig"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 from ortboost.training.data.batches import Axes, batch_length, pad_batch, rows_of
 from ortboost.training.data.sources import Source
 from ortboost.training.label_rule import LabelRule

@@ -30,8 +30,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ortboost.errors import FileError
-from ortboost.files import atomic_path
+from ortboost.core.errors import FileError
+from ortboost.core.files import atomic_path
 
 __all__ = ["EventLog", "finite_or_none", "read_log"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 from ortboost.training.protocols import Array
 
 __all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "strict", "top_k"]

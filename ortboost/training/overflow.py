@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ortboost.loss_scale import (
+from ortboost.core.loss_scale import (
     DynamicScaleConfig,
     GroupedScaleConfig,
     ScaleConfig,

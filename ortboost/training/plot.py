@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import DependencyError, UsageError
-from ortboost.files import atomic_path
+from ortboost.core.errors import DependencyError, UsageError
+from ortboost.core.files import atomic_path
 from ortboost.training.logs import read_log
 
 __all__ = ["plot_log"]

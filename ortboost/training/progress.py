@@ -17,8 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ortboost.errors import UsageError, nearest
-from ortboost.loss_scale import scale_text
+from ortboost.core.errors import UsageError, nearest
+from ortboost.core.loss_scale import scale_text
 
 __all__ = [
     "MODES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ortboost.errors import FileError, UsageError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import Checkpoint, CheckpointStore
 from ortboost.training.protocols import Stepper

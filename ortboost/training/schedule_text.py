@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ortboost.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest
 from ortboost.training.schedules import (
     Constant,
     Cosine,

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ortboost.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest
 
 __all__ = [
     "Constant",

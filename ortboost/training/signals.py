@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from ortboost.errors import OrtBoostError
+from ortboost.core.errors import OrtBoostError
 
 __all__ = ["Interrupted", "SignalGuard", "Terminated"]
 

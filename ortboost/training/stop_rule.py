@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ortboost.loss_scale import (
+from ortboost.core.loss_scale import (
     DynamicScaleConfig,
     GroupedScaleConfig,
     NoScaleConfig,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ortboost.loss_scale import scale_text
+from ortboost.core.loss_scale import scale_text
 from ortboost.training.callbacks import BestModel, Callback, EarlyStopping
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.logs import EventLog, finite_or_none

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ortboost.errors import DivergedError, OrtBoostError, UsageError
-from ortboost.loss_scale import scale_text
+from ortboost.core.errors import DivergedError, OrtBoostError, UsageError
+from ortboost.core.loss_scale import scale_text
 from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig

@@ -35,13 +35,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.errors import ConfigError, ModelError, UsageError, nearest
+from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
+from ortboost.core.field_types import check_kinds
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
-from ortboost.kinds import check_kinds
-from ortboost.report import Report
 from ortboost.transforms.class_axis import find_class_axis
 
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.io import source_name
 from ortboost.graph.query import known_shape
 

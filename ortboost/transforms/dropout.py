@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["add_mask", "dropout_to_training"]
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
 

@@ -23,10 +23,10 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape, static_shape
-from ortboost.report import Report
 
 __all__ = [
     "NEXT",

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.autodiff.numeric import evaluate, numeric_gradients
-from ortboost.transforms.decompose import decompose
+from tests.autodiff.numeric import evaluate, numeric_gradients
 from tests.support import run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

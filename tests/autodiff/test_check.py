@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.autodiff.check import check_trainable
 from ortboost.autodiff.engine import get_engine
-from ortboost.autodiff.native_support import gradient_support
+from ortboost.autodiff.native.support import gradient_support
 from ortboost.autodiff.table import support_table
 from tests.autodiff.oracle import graph
 from tests.support import native_only

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ortboost.autodiff.engine import differentiate
-from ortboost.autodiff.native import NativeEngine
-from ortboost.errors import ModelError
+from ortboost.autodiff.native.engine import NativeEngine
+from ortboost.core.errors import ModelError
 from tests.autodiff.oracle import graph
 
 SCRIPT = """

@@ -5,10 +5,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff import native
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine, gradient_name
-from ortboost.autodiff.native import NativeEngine, diagnose
-from ortboost.errors import DependencyError, ModelError, UsageError
+from ortboost.autodiff.native import engine as native
+from ortboost.autodiff.native.engine import NativeEngine, diagnose
+from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph.normalize import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import native_only, run

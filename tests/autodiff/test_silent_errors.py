@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
-from ortboost.autodiff.numeric import evaluate, numeric_gradients
+from tests.autodiff.numeric import evaluate, numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds, raw_gradients
 from tests.support import native_only
 

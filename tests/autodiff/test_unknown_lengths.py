@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import available_engines, differentiate, get_engine
-from ortboost.autodiff.numeric import numeric_gradients
 from ortboost.graph.normalize import infer_shapes
-from ortboost.transforms.decompose import decompose
+from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import graph
 from tests.support import run
 

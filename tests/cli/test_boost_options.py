@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import ortboost as ob
+from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.cli import main
 from ortboost.program.boost_config import resolve_boost
-from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.program.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]

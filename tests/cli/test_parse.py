@@ -6,7 +6,7 @@ from ortboost.cli.parse import (
     parse_mapping,
     parse_pairs,
 )
-from ortboost.errors import ConfigError, UsageError
+from ortboost.core.errors import ConfigError, UsageError
 
 
 def test_pairs_read_numbers_words_and_text():

@@ -9,8 +9,8 @@ import pytest
 
 from ortboost.cli.app import run
 from ortboost.cli.parse_scale import parse_loss_scale
-from ortboost.errors import ConfigError, UsageError
-from ortboost.loss_scale import (
+from ortboost.core.errors import ConfigError, UsageError
+from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from ortboost import targets
+from ortboost.api import check_target as targets
 from ortboost.cli import main
 from ortboost.cli.parse import parse_int8
+from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt import engine as engine_module
-from ortboost.errors import UsageError
 from tests.deploy.tensorrt.fake import FakeTensorRT, toolkit
 from tests.support import MODELS
 

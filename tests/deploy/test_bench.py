@@ -12,11 +12,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.core.errors import ConfigError, FileError, ModelError, UsageError
 from ortboost.deploy import bench as module
 from ortboost.deploy.bench import bench_files, model_bytes, plan_turns, take_turns
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker, peak_memory, time_runs
-from ortboost.errors import ConfigError, FileError, ModelError, UsageError
 from tests.support import assert_three_lines, model_path, small_mlp, text_model, weights
 
 QUICK = BenchConfig(iters=4, rounds=2, warmup=0, loads=1, device="cpu", threads=(1,))

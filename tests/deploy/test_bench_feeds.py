@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortboost.core.errors import UsageError
 from ortboost.deploy.bench_feeds import make_feeds, open_batch, parse_shape, settle_shapes
-from ortboost.errors import UsageError
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
 

@@ -9,7 +9,8 @@ import onnx_ir as ir
 import pytest
 
 import ortboost as ob
-from ortboost import api
+from ortboost.api import verbs as api
+from ortboost.core.errors import DependencyError, ModelError, ParityError, UsageError
 from ortboost.deploy.evaluation import network_auto_process_eval
 from ortboost.deploy.export import export_network, write_verified
 from ortboost.deploy.pipeline import REWRITES
@@ -17,7 +18,6 @@ from ortboost.deploy.precise import Precise, clamp_infinite
 from ortboost.deploy.slim import slim_step
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.verify import tolerance_for
-from ortboost.errors import DependencyError, ModelError, ParityError, UsageError
 from ortboost.graph.io import save_model
 from tests.support import (
     assert_three_lines,

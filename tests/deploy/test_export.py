@@ -7,10 +7,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.export import export_model, write_verified
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.deploy.strip import inference_model
-from ortboost.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.graph.io import load_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

@@ -5,9 +5,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.boosts.full_norm_head import full_norm
 from ortboost.deploy.export import optimize_inference
 from ortboost.deploy.fold_full_norm import fold_full_norm
-from ortboost.transforms.full_norm import full_norm
 from tests.support import run, small_mlp, text_model, weights
 
 HEADS = {

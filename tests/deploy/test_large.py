@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff.native import NativeEngine
+from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.cli import main
 from ortboost.runtime.session import open_session
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.deploy.made_up import accepted_feeds, input_ranges, made_up_feeds
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
+from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds
 from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator

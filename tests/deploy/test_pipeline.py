@@ -5,15 +5,15 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.core.errors import ParityError
+from ortboost.core.report import Report
 from ortboost.deploy.bisect import first_difference, guilty_step
 from ortboost.deploy.export import export_network, write_verified
 from ortboost.deploy.inner import AT_A_TIME, inner_floats, measure_ranges, run_inner
 from ortboost.deploy.pipeline import REWRITES, STAGES, optimize
 from ortboost.deploy.targets import TARGETS, get_target
 from ortboost.deploy.verify import Tolerance
-from ortboost.errors import ParityError
 from ortboost.graph.normalize import infer_shapes
-from ortboost.report import Report
 from tests.support import (
     GOLDEN,
     NAMES,

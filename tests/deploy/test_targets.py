@@ -3,8 +3,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import PRECISIONS, TARGETS, get_target, ir_version_for
-from ortboost.errors import UsageError
 from tests.support import assert_three_lines
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortboost.core.errors import ParityError, UsageError
 from ortboost.deploy.verify import Tolerance, compare, seeded_batch, tolerance_for
-from ortboost.errors import ParityError, UsageError
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
 

@@ -8,11 +8,11 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.cli import main
+from ortboost.core.errors import UsageError
+from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
 from ortboost.drawing import draw
 from ortboost.drawing.marks import marks_against, marks_of_reports
-from ortboost.errors import UsageError
-from ortboost.report import Report
 from tests.support import model_path, small_convnet, small_mlp
 
 

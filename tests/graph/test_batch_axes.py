@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.graph.batch_axes import UNKNOWN, find_batch_axes, model_batch_axes, row_picker
 from tests.support import assert_three_lines
 

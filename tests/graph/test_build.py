@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, all_names, replace_node
 from tests.support import assert_three_lines, run, text_model
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.graph.cost import count_cost, with_lengths
 from ortboost.graph.io import load_model
 from ortboost.graph.query import static_shape

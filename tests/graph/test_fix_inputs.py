@@ -6,7 +6,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.errors import ConfigError, UsageError
+from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.input_config import InputConfig, dimension_name, fit_dims
 from ortboost.program.config import ProgramConfig
 from tests.support import assert_three_lines

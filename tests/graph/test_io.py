@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.graph import io
 from ortboost.graph.io import load_model, save_model, source_name
 from tests.support import assert_three_lines, model_path, run, small_mlp, weights

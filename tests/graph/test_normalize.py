@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import convert_opset, normalize
 from ortboost.transforms.trainable_norm import to_inference

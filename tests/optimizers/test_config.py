@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ortboost.errors import ConfigError
+from ortboost.core.errors import ConfigError
 from ortboost.optimizers import (
     OPTIMIZERS,
     Adam,

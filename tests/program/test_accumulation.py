@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.errors import ConfigError
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
+from ortboost.core.errors import ConfigError
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Adam, Lars, Momentum, Sgd
 from ortboost.program import catalogue as names
 from ortboost.program.build import build_program

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.loss_scale import NO_SCALE
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.build import build_program

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortboost.errors import ConfigError, FileError, OrtBoostError
+from ortboost.core.errors import ConfigError, FileError, OrtBoostError
 from ortboost.program.boost_config import LEVELS, MODES, BoostConfig, Switches, resolve_boost
 from tests.support import assert_three_lines
 

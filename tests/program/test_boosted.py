@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from ortboost.errors import ConfigError
-from ortboost.loss_scale import NO_SCALE, GroupedScaleConfig
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.errors import ConfigError
+from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.boosted import boosted, not_in_this_version, split_settings, with_settings
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
-from ortboost.program.freeze_schedule import FreezeConfig
-from ortboost.transforms.centralize import CentralizeConfig
 from tests.support import ENGINES, assert_three_lines, batch_for, model_path, stepper
 
 

@@ -8,8 +8,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import ConfigError, DependencyError, ModelError, OrtBoostError, UsageError
-from ortboost.loss_scale import NO_SCALE
+from ortboost.core.errors import ConfigError, DependencyError, ModelError, OrtBoostError, UsageError
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Adam, Sgd
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import read_catalogue

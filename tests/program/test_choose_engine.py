@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ortboost.autodiff.portable.engine import PortableEngine
-from ortboost.errors import ModelError
-from ortboost.loss_scale import NO_SCALE
+from ortboost.core.errors import ModelError
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.choose_engine import choose_engine

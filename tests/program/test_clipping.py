@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.loss_scale import FixedScaleConfig, GroupedScaleConfig
+from ortboost.core.loss_scale import FixedScaleConfig, GroupedScaleConfig
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig

@@ -7,16 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.errors import ConfigError
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleConfig
 from ortboost.deploy.export import export_model
-from ortboost.errors import ConfigError
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleConfig
 from ortboost.program import combine
 from ortboost.program.build import build_program
 from ortboost.program.combine import BOOSTS, EXCLUDED, enabled_boosts
 from ortboost.program.config import ClipConfig, ProgramConfig
-from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.program.program import Program
-from ortboost.transforms.centralize import CentralizeConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tests.support import (
     ENGINES,

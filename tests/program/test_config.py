@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from ortboost.errors import ConfigError, OrtBoostError
+from ortboost.core.errors import ConfigError, OrtBoostError
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.graph.parameters import Parameter
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Adam, AdamW, Lars, Sgd
 from ortboost.program.config import (
     ClipConfig,

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ortboost.errors import ConfigError, FileError
+from ortboost.core.errors import ConfigError, FileError
 from ortboost.program.parameter_list import read_parameters, write_parameters
 from tests.support import assert_three_lines, text_model, weights
 

@@ -7,16 +7,16 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.errors import ModelError
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.deploy.export import export_model
-from ortboost.errors import ModelError
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.program.freeze_schedule import FreezeConfig
 from ortboost.program.program import Program
 from ortboost.transforms.attach_loss import LossConfig
-from ortboost.transforms.centralize import CentralizeConfig
 from ortboost.transforms.precision import PrecisionConfig
 from tests.support import (
     ENGINES,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue

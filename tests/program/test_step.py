@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortboost.loss_scale import (
+from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,

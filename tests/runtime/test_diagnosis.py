@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import ModelError
-from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig
+from ortboost.core.errors import ModelError
+from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime import stepper as stepper_module

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from tests.support import assert_three_lines, model_path, run, small_mlp, text_model, weights
 

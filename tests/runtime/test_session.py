@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortboost.errors import DependencyError, ModelError, UsageError
+from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph import io
 from ortboost.program.build import build_program
 from ortboost.runtime import session as module

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.errors import FileError, UsageError
-from ortboost.loss_scale import NO_SCALE
+from ortboost.core.errors import FileError, UsageError
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Adam
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig

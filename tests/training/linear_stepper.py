@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost import loss_scale
+from ortboost.core import loss_scale
 from ortboost.training.protocols import InputSpec
 
 FEATURES = 3

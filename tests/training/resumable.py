@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
-from ortboost.errors import OrtBoostError
-from ortboost.loss_scale import DynamicScaleConfig
+from ortboost.core.errors import OrtBoostError
+from ortboost.core.loss_scale import DynamicScaleConfig
 from ortboost.training import checkpoint_file
 from ortboost.training.callbacks import BestModel, EarlyStopping, Goal
 from ortboost.training.checkpoints import CheckpointStore

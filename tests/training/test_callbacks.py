@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ortboost.errors import ConfigError, UsageError
+from ortboost.core.errors import ConfigError, UsageError
 from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, Goal, RunView
 
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.training.checkpoints import CheckpointStore
 
 STATE = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.data import ArraySource
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule

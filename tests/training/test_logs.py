@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.training.logs import EventLog, finite_or_none, read_log
 
 

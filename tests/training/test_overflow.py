@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
-from ortboost.errors import ModelError, UsageError
-from ortboost.loss_scale import (
+from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,

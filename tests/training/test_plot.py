@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from ortboost.errors import DependencyError, UsageError
+from ortboost.core.errors import DependencyError, UsageError
 from ortboost.training.logs import EventLog
 from ortboost.training.plot import _draw_scale, _smooth, plot_log
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.progress import (
     BarProgress,
     PlainProgress,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from resumable import STEPS, build, fingerprint
 
-from ortboost.errors import FileError, UsageError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.logs import read_log
 from ortboost.training.schedules import Constant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortboost.errors import ConfigError
+from ortboost.core.errors import ConfigError
 from ortboost.training.schedule_text import SCHEDULE_FORMS, parse_schedule
 from ortboost.training.schedules import (
     Constant,

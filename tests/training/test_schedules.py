@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortboost.errors import ConfigError
+from ortboost.core.errors import ConfigError
 from ortboost.training.schedules import (
     Constant,
     Cosine,

@@ -8,7 +8,7 @@ import math
 import pytest
 from linear_stepper import Result
 
-from ortboost.loss_scale import (
+from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
     FixedScaleConfig,

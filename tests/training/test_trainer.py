@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
-from ortboost.errors import ConfigError, DivergedError, UsageError
-from ortboost.loss_scale import DynamicScaleConfig, FixedScaleConfig
+from ortboost.core.errors import ConfigError, DivergedError, UsageError
+from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig
 from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, Goal
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import get_engine
-from ortboost.errors import ConfigError, ModelError, UsageError
+from ortboost.core.errors import ConfigError, ModelError, UsageError
 from ortboost.transforms.attach_loss import LossConfig, attach_loss
 from tests.support import ENGINES, GOLDEN, assert_three_lines, run, small_mlp, text_model, weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.normalize import infer_shapes
 from ortboost.transforms.class_axis import find_class_axis
 from tests.support import assert_three_lines, text_model, weights

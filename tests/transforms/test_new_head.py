@@ -5,7 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.transforms.new_head import find_head, new_head

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 from ortboost.graph.normalize import infer_shapes
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.trainable_norm import (

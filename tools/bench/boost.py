@@ -38,14 +38,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.boosts.freeze_schedule import COST, INTERVAL, FreezeConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
-from ortboost.program.freeze_schedule import COST, INTERVAL, FreezeConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import parse_schedule
 from ortboost.training.run_state import step_seed
-from ortboost.transforms.centralize import CentralizeConfig
 from tools.bench.report import environment, heading, table, write_json
 
 __all__ = ["SETTINGS", "main", "train_in_turns"]

@@ -59,9 +59,9 @@ _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
     "check": (("ortboost.program.build", "refuse_blockers"),),
     "evaluation": (("ortboost.program.build", "to_inference"),),
     "decompose": (("ortboost.program.build", "decompose"),),
-    "prepare": (("ortboost.autodiff.native_rewrites", "prepare"),),
-    "differentiate": (("ortboost.autodiff.native", "NativeEngine.differentiate"),),
-    "gradient builder (C++)": (("ortboost.autodiff.native", "_build"),),
+    "prepare": (("ortboost.autodiff.native.rewrites", "prepare"),),
+    "differentiate": (("ortboost.autodiff.native.engine", "NativeEngine.differentiate"),),
+    "gradient builder (C++)": (("ortboost.autodiff.native.engine", "_build"),),
     "append update": (("ortboost.program.build", "append_update"),),
     "save": (("ortboost.program.program", "Program.save"),),
 }

@@ -45,9 +45,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import optimizer
 
-from ortboost import api
-from ortboost.deploy.made_up import input_ranges
+from ortboost.api import verbs as api
 from ortboost.deploy.strip import inference_model
+from ortboost.deploy.synthetic_inputs import input_ranges
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

@@ -253,7 +253,7 @@ def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None
 
 def _pythons(stock: str | None) -> dict[str, str]:
     from ortboost.autodiff.engine import get_engine
-    from ortboost.errors import OrtBoostError
+    from ortboost.core.errors import OrtBoostError
 
     found = {}
     try:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.loss_scale import NO_SCALE, DynamicScaleConfig
+from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig

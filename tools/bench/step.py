@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
-from ortboost.loss_scale import NO_SCALE
+from ortboost.core.loss_scale import NO_SCALE
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program

@@ -1,7 +1,7 @@
 """What a gradient rule sees: a node, the gradients of its outputs, and the tools to make nodes.
 
 A rule answers with one gradient for each input of the node, ``None`` where there is none or none is
-wanted; it raises :class:`~ortboost.autodiff.rewriting.Refusal` for a form of the operator that it
+wanted; it raises :class:`~ortboost.graph.rewriting.Refusal` for a form of the operator that it
 cannot do right. Gradients have the shape and element type of what they are gradients of.
 """
 
@@ -13,9 +13,9 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_to_shape
-from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["Backward", "GradientRule", "Gradients"]
 

@@ -20,11 +20,11 @@ from ortboost.autodiff.portable import prepare as preparation
 from ortboost.autodiff.portable.lower import lower_losses
 from ortboost.autodiff.portable.sweep import gradient_support, sweep
 from ortboost.autodiff.portable.widen import widen_scattered_sums
-from ortboost.autodiff.reach import Reach, find_value, reach
-from ortboost.autodiff.rewriting import label
-from ortboost.errors import DependencyError, ModelError
+from ortboost.core.errors import DependencyError, ModelError
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.report import Report
+from ortboost.graph.reach import Reach, find_value, reach
+from ortboost.graph.rewriting import label
 
 __all__ = ["PortableEngine"]
 
@@ -110,7 +110,7 @@ def _refuse(engine: PortableEngine, reached: Reach) -> None:
         raise ModelError(
             "Operators between the parameters and the loss have no gradient in the portable engine.",
             where="; ".join(problems[:5]) + more,
-            fix="Decompose them (ortboost.transforms.decompose), register a rule "
+            fix="Decompose them (ortboost.autodiff.decompose), register a rule "
             "(ortboost.autodiff.portable.registry), or freeze the parameters before them.",
         )
 

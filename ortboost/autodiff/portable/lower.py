@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rules.losses import LOWERINGS
-from ortboost.autodiff.rewriting import Site, rewrite_nodes
-from ortboost.report import Report
+from ortboost.core.report import Report
+from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["empty_reductions", "lower_losses"]
 

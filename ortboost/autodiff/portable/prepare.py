@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.native_rewrites.padding import explicit_padding
+from ortboost.autodiff.padding import explicit_padding
 from ortboost.autodiff.portable.lower import empty_reductions
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
 from ortboost.autodiff.portable.rewrites.dimensions import name_equal_lengths
@@ -17,8 +17,8 @@ from ortboost.autodiff.portable.rewrites.functions import expand_functions
 from ortboost.autodiff.portable.rewrites.normalization import complete_normalizations
 from ortboost.autodiff.portable.rewrites.recurrent import unrolled
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
+from ortboost.core.report import Report
 from ortboost.graph.normalize import infer_shapes
-from ortboost.report import Report
 
 __all__ = ["REWRITES", "prepare"]
 

@@ -3,7 +3,7 @@
 A rule is a function of a :class:`~ortboost.autodiff.portable.backward.Backward`: it makes nodes with
 ``b.op`` and answers with one gradient for each input, ``None`` where none is wanted. It sums a gradient
 over broadcast axes with ``b.like``, and refuses a form that it cannot do with
-:class:`~ortboost.autodiff.rewriting.Refusal`.
+:class:`~ortboost.graph.rewriting.Refusal`.
 
 Example:
     An operator of one's own that the runtime has a kernel or a function body for, `y = x^2 w`::
@@ -35,7 +35,7 @@ from typing import Final
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import GradientRule
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 
 __all__ = ["conditions", "find_rule", "refuses", "register", "rules"]
 

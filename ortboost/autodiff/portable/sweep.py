@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.autodiff.native_support import REFUSED
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import conditions, find_rule
-from ortboost.autodiff.reach import STOPS, Reach
-from ortboost.autodiff.rewriting import Refusal, label
-from ortboost.errors import ModelError
+from ortboost.autodiff.refused import REFUSED
+from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
+from ortboost.graph.reach import STOPS, Reach
+from ortboost.graph.rewriting import Refusal, label
 
 __all__ = ["gradient_support", "sweep"]
 

@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
 __all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "spread"]

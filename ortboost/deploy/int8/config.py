@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
-from ortboost.errors import ConfigError, UsageError, nearest
+from ortboost.core.errors import ConfigError, UsageError, nearest
 
 __all__ = ["CALIBRATIONS", "Int8Config"]
 

@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
 from ortboost.deploy.int8.calibrate import Range, calibrate, spread
 from ortboost.deploy.int8.config import Int8Config
@@ -36,7 +37,6 @@ from ortboost.deploy.int8.select import (
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import convert_opset, infer_shapes
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
 
 __all__ = ["quantize_int8"]
 

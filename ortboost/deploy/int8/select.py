@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.report import Report
 
 __all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
 

@@ -12,8 +12,8 @@ from collections.abc import Hashable
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import CHANCE, is_standard, label, replace_value
-from ortboost.report import Report
 
 __all__ = ["common_subexpressions"]
 

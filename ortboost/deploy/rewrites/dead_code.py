@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import operators
-from ortboost.report import Report
 
 __all__ = ["dead_code"]
 

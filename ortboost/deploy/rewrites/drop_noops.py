@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import dimensions, same_shape, same_view
 from ortboost.deploy.rewrites.helpers import bypass, constant, is_standard, label, number
-from ortboost.report import Report
 
 __all__ = ["drop_noops"]
 

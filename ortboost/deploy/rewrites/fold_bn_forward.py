@@ -15,9 +15,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import constant, is_standard, label, only_user, replace_value
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["fold_bn_forward"]
 

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import CHANCE, constant, is_standard, operators
 from ortboost.graph.normalize import quiet
-from ortboost.report import Report
 
 __all__ = ["fold_constants"]
 

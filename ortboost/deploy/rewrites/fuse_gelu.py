@@ -14,9 +14,9 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import is_standard, label, number, only_user, replace_value
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["fuse_gelu", "gelus"]
 

@@ -6,8 +6,8 @@ import onnx_ir as ir
 from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import fuse_hardswish_rules
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import operators
-from ortboost.report import Report
 
 __all__ = ["fuse_hardswish"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import (
     constant,
     is_standard,
@@ -18,7 +19,6 @@ from ortboost.deploy.rewrites.helpers import (
     replace_value,
 )
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["fuse_layer_norm"]
 

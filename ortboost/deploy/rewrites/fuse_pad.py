@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import constant, is_standard, label, number
-from ortboost.report import Report
 
 __all__ = ["fuse_pad"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.fuse_gelu import gelus
-from ortboost.errors import ModelError
 from ortboost.graph.normalize import convert_opset
-from ortboost.report import Report
 
 __all__ = ["lift_opset"]
 

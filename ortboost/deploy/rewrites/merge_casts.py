@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import bypass, is_standard, label
-from ortboost.report import Report
 
 __all__ = ["merge_casts"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import (
     constant,
     is_standard,
@@ -19,7 +20,6 @@ from ortboost.deploy.rewrites.helpers import (
     replace_value,
 )
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["merge_neighbours"]
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import dimensions
 from ortboost.deploy.rewrites.helpers import is_standard, label, only_user, replace_value
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["merge_transposes"]
 

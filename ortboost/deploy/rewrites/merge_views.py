@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
 from ortboost.deploy.rewrites.helpers import constant, is_standard, label, replace_value
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["merge_views"]
 

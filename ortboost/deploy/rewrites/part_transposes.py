@@ -14,9 +14,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.helpers import is_standard, label, replace_value
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["part_transposes"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import same_shape
 from ortboost.deploy.rewrites.helpers import is_standard, label, only_user
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["split_skip_norm"]
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import Key, as_reshape, dimensions, elements
 from ortboost.deploy.rewrites.helpers import constant, is_standard, label
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 
 __all__ = ["static_shapes"]
 

@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.errors import DependencyError, ModelError, UsageError
 
 __all__ = ["Built", "EngineSession", "Toolkit", "build_plan", "load_toolkit"]
 

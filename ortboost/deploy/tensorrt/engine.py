@@ -16,12 +16,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.core.errors import DependencyError, FileError, ParityError
 from ortboost.deploy.tensorrt.api import EngineSession, Toolkit, build_plan, load_toolkit
 from ortboost.deploy.tensorrt.checker import open_lazily
 from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
 from ortboost.deploy.tensorrt.recipe import recipe
 from ortboost.deploy.verify import Parity, Tolerance, compare, seeded_batch
-from ortboost.errors import DependencyError, FileError, ParityError
 from ortboost.graph.query import known_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.model_evaluator import ModelEvaluator

@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
 from ortboost.deploy.rewrites.dead_code import dead_code
 from ortboost.deploy.rewrites.fold_constants import fold_constants
@@ -23,7 +24,6 @@ from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Target
 from ortboost.graph.normalize import convert_opset, infer_shapes
 from ortboost.graph.query import all_tensors
-from ortboost.report import Report
 
 __all__ = [
     "doubles_to_floats",

@@ -11,7 +11,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ortboost.deploy.made_up import accepted_feeds
+from ortboost.core.errors import ModelError, ParityError, UsageError
+from ortboost.core.report import Report
+from ortboost.deploy.synthetic_inputs import accepted_feeds
 from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
     lower_ir_version,
@@ -22,9 +24,7 @@ from ortboost.deploy.tensorrt.fixes import (
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.table import Target
 from ortboost.deploy.verify import Parity, compare, seeded_batch
-from ortboost.errors import ModelError, ParityError, UsageError
 from ortboost.graph.io import ModelSource, load_model, save_model
-from ortboost.report import Report
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
 __all__ = ["Mended", "mend_for_tensorrt"]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ortboost.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, nearest
 
 __all__ = ["Dims", "Profile", "parse_shape", "settle_profiles", "suggestion"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 
 __all__ = ["Operator", "Target", "parse_target", "releases"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import static_shape
+from ortboost.graph.rewriting import constant
 
 __all__ = ["fused_statistics"]
 

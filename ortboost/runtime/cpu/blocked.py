@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.rewriting import constant
 from ortboost.runtime.session import open_session
 
 __all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]

@@ -18,9 +18,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.rewriting import constant
 from ortboost.runtime.cpu.blocked import DOMAIN, QUARTER, block_size, reorder
 
 __all__ = ["depthwise_gradients"]

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.rewriting import constant
 
 __all__ = ["steep_masks"]
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import constant
 
 __all__ = ["full_rank_scalars"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = [

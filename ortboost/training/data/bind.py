@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.errors import FileError, OrtBoostError, UsageError, nearest
+from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest
 from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.load import SPLITS
 from ortboost.training.protocols import Array, InputLike

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.training.protocols import Array
 
 __all__ = ["RECORD_BYTES", "find_cifar", "load_cifar"]

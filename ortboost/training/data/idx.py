@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.training.protocols import Array
 
 __all__ = ["find_idx", "is_idx", "load_idx", "load_idx_pair"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ortboost.errors import FileError, UsageError, nearest
+from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.training.data.cifar import find_cifar, load_cifar
 from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
 from ortboost.training.data.npz import load_npz

@@ -24,7 +24,7 @@ from typing import IO
 
 import numpy as np
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.training.protocols import Array
 
 __all__ = ["load_npz"]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 
 __all__ = ["prefetch"]
 

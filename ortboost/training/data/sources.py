@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.data.batches import (
     batch_axes,
     batch_length,

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.report import Report
 from ortboost.transforms.precision.operators import complete_types
 
 __all__ = ["emulate_precision"]

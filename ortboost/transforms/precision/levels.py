@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from ortboost.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest
 from ortboost.transforms.precision.policy import PrecisionConfig
 
 __all__ = ["LEVELS", "precision_for_level"]

@@ -16,9 +16,9 @@ from typing import Final, Literal
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import infer_shapes
-from ortboost.report import Report
 from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.policy import PrecisionConfig
 from ortboost.transforms.precision.spots import Spots, is_ours

@@ -23,8 +23,8 @@ from typing import Final, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.errors import ConfigError, nearest
-from ortboost.kinds import check_kinds
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import check_kinds
 
 __all__ = [
     "BATCH_NORMS",

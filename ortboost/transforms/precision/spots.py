@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.errors import ConfigError, UsageError
+from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.io import source_name
 from ortboost.graph.parameters import find_parameters
 from ortboost.transforms.precision.cut import Wire, least_casts

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.autodiff.numeric import numeric_gradients
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
+from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import graph
 from tests.support import run
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.autodiff.portable.registry import conditions
-from ortboost.errors import DependencyError, ModelError
+from ortboost.core.errors import DependencyError, ModelError
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
 

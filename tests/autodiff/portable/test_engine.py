@@ -8,10 +8,10 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine
-from ortboost.autodiff.numeric import numeric_gradients
 from ortboost.autodiff.portable import registry
-from ortboost.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.normalize import infer_shapes
+from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run, session
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.autodiff.portable.adjoint import assert_adjoint
 

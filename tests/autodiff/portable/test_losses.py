@@ -7,9 +7,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.errors import ModelError
-from ortboost.transforms.decompose import decompose
+from ortboost.core.errors import ModelError
 from tests.autodiff.oracle import assert_gradients, graph
 from tests.support import ENGINES, run
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortboost.autodiff.engine import differentiate
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 from tests.autodiff.oracle import assert_gradients, graph
 from tests.autodiff.portable.adjoint import declared
 from tests.support import run

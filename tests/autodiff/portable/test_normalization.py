@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.errors import ModelError
+from ortboost.core.errors import ModelError
 from ortboost.graph.normalize import infer_shapes
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run

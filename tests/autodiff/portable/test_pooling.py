@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.errors import DependencyError, ModelError
+from ortboost.core.errors import DependencyError, ModelError
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
 

@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.autodiff.numeric import numeric_gradients
-from ortboost.transforms.decompose import decompose
+from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
 

@@ -10,9 +10,9 @@ import warnings
 import numpy as np
 import pytest
 
+from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import get_engine
-from ortboost.autodiff.numeric import evaluate, numeric_gradients
-from ortboost.transforms.decompose import decompose
+from tests.autodiff.numeric import evaluate, numeric_gradients
 from tests.autodiff.oracle import Case, cases
 from tests.autodiff.portable.test_probe import RIGHT, refused
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime.quantization.calibrate as oracle
 import pytest
 
+from ortboost.core.errors import UsageError
 from ortboost.deploy.int8.calibrate import (
     Range,
     _histogram,
@@ -16,7 +17,6 @@ from ortboost.deploy.int8.calibrate import (
     entropy_threshold,
     percentile_threshold,
 )
-from ortboost.errors import UsageError
 from tests.support import text_model, weights
 
 MODEL = """<ir_version: 9, opset_import: ["" : 18]>

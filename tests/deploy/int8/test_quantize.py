@@ -9,12 +9,12 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from ortboost.core.errors import ConfigError, UsageError
 from ortboost.deploy.export import export_model
 from ortboost.deploy.int8 import CALIBRATIONS, Int8Config, quantize_int8
 from ortboost.deploy.int8.saturation import SAFE_WEIGHT, can_saturate, saturating_weights
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.table import parse_target
-from ortboost.errors import ConfigError, UsageError
 from tests.deploy.int8.saturating import multiply, run_as
 from tests.support import (
     assert_three_lines,

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ortboost.core.report import Report
 from ortboost.graph.normalize import infer_shapes
-from ortboost.report import Report
 from tests.support import run, text_model
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}]>'

@@ -7,12 +7,12 @@ import types
 import numpy as np
 import pytest
 
+from ortboost.core.errors import DependencyError, FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.tensorrt import api
 from ortboost.deploy.tensorrt.api import EngineSession, load_toolkit
 from ortboost.deploy.tensorrt.engine import build_engine
 from ortboost.deploy.tensorrt.profiles import parse_shape
 from ortboost.deploy.tensorrt.recipe import recipe
-from ortboost.errors import DependencyError, FileError, ModelError, ParityError, UsageError
 from ortboost.graph.io import save_model
 from tests.deploy.tensorrt.cases import one
 from tests.deploy.tensorrt.fake import DataType, FakeCuda, FakeTensorRT, toolkit

@@ -5,6 +5,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
     doubles_to_floats,
@@ -15,7 +16,6 @@ from ortboost.deploy.tensorrt.fixes import (
 from ortboost.deploy.tensorrt.mend import mend_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import parse_shape
 from ortboost.deploy.tensorrt.table import parse_target
-from ortboost.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.graph.io import load_model, save_model
 from tests.deploy.tensorrt.cases import FULL, one
 from tests.support import (

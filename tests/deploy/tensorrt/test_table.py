@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
+from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt import table
 from ortboost.deploy.tensorrt.profiles import parse_shape, settle_profiles, suggestion
 from ortboost.deploy.tensorrt.rules.types import TENSORRT_TYPES
 from ortboost.deploy.tensorrt.table import parse_target, releases
-from ortboost.errors import UsageError
 from tests.support import ROOT, assert_three_lines
 
 DATA = json.loads((ROOT / "ortboost/deploy/tensorrt/trt_ops.json").read_text())

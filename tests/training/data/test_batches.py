@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.data import check_batch_size, pad_batch, static_batch
 from ortboost.training.protocols import InputSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.errors import FileError, UsageError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import bind_arrays, convert
 from ortboost.training.protocols import InputSpec

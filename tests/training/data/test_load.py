@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import pytest
 
-from ortboost.errors import FileError, UsageError
+from ortboost.core.errors import FileError, UsageError
 from ortboost.training.data import load_arrays, load_cifar, load_idx
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ortboost.errors import FileError
+from ortboost.core.errors import FileError
 from ortboost.training.data import load_npz
 
 ARRAYS = {

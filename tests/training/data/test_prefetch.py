@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.data import prefetch
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortboost.errors import UsageError
+from ortboost.core.errors import UsageError
 from ortboost.training.data import ArraySource, IterableSource, epoch_order
 from ortboost.training.protocols import InputSpec
 

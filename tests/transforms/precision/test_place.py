@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.errors import ConfigError, UsageError
+from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.transforms.precision import PrecisionConfig, place_precision

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ortboost.errors import ConfigError
+from ortboost.core.errors import ConfigError
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.precision import PrecisionConfig, classify, precision_for_level
 from tests.support import assert_three_lines

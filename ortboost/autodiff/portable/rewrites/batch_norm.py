@@ -10,8 +10,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
-from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
-from ortboost.report import Report
+from ortboost.core.report import Report
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["batch_centered", "batch_statistics"]
 

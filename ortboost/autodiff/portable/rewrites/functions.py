@@ -11,10 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.registry import find_rule
-from ortboost.autodiff.rewriting import Refusal, Site, label, rewrite_nodes
+from ortboost.core.report import Report
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
+from ortboost.graph.rewriting import Refusal, Site, label, rewrite_nodes
 
 __all__ = ["EXPANDED", "expand_functions"]
 

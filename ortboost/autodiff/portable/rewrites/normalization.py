@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["FLOAT", "HALF", "as_float", "as_given", "complete_normalizations"]
 

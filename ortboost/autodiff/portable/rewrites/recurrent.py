@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.core.report import Report
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["unrollable", "unrolled"]
 

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rules.indexing import as_rows
 from ortboost.autodiff.portable.rules.sizes import joined
-from ortboost.autodiff.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
-from ortboost.report import Report
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["exact_scatter"]
 

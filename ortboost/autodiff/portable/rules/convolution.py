@@ -11,8 +11,8 @@ from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.im2col import weight_gradient
 from ortboost.autodiff.portable.rules.normalization import absorbed
 from ortboost.autodiff.portable.rules.windows import Window, bare_site, crop, spread, window_of
-from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["conv", "conv_transpose"]
 

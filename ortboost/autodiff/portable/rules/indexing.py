@@ -22,8 +22,8 @@ from ortboost.autodiff.portable.rules.sizes import (
     reshape_like,
     zeros,
 )
-from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = [
     "add_at",

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
-from ortboost.autodiff.rewriting import Refusal, Site
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["LOWERINGS", "cross_entropy", "negative_log_likelihood"]
 

@@ -16,8 +16,8 @@ from ortboost.autodiff.portable.rules.sizes import (
     product,
     reshape_like,
 )
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import constant
 
 __all__ = ["pad"]
 

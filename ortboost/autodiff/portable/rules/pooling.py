@@ -10,8 +10,8 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, bare_site, spread, window_of
-from ortboost.autodiff.rewriting import Refusal
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal
 
 __all__ = ["average_pool", "global_average_pool", "global_lp_pool", "global_max_pool"]
 __all__ += ["lp_pool", "max_pool"]

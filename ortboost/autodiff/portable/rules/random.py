@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.rewriting import constant
+from ortboost.graph.rewriting import constant
 
 __all__ = ["dropout"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.recurrent import unrollable
-from ortboost.autodiff.rewriting import Refusal
+from ortboost.graph.rewriting import Refusal
 
 __all__ = ["recurrent"]
 

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.rewriting import constant
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import constant
 
 __all__ = ["NORMS", "kept", "reduced_axes"]
 

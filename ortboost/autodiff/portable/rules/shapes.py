@@ -17,7 +17,7 @@ from ortboost.autodiff.portable.rules.sizes import (
     length,
     reshape_like,
 )
-from ortboost.autodiff.rewriting import Refusal
+from ortboost.graph.rewriting import Refusal
 
 __all__ = [
     "concat",

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward
-from ortboost.autodiff.rewriting import Site
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Site
 
 __all__ = [
     "INT64",

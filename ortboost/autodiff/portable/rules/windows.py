@@ -12,9 +12,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ortboost.autodiff.native_rewrites.padding import same_pads
-from ortboost.autodiff.rewriting import Refusal, Site
+from ortboost.autodiff.padding import same_pads
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["Window", "bare_site", "crop", "spread", "window_of"]
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import onnx_ir as ir
 
+from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt.profiles import settle_profiles, suggestion
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
-from ortboost.errors import UsageError
 from ortboost.graph.query import known_shape
 
 __all__: list[str] = []

@@ -1,0 +1,116 @@
+"""The cards: what each boost does, how to use it, what it was measured to give and cost.
+
+A card is a Markdown file of ``docs/cards/`` (in an installed package: in the package) with a few lines
+of metadata at its top, between two lines ``---``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortboost.core.errors import FileError, UsageError, nearest
+
+__all__ = ["HEADINGS", "Card", "cards", "find_card"]
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDERS = (_PACKAGE / "_cards", _PACKAGE.parent / "docs" / "cards")  # installed, checkout
+_KEYS = ("name", "class", "functional", "tldr", "source")
+HEADINGS = (
+    "What it does",
+    "The algebra",
+    "How to use it",
+    "Hyper-parameters",
+    "What it was measured to give and cost",
+    "When not to use it",
+    "How it differs from MindSpore",
+)
+"""The sections of every card, in this order."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card.
+
+    Args:
+        name: Name of the boost, as the command line knows it.
+        title: Name of the class over it.
+        functional: The function that does it.
+        tldr: One line.
+        source: Where the method comes from.
+        text: The card itself, Markdown without the metadata.
+    """
+
+    name: str
+    title: str
+    functional: str
+    tldr: str
+    source: str
+    text: str
+
+    def to_dict(self) -> dict[str, str]:
+        """The metadata as JSON data."""
+        return {
+            "name": self.name,
+            "class": self.title,
+            "functional": self.functional,
+            "tldr": self.tldr,
+            "source": self.source,
+        }
+
+
+def cards() -> dict[str, Card]:
+    """All cards by name, in alphabetical order.
+
+    Raises:
+        FileError: The folder is missing, or a card has no metadata.
+
+    Example:
+        >>> "grad-accumulation" in cards()
+        True
+    """
+    folder = next((path for path in _FOLDERS if path.is_dir()), None)
+    if folder is None:
+        raise FileError(
+            "The cards are missing.",
+            where=f"{_FOLDERS[0]}",
+            fix="Install ortboost again.",
+        )
+    found = [_read(path) for path in sorted(folder.glob("*.md"))]
+    return {card.name: card for card in found}
+
+
+def find_card(name: str) -> Card:
+    """The card of a boost.
+
+    Raises:
+        UsageError: There is none of this name; the nearest one is named.
+    """
+    known = cards()
+    wanted = name.replace("_", "-").lower()
+    if wanted not in known:
+        raise UsageError(
+            f"There is no boost '{name}'.", where="ortboost list", fix=nearest(wanted, known)
+        )
+    return known[wanted]
+
+
+def _read(path: Path) -> Card:
+    head, text = _split(path)
+    for key in _KEYS:
+        if not head.get(key):
+            raise FileError(
+                f"The card does not say its '{key}'.",
+                where=str(path),
+                fix=f"Write the keys {', '.join(_KEYS)} at its top, between two lines ---.",
+            )
+    return Card(head["name"], head["class"], head["functional"], head["tldr"], head["source"], text)
+
+
+def _split(path: Path) -> tuple[Mapping[str, str], str]:
+    parts = path.read_text(encoding="utf-8").split("---\n", 2)
+    if len(parts) < 3 or parts[0].strip():
+        return {}, ""
+    pairs = (line.partition(":") for line in parts[1].splitlines() if line.strip())
+    return {key.strip(): value.strip() for key, _, value in pairs}, parts[2].lstrip()

@@ -1,0 +1,203 @@
+"""Deployment targets as functions: check a model for one, mend it, build an engine.
+
+Example:
+    ::
+
+        from ortboost import targets
+
+        report = targets.check_for("model.onnx", "tensorrt=11", shapes=["x:1,8,32x3x224x224"])
+        for finding in report.findings:
+            print(finding.rule, finding.severity, finding.node, finding.reason)
+        if any(finding.fixable for finding in report.findings):
+            targets.mend("model.onnx", "mended.onnx", "tensorrt=11")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ortboost.core.errors import UsageError
+from ortboost.deploy.check_runtime import check_onnxruntime
+from ortboost.deploy.tensorrt import engine
+from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
+from ortboost.deploy.tensorrt.engine import EngineFile
+from ortboost.deploy.tensorrt.mend import Mended, mend_for_tensorrt
+from ortboost.deploy.tensorrt.profiles import Profile, parse_shape
+from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.deploy.verify import tolerance_for
+from ortboost.graph.io import ModelSource, load_model
+from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
+
+__all__ = ["RUNTIMES", "build_engine", "check_for", "load_batches", "mend", "read_shapes"]
+
+RUNTIMES = ("onnxruntime", "ort")
+"""Names that stand for the installed ONNX Runtime; everything else is read as a TensorRT version."""
+
+
+def check_for(
+    model: ModelSource, target: str = "tensorrt", *, shapes: Sequence[str] = ()
+) -> TargetReport:
+    """List what a target will not accept, all at once.
+
+    Args:
+        model: The model.
+        target: ``onnxruntime``, or ``tensorrt``, ``tensorrt=11``, ``tensorrt=10.3``.
+        shapes: Shape profiles for TensorRT, as ``x:1,8,32x3x224x224``.
+
+    Raises:
+        UsageError: Unknown target, or a profile that is not of the form.
+        FileError: The file is not a readable model.
+        DependencyError: ONNX Runtime is to be asked and is not there.
+    """
+    if target in RUNTIMES:
+        if shapes:
+            raise UsageError(
+                "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
+            )
+        return check_onnxruntime(model)
+    return check_tensorrt(model, parse_target(target), profiles=read_shapes(shapes) or None)
+
+
+def mend(
+    model: ModelSource,
+    out: str | os.PathLike[str],
+    target: str = "tensorrt",
+    *,
+    shapes: Sequence[str] = (),
+    verify: Any = None,
+    mapping: Mapping[str, str] | None = None,
+    split: str = "test",
+    batch_size: int = 64,
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+) -> Mended:
+    """Mend what can be mended for TensorRT, compare with the original, write.
+
+    Args:
+        model: The model.
+        out: The file to write.
+        target: ``tensorrt``, ``tensorrt=11``...
+        shapes: Shape profiles.
+        verify: Data to compare on (what :func:`ortboost.evaluate` takes); made-up inputs if not given.
+        mapping: Input name to the key of its array.
+        split: Which part of a data file with several.
+        batch_size: Samples a run of the comparison.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+
+    Raises:
+        UsageError: The target is not TensorRT, or ``out`` is the model itself.
+        ParityError: The mended model answers differently; nothing was written.
+        ModelError: Nothing can be compared, or the opset not converted.
+    """
+    if target in RUNTIMES:
+        raise UsageError(
+            "There is nothing to mend for ONNX Runtime.",
+            where=f"target '{target}'",
+            fix="Use --fix with --for tensorrt.",
+        )
+    feeds = None
+    if verify is not None:
+        specs = ModelEvaluator(load_model(model), device="cpu").inputs
+        feeds = load_batches(specs, verify, split, batch_size, mapping)
+    return mend_for_tensorrt(
+        model,
+        out,
+        parse_target(target),
+        profiles=read_shapes(shapes) or None,
+        feeds=feeds,
+        rtol=rtol,
+        atol=atol,
+    )
+
+
+def build_engine(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    shapes: Sequence[str] = (),
+    target: str = "tensorrt",
+    precision: str = "fp32",
+    verify: Any = None,
+    split: str = "test",
+    mapping: Mapping[str, str] | None = None,
+    workspace: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+) -> EngineFile:
+    """Build a TensorRT engine of an exported file, held to the file.
+
+    Not run on a device so far: nobody here had TensorRT. It is tested against a stand-in for its API.
+
+    Args:
+        model: The ONNX file.
+        out: The engine; a JSON file with what it belongs to is written beside it.
+        shapes: Shape profiles, as ``x:1,8,32x3x224x224``.
+        target: ``tensorrt``, ``tensorrt=10``: the version that the recipe is for where it is missing.
+        precision: What the file was exported in; it decides the tolerance.
+        verify: Data to compare on, in batches of the optimum size; made-up inputs if not given.
+        split: Which part of a data file with several.
+        mapping: Input name to the key of its array.
+        workspace: Bytes of scratch memory.
+        timing_cache: File with timings, read and written.
+
+    Raises:
+        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line that
+            builds the engine elsewhere.
+        UsageError: A profile is missing or wrong.
+        ModelError: TensorRT does not accept the model.
+        ParityError: The engine answers differently; nothing was written.
+    """
+    profiles = read_shapes(shapes)
+    feeds = None
+    if verify is not None:
+        specs = ModelEvaluator(model, device="cpu").inputs
+        best = profiles[0].optimum[0] if profiles else 64
+        batches = load_batches(specs, verify, split, best, mapping)
+        whole = [batch for batch in batches if len(next(iter(batch.values()))) == best]
+        feeds = whole or batches
+    return engine.build_engine(
+        model,
+        out,
+        profiles,
+        feeds=feeds,
+        workspace=workspace,
+        timing_cache=timing_cache,
+        major=parse_target(target).major,
+        tolerance=tolerance_for("fp16" if precision == "fp32" else precision),
+    )
+
+
+def load_batches(
+    inputs: Sequence[Any],
+    data: Any,
+    split: str = "test",
+    batch_size: int = 64,
+    mapping: Mapping[str, str] | None = None,
+) -> list[Mapping[str, NDArray[Any]]]:
+    """Read data as batches for these inputs; a fixed batch size is filled up.
+
+    Args:
+        inputs: Names, types and shapes of what is fed.
+        data: A file, folder, arrays by name or a source.
+        split: Which part of a data file with several.
+        batch_size: Samples a batch where the inputs leave it open.
+        mapping: Input name to the key of its array.
+    """
+    fixed = static_batch(inputs)
+    batches = open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0)
+    axes = batch_axes(inputs)
+    return [batch if fixed is None else pad_batch(batch, fixed, axes=axes)[0] for batch in batches]
+
+
+def read_shapes(shapes: Sequence[str]) -> list[Profile]:
+    """Read ``--shape`` texts.
+
+    Raises:
+        UsageError: One is not of the form.
+    """
+    return [parse_shape(text) for text in shapes]

@@ -1,0 +1,173 @@
+"""``ortboost compare`` as a function: two models on the same inputs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.core.errors import UsageError
+from ortboost.deploy.bisect import InnerDifference, first_difference
+from ortboost.deploy.targets import PRECISIONS
+from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.deploy.verify import compare as compare_outputs
+from ortboost.graph.input_config import InputConfig
+from ortboost.graph.io import load_model
+from ortboost.runtime.model_evaluator import ModelEvaluator
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found.
+
+    Args:
+        parity: Output by output.
+        made_up: Whether the inputs were made up.
+        metrics: Metric name to its values in both, where the data have labels.
+        first: The first inner tensor that differs, if that was asked for and there is one.
+        searched: Whether it was looked for.
+    """
+
+    parity: Parity
+    made_up: bool
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    first: InnerDifference | None = None
+    searched: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            **self.parity.to_dict(),
+            "compared_on": "made-up inputs" if self.made_up else "data",
+            "metrics": {name: list(values) for name, values in self.metrics.items()},
+            **({"first": self.first.to_dict() if self.first else None} if self.searched else {}),
+        }
+
+    def first_text(self) -> str:
+        """The outcome of the search in a sentence."""
+        if self.first is None:
+            return "No inner tensor that both have, by name, differs."
+        found = self.first
+        return (
+            f"First difference: '{found.difference.output}' of {found.op_type} '{found.node}', off by "
+            f"{found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it reads "
+            f"{', '.join(found.inputs)}; tensor {found.compared} of those that both have."
+        )
+
+
+def compare(
+    one: str | os.PathLike[str],
+    other: str | os.PathLike[str],
+    *,
+    data: Data | None = None,
+    bisect: bool = False,
+    checkpoint: str = "best",
+    mapping: Mapping[str, str] | None = None,
+    split: str = "test",
+    batch_size: int = 64,
+    inputs: InputConfig | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    rtols: Mapping[str, float] | None = None,
+    atols: Mapping[str, float] | None = None,
+    device: str = "auto",
+) -> Comparison:
+    """Compare the outputs of two models on the same inputs.
+
+    Args:
+        one: The reference: an ONNX file, or a program folder.
+        other: The ONNX file to compare with it.
+        data: Data to compare on; made-up inputs if not given.
+        bisect: Find the first inner tensor, of those that both have by name, that differs.
+        checkpoint: See :func:`load_run`.
+        mapping: Input name to the key of its array.
+        split: Which part of a data file with several.
+        batch_size: Samples a run.
+        inputs: Lengths of made-up inputs, values of inputs that are no data, and batch axes.
+        rtol: Relative tolerance; if not given 1e-3, or what the precision allows that ``other`` was
+            exported in.
+        atol: Absolute tolerance; if not given 1e-4, or the same.
+        rtols: Output name to a relative tolerance of its own.
+        atols: Output name to an absolute tolerance of its own.
+        device: Where to run.
+
+    Raises:
+        UsageError: They have no output in common, or take different inputs.
+    """
+    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
+        subject = (
+            trained_subject(one, checkpoint, device, inputs)
+            if Path(one).is_dir()
+            else plain_subject(one, Path(folder), device, inputs, as_it_is=True)
+        )
+        loaded = load_model(other)  # its errors are clearer than the runtime's
+        precision = loaded.metadata_props.get("ortboost.precision", "fp32")
+        tolerance = tolerance_for(
+            precision if precision in PRECISIONS else "fp32",
+            rtol=rtol,
+            atol=atol,
+            rtols=rtols,
+            atols=atols,
+        )
+        challenger = ModelEvaluator(os.fspath(other), device=device)
+        feeds, lengths = collect(subject, data, split, batch_size, mapping)
+        feeds = [{**subject.evaluator.constants, **batch} for batch in feeds]
+        missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
+        if missing:
+            raise UsageError(
+                f"The second model takes '{missing[0]}', and the first does not.",
+                where=str(other),
+                fix="Compare models with the same inputs.",
+            )
+        expected = [subject.evaluator.evaluate(batch) for batch in feeds]
+        outputs = [name for name in challenger.outputs if expected and name in expected[0]]
+        if not outputs:
+            raise UsageError(
+                "The models have no output in common.",
+                where=f"{', '.join(expected[0]) if expected else 'no data'}; "
+                f"{', '.join(challenger.outputs)}",
+                fix="Outputs are matched by name; give data with at least one sample.",
+            )
+        tolerance.check(outputs)
+        answers = [challenger.evaluate(batch) for batch in feeds]
+        scores = Accuracies(
+            subject.prediction,
+            subject.labels if data is not None else None,
+            feeds,
+            expected,
+            lengths,
+            subject.rule,
+        )
+        for number, answer in enumerate(answers):
+            scores.add(number, answer)
+        parity = compare_outputs(expected, answers, outputs, tolerance=tolerance)
+        first = None
+        if bisect:
+            worst = _batch_of(parity.worst.sample, feeds)
+            first = first_difference(
+                # As it was run above: bringing a model in inference form would hide a difference.
+                subject.export(optimize=False).model if Path(one).is_dir() else load_model(one),
+                load_model(other),
+                feeds[worst],
+                tolerance,
+                device=subject.device,
+            )
+    return Comparison(parity, data is None, scores.found(), first, bisect)
+
+
+def _batch_of(sample: int, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int:
+    for number, batch in enumerate(feeds):
+        first = np.asarray(next(iter(batch.values())))
+        sample -= len(first) if first.ndim else 1
+        if sample < 0:
+            return number
+    return len(feeds) - 1

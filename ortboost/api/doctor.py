@@ -1,0 +1,197 @@
+"""What this machine and environment can do, and how to mend what they cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from ortboost.autodiff.engine import engine_names, get_engine
+from ortboost.core.errors import OrtBoostError
+from ortboost.core.version import __version__
+from ortboost.runtime.number_formats import FORMATS, probe_format
+from ortboost.runtime.session import TRAINING_DEVICES, available_devices, runtime
+
+__all__ = ["Finding", "diagnose"]
+
+_PACKAGES = ("onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "protobuf")
+_OPTIONAL = {
+    "matplotlib": "curves of a training run as a picture: pip install 'ortboost[plot]'",
+    "torch": "DataLoaders as training data, and the export tools",
+}
+_RUNTIMES = "onnxruntime"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis.
+
+    Args:
+        name: What was looked at.
+        status: ``ok``; ``note`` for something optional; ``fail`` if training needs it.
+        detail: What was found.
+        fix: How to mend it.
+    """
+
+    name: str
+    status: Literal["ok", "note", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def diagnose() -> list[Finding]:
+    """Look at everything that training and exporting need.
+
+    Example:
+        >>> diagnose()[0].name
+        'ortboost'
+    """
+    findings = [Finding("ortboost", "ok", __version__), _python()]
+    for package in _PACKAGES:
+        version = _version(package)
+        findings.append(
+            Finding(package, "ok", version)
+            if version
+            else Finding(package, "fail", "not installed", f"pip install {package}")
+        )
+    findings += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
+    for package, use in _OPTIONAL.items():
+        version = _version(package)
+        findings.append(
+            Finding(package, "ok", version)
+            if version
+            else Finding(package, "note", "not installed", use)
+        )
+    return findings
+
+
+def _python() -> Finding:
+    detail = f"{platform.python_version()} on {platform.machine()} {platform.system()}"
+    if sys.version_info >= (3, 13):
+        return Finding(
+            "python",
+            "note",
+            detail,
+            "Training runs on the portable engine: onnxruntime-training, which the native engine "
+            "needs, has wheels up to Python 3.12 (3.11 with CUDA).",
+        )
+    return Finding("python", "ok", detail)
+
+
+def _runtime() -> Finding:
+    owners = sorted(
+        {
+            name
+            for distribution in importlib.metadata.distributions()
+            if (name := str(distribution.metadata["Name"] or "").lower()).startswith(_RUNTIMES)
+            and "extensions" not in name
+        }
+    )
+    try:
+        module = runtime()
+    except OrtBoostError as error:
+        return Finding(_RUNTIMES, "fail", error.where or error.what, error.fix)
+    detail = f"{module.__version__} from {', '.join(owners) or 'an unknown package'}"
+    if len(owners) > 1:
+        return Finding(
+            _RUNTIMES,
+            "fail",
+            detail + ": they share one folder and break each other",
+            next((found.fix for found in _engines() if "pip uninstall" in found.fix), "")
+            or f"pip uninstall -y {' '.join(owners)}, then install one of them again.",
+        )
+    return Finding(_RUNTIMES, "ok", detail)
+
+
+def _engines() -> list[Finding]:
+    """The engines, the one that ``auto`` takes first; one that works is enough."""
+    findings: list[Finding] = []
+    missing: list[tuple[str, OrtBoostError]] = []
+    for name in engine_names():
+        try:
+            engine = get_engine(name)
+            detail = f"opset {engine.opsets[0]} to {engine.opsets[-1]}, IR {engine.ir_version}"
+            chosen = "" if findings else ", chosen by --engine auto"
+            findings.append(Finding(f"engine {name}", "ok", detail + chosen))
+        except OrtBoostError as error:
+            missing.append((name, error))
+    status: Literal["note", "fail"] = "note" if findings else "fail"
+    return findings + [
+        Finding(f"engine {name}", status, error.what, error.fix) for name, error in missing
+    ]
+
+
+def _extra(device: str) -> str:
+    """The optional dependency that brings a device; the training build ends with Python 3.11."""
+    return "cuda" if device == "cuda" and sys.version_info < (3, 12) else "gpu"
+
+
+def _devices() -> list[Finding]:
+    try:
+        devices = available_devices()
+    except OrtBoostError:
+        return []
+    return [
+        Finding(f"device {name}", "ok", "offered by this onnxruntime")
+        if reason is None
+        else Finding(
+            f"device {name}",
+            "note",
+            reason,
+            f"pip install 'ortboost[{_extra(name)}]' in its own environment.",
+        )
+        for name, reason in devices.items()
+    ]
+
+
+def _formats() -> list[Finding]:
+    """What the devices at hand do with 16-bit numbers."""
+    try:
+        devices = [name for name, reason in available_devices().items() if reason is None]
+    except OrtBoostError:
+        return []
+    findings = []
+    for device in (name for name in devices if name in TRAINING_DEVICES):
+        for name in FORMATS:
+            support = probe_format(name, device)
+            findings.append(
+                Finding(f"{name} on {device}", "ok", support.text)
+                if support.rounds
+                else Finding(
+                    f"{name} on {device}",
+                    "note",
+                    support.text,
+                    "Training rounds there by itself (emulation, slower than fp32)."
+                    if device == "cpu"
+                    else "Train in another format, or convert with --emulate.",
+                )
+            )
+    return findings
+
+
+def _gpu() -> Finding:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("nvidia gpu", "note", "no driver found (nvidia-smi is not there)")
+    try:
+        answer = subprocess.run(
+            [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("nvidia gpu", "note", f"nvidia-smi failed: {error}", "Check the driver.")
+    return Finding("nvidia gpu", "ok", "; ".join(answer.stdout.strip().splitlines()))
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,276 @@
+"""``ortboost export`` as a function: the inference graph of a trained program, or of a plain model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.core.errors import UsageError
+from ortboost.deploy.export import Exported, write_verified
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.precise import Precise
+from ortboost.deploy.synthetic_inputs import sizes_text
+from ortboost.deploy.targets import get_target
+from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.graph.input_config import InputConfig
+from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
+from ortboost.graph.query import all_tensors
+from ortboost.program.program import EVAL, MANIFEST, STATE, STEP
+from ortboost.training.label_rule import LabelRule
+
+__all__ = ["ExportResult", "export"]
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What :func:`export` did.
+
+    Args:
+        path: The file.
+        bytes: Its size, with that of external data.
+        parity: The comparison with the trained program, or with the model as it was.
+        made_up: Whether the comparison ran on made-up inputs because no data were given.
+        exported: The graph and the reports.
+        step: Step of the checkpoint; ``None`` for the initial weights.
+        classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
+        rule: How labels are compared with the scores.
+        metrics: Metric name to its value before and after, where the data have labels.
+        notes: What else should be known.
+    """
+
+    path: Path
+    bytes: int
+    parity: Parity
+    made_up: bool
+    exported: Exported = field(repr=False)
+    step: int | None
+    classes: bool = True
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    rule: LabelRule = field(default_factory=LabelRule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "path": str(self.path),
+            "bytes": self.bytes,
+            "step": self.step,
+            "target": self.exported.target.name,
+            "precision": self.exported.precision,
+            "opset": self.exported.model.opset_imports.get(""),
+            "parity": self.parity.to_dict(),
+            "verified_on": "made-up inputs" if self.made_up else "data",
+            "metrics": {
+                name: {"before": before, "after": after}
+                for name, (before, after) in self.metrics.items()
+            },
+            "nodes": len(self.exported.model.graph),
+            "notes": list(self.notes),
+            "reports": [report.to_dict() for report in self.exported.reports],
+        }
+
+
+def export(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    verify: Data | None = None,
+    checkpoint: str = "best",
+    mapping: Mapping[str, str] | None = None,
+    split: str = "test",
+    batch_size: int = 64,
+    optimize: bool = True,
+    opset: int | None = None,
+    target: str = "onnxruntime",
+    precision: str = "fp32",
+    keep_io_types: bool = True,
+    calibration: Data | None = None,
+    int8: Int8Config | None = None,
+    max_drop: float = 0.01,
+    min_sqnr: float | None = None,
+    slim: bool = False,
+    inputs: InputConfig | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    rtols: Mapping[str, float] | None = None,
+    atols: Mapping[str, float] | None = None,
+    device: str = "auto",
+) -> ExportResult:
+    """Write the inference graph of a trained program, or of a plain ONNX model, optimized and checked.
+
+    Args:
+        run: The program folder; it is compared with the program itself. Or an ONNX file; it is
+            compared with that file.
+        out: The file to write.
+        verify: Data to compare on; made-up inputs if not given, for int8 the calibration data.
+        checkpoint: See :func:`load_run`.
+        mapping: Input name to the key of its array.
+        split: Which part of a data file with several.
+        batch_size: Samples a run of the comparison.
+        optimize: Run the pipeline of rewrites, see :mod:`ortboost.deploy.pipeline`.
+        opset: Opset of the file; if not given that of the model, or a newer one that the target reads
+            and that brings an operator which saves nodes.
+        target: See :data:`ortboost.deploy.targets.TARGETS`.
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
+        keep_io_types: In a shorter precision, leave inputs and outputs in float32.
+        calibration: Data to measure the range of inner tensors on; what float16 cannot hold stays in
+            float32. int8 needs them.
+        int8: How to quantize; what suits the target if not given.
+        max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels. Then it decides about
+            the predictions, unless ``rtol`` or ``atol`` are given.
+        min_sqnr: In int8, the least ratio of signal to quantization noise of every other float output, in
+            dB; :data:`ortboost.deploy.verify.SQNR` if not given.
+        slim: Run onnxslim too, if it is installed.
+        inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
+        rtol: Relative tolerance; that of the precision if not given.
+        atol: Absolute tolerance; that of the precision if not given.
+        rtols: Output name to a relative tolerance of its own.
+        atols: Output name to an absolute tolerance of its own.
+        device: Where to compare.
+
+    Raises:
+        ParityError: The file answers differently; nothing was written, and the rewrite that does it is
+            named.
+        UsageError: The file is one of the program itself or the model, or target, precision and
+            opset do not go together.
+    """
+    wanted = get_target(target)
+    wanted.require(precision, opset)
+    if min_sqnr is not None and precision != "int8":
+        raise UsageError(
+            "A ratio of signal to quantization noise is for int8.",
+            where="--min-sqnr",
+            fix="Give --precision int8 too, or --rtol and --atol instead.",
+        )
+    tolerance = tolerance_for(
+        precision, rtol=rtol, atol=atol, rtols=rtols, atols=atols, sqnr=min_sqnr
+    )
+    if calibration is not None and precision == "fp32":
+        raise UsageError(
+            "Calibration data are for a shorter precision.",
+            where="calibration",
+            fix="Give --precision fp16 too, or leave --calib out.",
+        )
+    on_calibration = precision == "int8" and verify is None and calibration is not None
+    if on_calibration:  # made-up inputs have other ranges: the comparison would say nothing
+        verify, split = calibration, "train"
+    trained = Path(run).is_dir()
+    own = {Path(run) / name for name in (STEP, EVAL, STATE, MANIFEST)} if trained else {Path(run)}
+    if Path(out).resolve() in {path.resolve() for path in own}:
+        raise UsageError(
+            "The export would overwrite "
+            + ("the program itself." if trained else "the model it is compared with."),
+            where=str(out),
+            fix="Give the inference graph another name.",
+        )
+    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
+        subject = (
+            trained_subject(run, checkpoint, device, inputs)
+            if trained
+            else plain_subject(run, Path(folder), device, inputs)
+        )
+        feeds, lengths = collect(subject, verify, split, batch_size, mapping)
+        expected = [subject.evaluator.evaluate(batch) for batch in feeds]
+        precise = None
+        if precision != "fp32":
+            batches: list[Mapping[str, NDArray[Any]]] = []
+            ranges: dict[str, float] = {}
+            if calibration is not None:
+                batches, _ = collect(subject, calibration, "train", batch_size, mapping)
+                ranges = subject.ranges(batches) if precision != "int8" else {}
+            precise = Precise(precision, keep_io_types, ranges, batches, int8)
+        # The session of the model as it was is done with: of a large model that is gigabytes.
+        subject = dataclasses.replace(subject, evaluator=None)
+        exported = subject.export(
+            optimize=optimize, opset=opset, target=wanted, precise=precise, slim=slim
+        )
+        scores = Accuracies(
+            subject.prediction,
+            None if verify is None else subject.labels,
+            feeds,
+            expected,
+            lengths,
+            subject.rule,
+        )
+
+        def judge(parity: Parity) -> Parity:
+            """The accuracy decides about the output that it is measured on."""
+            scores.require(max_drop, str(out), parity)
+            return parity.without([o for o in scores.judged if tolerance.by_noise(o)])
+
+        parity = write_verified(
+            exported,
+            out,
+            expected=expected,
+            feeds=feeds,
+            device=subject.device,
+            tolerance=tolerance,
+            watch=scores.add,
+            judge=judge if precision == "int8" else None,
+        )
+    path = Path(out)
+    notes = [*wanted.notes, *_worthless(expected)]
+    ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
+    if wanted.keeps_int64 and any(value.dtype is ir.DataType.INT64 for value in ports):
+        notes.append("TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.")
+    if not trained and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
+        notes.append(
+            "The model is in training mode: compared with what it answers in inference mode."
+        )
+    if precision in ("fp16", "bf16") and subject.device == "cpu":
+        notes.append(
+            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds in its "
+            "own ways, compare there too."
+        )
+    if on_calibration:
+        notes.append("Compared on the calibration data: give --verify for data it has not seen.")
+    if precision == "int8" and not scores.found():
+        notes.append(
+            f"No accuracy was measured: the noise decided, {tolerance}. Give --verify data with labels."
+        )
+    if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
+        notes.append(
+            f"Made-up inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH asks for other sizes."
+        )
+    return ExportResult(
+        path,
+        _size(path, exported.model),
+        parity,
+        verify is None,
+        exported,
+        subject.step,
+        subject.classes,
+        scores.found(),
+        tuple(notes),
+        subject.rule,
+    )
+
+
+def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
+    """A note on every output that was never a number: NaN equals NaN, and shows nothing."""
+    return [
+        f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison says little."
+        for name in (expected[0] if expected else ())
+        if all(
+            getattr(batch[name], "dtype", np.dtype(object)).kind == "f"
+            and not np.isfinite(batch[name]).any()
+            for batch in expected
+        )
+    ]
+
+
+def _size(path: Path, model: ir.Model) -> int:
+    """Bytes of the file and of its external data, where it has such."""
+    weights = sum(tensor.nbytes for _, tensor in all_tensors(model))
+    files = [path, *([Path(f"{path}.data")] if weights >= EXTERNAL_DATA_THRESHOLD else [])]
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,419 @@
+"""What an export starts from: a trained program, or a plain ONNX model. Both give answers to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.api.run_folder import load_run
+from ortboost.core.errors import OrtBoostError, ParityError, UsageError, nearest
+from ortboost.deploy.evaluation import reference_path
+from ortboost.deploy.export import Exported, export_model, export_network
+from ortboost.deploy.inner import measure_ranges
+from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds
+from ortboost.deploy.verify import Parity
+from ortboost.graph.batch_axes import model_batch_axes
+from ortboost.graph.fix_inputs import constant_array
+from ortboost.graph.input_config import InputConfig, fit_dims
+from ortboost.graph.io import load_model, source_name
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import known_shape
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.runtime.session import resolve_device
+from ortboost.runtime.stepper import Stepper
+from ortboost.training import Source, get_metric
+from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
+from ortboost.training.label_rule import LabelRule
+from ortboost.transforms.attach_loss import IGNORED
+from ortboost.transforms.class_axis import find_class_axis
+
+__all__ = [
+    "Accuracies",
+    "Data",
+    "Subject",
+    "WithConstants",
+    "batched",
+    "collect",
+    "file_labels",
+    "plain_subject",
+    "trained_subject",
+]
+
+Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
+"""A data file or folder, arrays by name, a source, or any iterable of batches."""
+
+Feeds: TypeAlias = Mapping[str, NDArray[Any]]
+_LABELS = "labels"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported.
+
+    Args:
+        evaluator: Answers as the export has to.
+        inputs: What data are bound to.
+        export: Makes the inference graph.
+        device: Where it runs.
+        labels: The input, or key of the data, with class numbers, if there may be one.
+        prediction: The output with the class scores.
+        classes: Whether an accuracy makes sense.
+        step: Step of the checkpoint, if any.
+        seed: Seed of made-up inputs.
+    """
+
+    evaluator: Any
+    inputs: Sequence[TensorSpec]
+    export: Callable[..., Exported]
+    device: str
+    labels: str | None
+    prediction: str | None
+    classes: bool
+    step: int | None = None
+    seed: int = 0
+
+    @property
+    def rule(self) -> LabelRule:
+        """How labels are compared with scores."""
+        return LabelRule.of(self.inputs, self.labels or _LABELS)
+
+    def made_up(self) -> Feeds:
+        """One batch of made-up inputs that it runs on, see :mod:`ortboost.deploy.synthetic_inputs`."""
+        graph = self.export(optimize=False).model
+        ranges = input_ranges(graph)
+        data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
+        labels = [spec for spec in self.evaluator.inputs if spec.name == self.labels]
+        named = {dim for spec in data for dim in spec.shape if isinstance(dim, str)}
+        for spec in labels:
+            if spec.classes is not None:
+                ranges[spec.name] = spec.classes
+            if all(isinstance(dim, int) or dim in named for dim in spec.shape):
+                data.append(spec)
+        if len(data) == len(self.evaluator.inputs):
+            return accepted_feeds(data, self.evaluator.evaluate, ranges=ranges, seed=self.seed)[0]
+        # Labels of the size of the predictions, which only a run of the network tells.
+        network = ModelEvaluator(graph, device=self.device)
+        feeds, answers = accepted_feeds(data, network.evaluate, ranges=ranges, seed=self.seed)
+        shape = list(np.shape(answers[self.prediction or next(iter(answers))]))
+        for spec in labels:
+            if spec.class_axis is not None:
+                del shape[spec.class_axis]
+            sized = dataclasses.replace(spec, shape=tuple(shape))
+            feeds |= made_up_feeds([sized], ranges=ranges, seed=self.seed)
+        return feeds
+
+    def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
+        """The largest magnitude of every inner tensor, see :func:`measure_ranges`."""
+        return measure_ranges(self.export(optimize=False).model, feeds, device=self.device)
+
+
+class WithConstants:
+    """An evaluator some of whose inputs have a value that is the same in every batch.
+
+    Args:
+        evaluator: The evaluator.
+        config: The values, and lengths of open dimensions.
+
+    Raises:
+        UsageError: There is no such input or dimension, or a value does not fit.
+    """
+
+    def __init__(self, evaluator: Any, config: InputConfig) -> None:
+        self._evaluator = evaluator
+        specs: Sequence[TensorSpec] = evaluator.inputs
+        shapes = {spec.name: spec.shape for spec in specs}
+        for name in config.values:
+            if name not in shapes:
+                raise UsageError(
+                    f"The model has no input '{name}'.",
+                    where=f"--input {name}",
+                    fix=nearest(name, shapes),
+                )
+        self.constants = {
+            spec.name: constant_array(
+                spec.name,
+                spec.shape,
+                ir.DataType.from_numpy(spec.dtype),
+                config.values[spec.name],
+            )
+            for spec in specs
+            if spec.name in config.values
+        }
+        lengths = dict(config.dims)
+        for name, array in self.constants.items():  # as fix_inputs does in the graph
+            for axis, length in enumerate(array.shape):
+                lengths.setdefault(f"{name}:{axis}", length)
+        fitted = fit_dims(shapes, lengths)
+        self.inputs = tuple(
+            dataclasses.replace(spec, shape=fitted[spec.name])
+            for spec in specs
+            if spec.name not in self.constants
+        )
+
+    def evaluate(self, feeds: Feeds) -> Feeds:
+        """The outputs for a batch of the other inputs."""
+        found: Feeds = self._evaluator.evaluate({**self.constants, **feeds})
+        return found
+
+
+def trained_subject(
+    run: str | os.PathLike[str], checkpoint: str, device: str, config: InputConfig | None = None
+) -> Subject:
+    """A trained program.
+
+    Args:
+        run: The program folder.
+        checkpoint: See :func:`ortboost.api.run_folder.load_run`.
+        device: Where to run.
+        config: Dimensions and inputs to fix in the export.
+
+    Raises:
+        FileError: It is no program folder, or the checkpoint cannot be used.
+        UsageError: A dimension or input to fix does not fit.
+    """
+    config = config or InputConfig()
+    program, state, found = load_run(run, checkpoint)
+    stepper = Stepper(program, device=device)
+    stepper.load_state(state)
+    evaluator = WithConstants(stepper.evaluator(), config)
+    step = None if found is None else int(found.step)
+    provenance = {"step": "initial" if step is None else str(step)}
+    loss = program.config.loss
+
+    def export(**settings: Any) -> Exported:
+        return export_model(program, state, inputs=config, provenance=provenance, **settings)
+
+    return Subject(
+        evaluator,
+        evaluator.inputs,
+        export,
+        stepper.device,
+        program.labels,
+        program.prediction,
+        loss.name == "softmax-cross-entropy" and loss.sparse,
+        step,
+        program.config.seed,
+    )
+
+
+def plain_subject(
+    path: str | os.PathLike[str],
+    folder: Path,
+    device: str,
+    config: InputConfig | None = None,
+    *,
+    as_it_is: bool = False,
+) -> Subject:
+    """A plain ONNX model.
+
+    Args:
+        path: The file.
+        folder: Where to put a file that has to be made for the comparison.
+        device: Where to run.
+        config: Dimensions and inputs to fix in the export, and batch axes.
+        as_it_is: Run the very file even if parts of it are in training mode.
+
+    Raises:
+        FileError: It is no model.
+    """
+    loaded = load_model(path)  # once: what is made of it shares its tensors
+    plain = export_network(loaded, optimize=False)
+    reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
+    device, config = resolve_device(device), config or InputConfig()
+    evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
+
+    def export(**settings: Any) -> Exported:
+        return export_network(loaded, inputs=config, **settings)
+
+    try:
+        labels = file_labels(loaded)
+    except (
+        OrtBoostError
+    ):  # no reason not to export it: an accuracy is measured where that is certain
+        labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
+    evaluator.inputs = batched(loaded, evaluator.inputs, config)
+    return Subject(
+        evaluator, [*evaluator.inputs, labels], export, device, _LABELS, None, classes=False
+    )
+
+
+def batched(
+    model: ir.Model,
+    inputs: Sequence[TensorSpec],
+    config: InputConfig,
+    prediction: str | None = None,
+) -> tuple[TensorSpec, ...]:
+    """Specifications of inputs of a plain model with their batch axes.
+
+    Raises:
+        UsageError: A batch axis was given for no input, or one that it does not have.
+    """
+    shapes = {spec.name: spec.shape for spec in inputs}
+    axes = model_batch_axes(model, config.batch_axes, inputs=shapes, prediction=prediction)
+    return tuple(dataclasses.replace(spec, batch_axis=axes[spec.name]) for spec in inputs)
+
+
+def file_labels(
+    model: ir.Model,
+    output: str | None = None,
+    *,
+    class_axis: int | None = None,
+    ignored: int | None = None,
+    shifted: bool = False,
+) -> TensorSpec:
+    """The class numbers that the scores of a plain model are compared with.
+
+    Args:
+        model: The model as loaded.
+        output: The output with the scores; the first if not given.
+        class_axis: See :func:`ortboost.transforms.class_axis.find_class_axis`.
+        ignored: A label that does not count.
+        shifted: Whether each position is compared with the next label.
+
+    Raises:
+        UsageError: There is no such output or axis.
+        ModelError: The class axis is not certain.
+    """
+    outputs = {value.name or "": value for value in model.graph.outputs}
+    name = output or next(iter(outputs), "")
+    if name not in outputs:
+        raise UsageError(
+            f"The model has no output '{name}'.",
+            where=source_name(model),
+            fix=nearest(name, outputs),
+        )
+    infer_shapes(model)
+    shape = known_shape(outputs[name]) or ()
+    axis, rest = 1, shape[:1]
+    if len(shape) > 1:
+        given = -1 if shifted and class_axis is None else class_axis
+        axis = find_class_axis(model, outputs[name], given)
+        rest = tuple(dim for i, dim in enumerate(shape) if i != axis)
+    wanted = tuple(dim if isinstance(dim, int) else None for dim in rest) or (None,)
+    if shifted and ignored is None:
+        ignored = IGNORED
+    return TensorSpec(
+        _LABELS, np.dtype(np.int64), wanted, ignored=ignored, class_axis=axis, shifted=shifted
+    )
+
+
+def collect(
+    subject: Subject, data: Any, split: str, batch_size: int, mapping: Mapping[str, str] | None
+) -> tuple[list[Feeds], list[int | None]]:
+    """The batches to compare on, and how many samples of each are real where some are padding.
+
+    Args:
+        subject: What they are for; a model that is fixed to a batch size gets batches of it, padded.
+        data: Whatever holds data, or ``None`` for one batch of made-up inputs.
+        split: Which part of a file with several.
+        batch_size: Samples a batch, where that is open.
+        mapping: Input name to the key of its array.
+    """
+    if data is None:
+        return [subject.made_up()], [None]
+    fixed = static_batch(subject.evaluator.inputs)
+    if isinstance(data, Iterator):  # it may have to be read with labels and again without
+        data = list(data)
+
+    def read(inputs: Sequence[TensorSpec]) -> list[Feeds]:
+        return list(open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0))
+
+    try:
+        found = read(subject.inputs)
+    except OrtBoostError:  # a plain model can do without labels; if it was not that, it is said now
+        if subject.inputs == subject.evaluator.inputs:
+            raise
+        found = read(subject.evaluator.inputs)
+    if fixed is None:
+        return found, [None for _ in found]
+    axes = batch_axes(subject.inputs)
+    lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in found]
+    return [pad_batch(batch, fixed, axes=axes)[0] for batch in found], lengths
+
+
+class Accuracies:
+    """Accuracy before and after, collected while the outputs go by.
+
+    Args:
+        output: The output with the class scores; the first if not given.
+        labels: Key of the class numbers in the batches.
+        feeds: The batches.
+        expected: The outputs before.
+        lengths: How many samples of each batch are real, the rest is padding.
+        rule: How labels are compared with scores.
+    """
+
+    def __init__(
+        self,
+        output: str | None,
+        labels: str | None,
+        feeds: Sequence[Feeds],
+        expected: Sequence[Feeds],
+        lengths: Sequence[int | None] | None = None,
+        rule: LabelRule | None = None,
+    ) -> None:
+        self._output, self._labels, self._rule = output, labels, rule or LabelRule()
+        self._feeds, self._expected, self._lengths = feeds, expected, lengths
+        self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
+        self.judged: tuple[str, ...] = ()
+        """The output that the accuracy is measured on, if there is one."""
+        self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
+
+    def add(self, number: int, answers: Feeds) -> None:
+        """The outputs of one batch after."""
+        if not self._wanted:
+            return
+        accuracy = get_metric("accuracy").function
+        output = self._output or next(iter(answers))
+        assert accuracy is not None
+        assert self._labels is not None
+        labels = np.asarray(self._feeds[number][self._labels])
+        length = None if self._lengths is None else self._lengths[number]
+        try:
+            for side, found in (("before", self._expected[number]), ("after", answers)):
+                scores = np.asarray(found[output], np.float32)[:length]
+                self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
+            self.judged = (output,)
+        except (
+            UsageError,
+            ValueError,
+            IndexError,
+            KeyError,
+        ):  # labels of another kind: no accuracy
+            self._wanted, self.judged = False, ()
+
+    def require(self, most: float, where: str, parity: Parity) -> None:
+        """Refuse an accuracy that fell by more than ``most``.
+
+        Raises:
+            ParityError: It did.
+        """
+        for name, (before, after) in self.found().items():
+            if before - after > most + 1e-9:  # 0.98 - 0.97 is a little more than 0.01
+                noise = ", ".join(
+                    f"'{d.output}' {d.sqnr:.1f} dB"
+                    for d in parity.differences
+                    if d.sqnr is not None
+                )
+                raise ParityError(
+                    f"The {name} fell from {before:.4f} to {after:.4f}, by more than {most:g}.",
+                    where=f"{where}: signal-to-quantization-noise ratio {noise}",
+                    fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
+                    "for the layers that suffer, or allow more with --max-drop.",
+                )
+
+    def found(self) -> dict[str, tuple[float, float]]:
+        """``accuracy`` before and after; nothing where the data have no class numbers."""
+        if not self._wanted or not self._right["before"]:
+            return {}
+        before, after = (float(np.concatenate(self._right[s]).mean()) for s in ("before", "after"))
+        return {"accuracy": (before, after)}

@@ -1,0 +1,81 @@
+"""A program folder with what training adds to it: checkpoints, log, curves, and a lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ortboost.core.errors import FileError, UsageError
+from ortboost.program.program import Program
+from ortboost.training import Checkpoint, CheckpointStore
+
+__all__ = ["CHECKPOINTS", "LOG", "PLOT", "alone_in", "load_run"]
+
+CHECKPOINTS, LOG, PLOT = "checkpoints", "log.jsonl", "curves.png"
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep a second training out of the folder; the lock goes with the process, however it ends."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise FileError(
+            "The program folder cannot be opened.", where=str(folder), fix=str(error)
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                "Another process is training this program.",
+                where=str(folder),
+                fix="Wait for it, or convert the model into a folder of its own.",
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def load_run(
+    run: str | os.PathLike[str], checkpoint: str = "best"
+) -> tuple[Program, dict[str, NDArray[Any]], Checkpoint | None]:
+    """A program folder with the state to use.
+
+    Args:
+        run: The folder.
+        checkpoint: ``best`` (the newest where no best one was kept), ``last``, ``initial``, or the
+            path of a checkpoint file.
+
+    Raises:
+        FileError: It is no program folder, or the checkpoint cannot be used.
+    """
+    folder = Path(run)
+    program = Program.load(folder)
+    if checkpoint == "initial":
+        return program, dict(program.initial), None
+    found: Checkpoint | None = None
+    if checkpoint not in ("best", "last"):
+        found = CheckpointStore(folder / CHECKPOINTS).load(checkpoint, program=program.fingerprint)
+    elif (folder / CHECKPOINTS).is_dir():  # a store makes its folder, and this only looks
+        store = CheckpointStore(folder / CHECKPOINTS)
+        found = store.best(program=program.fingerprint) if checkpoint == "best" else None
+        steps = store.steps()
+        if found is None and steps:  # a damaged one is refused: an older one is not what was asked
+            found = store.load(store.path(steps[-1]), program=program.fingerprint)
+    if found is None:
+        raise FileError(
+            "The program has not been trained yet: there is no checkpoint.",
+            where=str(folder / CHECKPOINTS),
+            fix=f"Train it with 'ortboost train {folder} --data DATA', "
+            "or use --checkpoint initial for the weights as converted.",
+        )
+    return program, dict(found.state), found

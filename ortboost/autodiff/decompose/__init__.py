@@ -1,0 +1,78 @@
+"""Operators without a gradient, written with operators that have one.
+
+One file for each family; the docstring of each rule is its algebra. Which rules are used is decided
+by the engine: only what :meth:`~ortboost.autodiff.engine.Engine.gradient_support` refuses is
+decomposed, and only where a gradient has to pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from ortboost.autodiff.decompose.activations import ACTIVATIONS
+from ortboost.autodiff.decompose.einsum import EINSUM
+from ortboost.autodiff.decompose.grid_sample import GRID_SAMPLE
+from ortboost.autodiff.decompose.layouts import LAYOUTS
+from ortboost.autodiff.decompose.normalizations import NORMALIZATIONS
+from ortboost.autodiff.decompose.reductions import REDUCTIONS
+from ortboost.autodiff.decompose.resize import RESIZE
+from ortboost.autodiff.decompose.trigonometry import TRIGONOMETRY
+from ortboost.autodiff.engine import Engine
+from ortboost.core.report import Report
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.reach import reach
+from ortboost.graph.rewriting import Rule, rewrite_nodes
+
+__all__ = ["DECOMPOSITIONS", "decompose"]
+
+DECOMPOSITIONS: dict[str, Rule] = {
+    **ACTIVATIONS,
+    **EINSUM,
+    **GRID_SAMPLE,
+    **LAYOUTS,
+    **NORMALIZATIONS,
+    **REDUCTIONS,
+    **RESIZE,
+    **TRIGONOMETRY,
+}
+"""Operator to the rule that writes it with differentiable ones."""
+
+
+def decompose(
+    model: ir.Model, *, wrt: Iterable[str], loss: str | Iterable[str], engine: Engine
+) -> Report:
+    """Decompose what the engine cannot differentiate, in place.
+
+    Args:
+        model: Model with its loss attached, normalized, shapes inferred where they can be.
+        wrt: Names of the tensors that gradients are wanted for.
+        loss: Name of the loss, or of several outputs that it is made of.
+        engine: Engine that will differentiate the model.
+
+    Returns:
+        Nodes decomposed, and nodes kept with the reason why the rule does not fit them. A second call
+        changes nothing.
+    """
+    # A rule may use an operator that has no gradient either: at most a few rounds.
+    total = Report("decompose")
+    sources = list(wrt)
+    targets = [loss] if isinstance(loss, str) else list(loss)
+    for _ in range(4):
+        wanted = {id(node) for node in reach(model, sources, targets).nodes}
+        report = rewrite_nodes(
+            model,
+            "decompose",
+            DECOMPOSITIONS,
+            "decomposed",
+            only=lambda node, wanted=wanted: (  # type: ignore[misc]
+                id(node) in wanted and engine.gradient_support(node) is not None
+            ),
+        )
+        total.changed.update(report.changed)
+        total.kept = report.kept
+        if not report.modified:
+            break
+        infer_shapes(model)
+    return total

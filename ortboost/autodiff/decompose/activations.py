@@ -1,0 +1,133 @@
+"""Activations, written so that neither value nor gradient overflows, also at the corner 0.
+
+``relu(x)`` has the gradient 0 at 0 and ``n = x - relu(x)``, which is ``min(x, 0)``, the gradient 1
+there: that puts the corner where PyTorch has it, on the left branch.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.rewriting import Site
+
+__all__ = ["ACTIVATIONS"]
+
+
+def _negative_part(site: Site, data: ir.Value) -> ir.Value:
+    return site.op("Sub", data, site.op("Relu", data))
+
+
+def softplus(site: Site, data: ir.Value) -> ir.Value:
+    """``relu(x) + log(1 + exp(-|x|))``, with ``-|x| = x - 2 * relu(x)`` for a gradient of 1/2 at 0."""
+    positive = site.op("Relu", data)
+    minus_abs = site.op("Sub", data, site.op("Mul", positive, site.const(2.0)))
+    log = site.op("Log", site.op("Add", site.op("Exp", minus_abs), site.const(1.0)))
+    return site.op("Add", positive, log)
+
+
+def _softplus(site: Site) -> list[ir.Value | None]:
+    """``relu(x) + log(1 + exp(-|x|))``."""
+    return [softplus(site, site.input(0))]
+
+
+def _mish(site: Site) -> list[ir.Value | None]:
+    """``x * tanh(softplus(x))``."""
+    data = site.input(0)
+    return [site.op("Mul", data, site.op("Tanh", softplus(site, data)))]
+
+
+def _hard_sigmoid(site: Site) -> list[ir.Value | None]:
+    """``clip(alpha * x + beta, 0, 1)``."""
+    alpha, beta = site.number("alpha", 0.2), site.number("beta", 0.5)
+    return [_hard_gate(site, site.input(0), alpha, beta)]
+
+
+def _hard_gate(site: Site, data: ir.Value, alpha: float, beta: float) -> ir.Value:
+    line = site.op("Add", site.op("Mul", data, site.const(alpha)), site.const(beta))
+    return site.op("Clip", line, site.const(0.0), site.const(1.0))
+
+
+def _hard_swish(site: Site) -> list[ir.Value | None]:
+    """``x * clip(x / 6 + 1/2, 0, 1)``."""
+    data = site.input(0)
+    return [site.op("Mul", data, _hard_gate(site, data, 1.0 / 6.0, 0.5))]
+
+
+def _exponential_unit(
+    site: Site, data: ir.Value, height: float, rate: float = 1.0, gain: float = 1.0
+) -> ir.Value:
+    """``gain * (relu(x) + height * (exp(n * rate) - 1))``."""
+    below = _negative_part(site, data)
+    if rate != 1.0:
+        below = site.op("Mul", below, site.const(rate))
+    curve = site.op("Sub", site.op("Exp", below), site.const(1.0))
+    if height != 1.0:
+        curve = site.op("Mul", curve, site.const(height))
+    result = site.op("Add", site.op("Relu", data), curve)
+    return result if gain == 1.0 else site.op("Mul", result, site.const(gain))
+
+
+def _elu(site: Site) -> list[ir.Value | None]:
+    """``relu(x) + alpha * (exp(min(x, 0)) - 1)``."""
+    return [_exponential_unit(site, site.input(0), site.number("alpha", 1.0))]
+
+
+def _selu(site: Site) -> list[ir.Value | None]:
+    """``gamma * elu(x)``."""
+    alpha = site.number("alpha", 1.67326319217681884765625)
+    gamma = site.number("gamma", 1.05070102214813232421875)
+    return [_exponential_unit(site, site.input(0), alpha, gain=gamma)]
+
+
+def _celu(site: Site) -> list[ir.Value | None]:
+    """``relu(x) + alpha * (exp(min(x, 0) / alpha) - 1)``."""
+    alpha = site.number("alpha", 1.0)
+    return [_exponential_unit(site, site.input(0), alpha, 1.0 / alpha)]
+
+
+def _prelu(site: Site) -> list[ir.Value | None]:
+    """``relu(x) + slope * min(x, 0)``; the slope gets its gradient through the product."""
+    data, slope = site.input(0), site.input(1)
+    below = site.op("Mul", _negative_part(site, data), slope)
+    return [site.op("Add", site.op("Relu", data), below)]
+
+
+def _softsign(site: Site) -> list[ir.Value | None]:
+    """``x / (1 + |x|)``."""
+    data = site.input(0)
+    return [site.op("Div", data, site.op("Add", site.op("Abs", data), site.const(1.0)))]
+
+
+def _mask(site: Site, op_type: str, bound: float) -> ir.Value:
+    """1 where the comparison holds, else 0; no gradient flows through it."""
+    holds = site.op(op_type, site.input(0), site.const(bound), dtype=ir.DataType.BOOL)
+    return site.op("Cast", holds, dtype=site.dtype, to=int(site.dtype))
+
+
+def _thresholded_relu(site: Site) -> list[ir.Value | None]:
+    """``x`` where ``x > alpha``, else 0."""
+    return [site.op("Mul", site.input(0), _mask(site, "Greater", site.number("alpha", 1.0)))]
+
+
+def _shrink(site: Site) -> list[ir.Value | None]:
+    """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, 0 between."""
+    data, bias, lambd = site.input(0), site.number("bias", 0.0), site.number("lambd", 0.5)
+    low = site.op("Mul", site.op("Add", data, site.const(bias)), _mask(site, "Less", -lambd))
+    high = site.op("Mul", site.op("Sub", data, site.const(bias)), _mask(site, "Greater", lambd))
+    return [site.op("Add", low, high)]
+
+
+ACTIVATIONS = {
+    "Celu": _celu,
+    "Elu": _elu,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Mish": _mish,
+    "PRelu": _prelu,
+    "Selu": _selu,
+    "Shrink": _shrink,
+    "Softplus": _softplus,
+    "Softsign": _softsign,
+    "ThresholdedRelu": _thresholded_relu,
+}
+"""Operator to rule."""

@@ -1,0 +1,166 @@
+"""Einsum as sums, transpositions and one matrix product for each pair of operands."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = ["EINSUM"]
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A tensor and the letters of its axes."""
+
+    value: ir.Value
+    letters: str
+
+
+def _einsum(site: Site) -> list[ir.Value | None]:
+    """Operands are multiplied from left to right; a letter is summed once nobody needs it any more."""
+    terms, result = _parse(site)
+    sizes = _sizes(site, terms)
+    current = _summed(site, terms[0], set("".join(t.letters for t in terms[1:])) | set(result))
+    for position in range(1, len(terms)):
+        needed = set("".join(t.letters for t in terms[position + 1 :])) | set(result)
+        following = _summed(site, terms[position], needed | set(current.letters))
+        current = _summed(site, current, needed | set(following.letters))
+        current = _product(site, current, following, needed, sizes)
+    current = _summed(site, current, set(result))
+    final = _permuted(site, current, result).value
+    if final is site.input(0):
+        final = site.op("Identity", final)
+    return [final]
+
+
+def _parse(site: Site) -> tuple[list[_Term], str]:
+    """Operands with their letters, and the letters of the result; ellipses become letters."""
+    equation = site.text("equation", "").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    names = left.split(",")
+    free = [c for c in string.ascii_uppercase + string.ascii_lowercase if c not in equation]
+    widths = [
+        site.rank(index) - len(name.replace("...", ""))
+        for index, name in enumerate(names)
+        if "..." in name
+    ]
+    width = max(widths, default=0)
+    dots = "".join(free[:width])
+    terms = []
+    for index, name in enumerate(names):
+        own = site.rank(index) - len(name.replace("...", "")) if "..." in name else 0
+        letters = name.replace("...", dots[width - own :] if own else "")
+        if len(set(letters)) != len(letters):
+            raise Refusal(f"equation '{equation}' takes a diagonal")
+        terms.append(_Term(site.input(index), letters))
+    if arrow:
+        result = right.replace("...", dots)
+    else:
+        every = "".join(term.letters for term in terms)
+        named = (c for c in sorted(set(every)) if every.count(c) == 1 and c not in dots)
+        result = dots + "".join(named)
+    return terms, result
+
+
+def _sizes(site: Site, terms: list[_Term]) -> dict[str, int | ir.Value]:
+    """Letter to its size, a number or a one-element vector; refuses broadcasting between letters."""
+    sizes: dict[str, int | ir.Value] = {}
+    fixed: dict[str, int] = {}
+    for term in terms:
+        for axis, (letter, dim) in enumerate(
+            zip(term.letters, known_shape(term.value) or (), strict=True)
+        ):
+            if isinstance(dim, int):
+                if fixed.setdefault(letter, dim) != dim:
+                    raise Refusal(f"axis '{letter}' is broadcast")
+                sizes[letter] = dim
+            elif letter not in sizes:
+                sizes[letter] = site.shape_of(term.value, axis, axis + 1)
+    return sizes
+
+
+def _summed(site: Site, term: _Term, needed: set[str]) -> _Term:
+    """Sum over the letters that nobody needs."""
+    axes = [axis for axis, letter in enumerate(term.letters) if letter not in needed]
+    if not axes:
+        return term
+    value = site.op("ReduceSum", term.value, site.ints(*axes), keepdims=0)
+    return _Term(value, "".join(letter for letter in term.letters if letter in needed))
+
+
+def _permuted(site: Site, term: _Term, letters: str) -> _Term:
+    if term.letters == letters:
+        return term
+    order = [term.letters.index(letter) for letter in letters]
+    return _Term(site.op("Transpose", term.value, perm=order), letters)
+
+
+def _product(
+    site: Site, left: _Term, right: _Term, needed: set[str], sizes: dict[str, int | ir.Value]
+) -> _Term:
+    """``[batch, rows, inner] @ [batch, inner, columns]``."""
+    shared = [letter for letter in left.letters if letter in right.letters]
+    batch = "".join(letter for letter in shared if letter in needed)
+    inner = "".join(letter for letter in shared if letter not in needed)
+    rows = "".join(letter for letter in left.letters if letter not in shared)
+    columns = "".join(letter for letter in right.letters if letter not in shared)
+    a = _matrix(site, left, batch, rows, inner, sizes)
+    b = _matrix(site, right, batch, inner, columns, sizes)
+    product = site.op("MatMul", a, b)
+    letters = batch + rows + columns
+    if len(rows) == 1 and len(columns) == 1:
+        return _Term(product, letters)
+    if len(rows) <= 1 and len(columns) <= 1:
+        gone = [len(batch)] * (not rows) + [len(batch) + 1] * (not columns)
+        return _Term(site.op("Squeeze", product, site.ints(*gone)), letters)
+    return _Term(site.op("Reshape", product, _shape(site, letters, sizes)), letters)
+
+
+def _matrix(
+    site: Site, term: _Term, batch: str, first: str, second: str, sizes: dict[str, int | ir.Value]
+) -> ir.Value:
+    """The tensor as ``[batch..., first, second]``, each of the last two one axis."""
+    value = _permuted(site, term, batch + first + second).value
+    if len(first) == 1 and len(second) == 1:
+        return value
+    if len(first) <= 1 and len(second) <= 1:
+        missing = [len(batch)] * (not first) + [len(batch) + 1] * (not second)
+        return site.op("Unsqueeze", value, site.ints(*missing))
+    parts = [_one(site, sizes[letter]) for letter in batch]
+    parts += [_merged(site, group, sizes) for group in (first, second)]
+    return site.op("Reshape", value, site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64))
+
+
+def _one(site: Site, size: int | ir.Value) -> ir.Value:
+    return site.ints(size) if isinstance(size, int) else size
+
+
+def _merged(site: Site, letters: str, sizes: dict[str, int | ir.Value]) -> ir.Value:
+    """The product of the sizes of some letters; 1 for none."""
+    number, values = 1, []
+    for letter in letters:
+        size = sizes[letter]
+        if isinstance(size, int):
+            number *= size
+        else:
+            values.append(size)
+    if not values:
+        return site.ints(number)
+    result = values[0]
+    for value in [*values[1:], *([site.ints(number)] if number != 1 else [])]:
+        result = site.op("Mul", result, value, dtype=ir.DataType.INT64)
+    return result
+
+
+def _shape(site: Site, letters: str, sizes: dict[str, int | ir.Value]) -> ir.Value:
+    parts = [_one(site, sizes[letter]) for letter in letters]
+    return site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64)
+
+
+EINSUM = {"Einsum": _einsum}
+"""Operator to rule."""

@@ -1,0 +1,244 @@
+"""Sampling images at points that may be learned: GridSample.
+
+Sources of the algebra: Jaderberg, Simonyan, Zisserman, Kavukcuoglu, "Spatial Transformer Networks",
+2015, equations 3 to 7; Keys, "Cubic convolution interpolation for digital image processing", 1981,
+equation 15 with the `a` of the ONNX standard.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = ["GRID_SAMPLE"]
+
+_INT64 = ir.DataType.INT64
+_A = -0.75  # of the standard; Keys has -1/2
+# Along one axis: the pixels that count, from floor(p) on, and their weights as polynomials in
+# f = p - floor(p), lowest power first.
+_KERNELS = {
+    "linear": ((0, [1.0, -1.0]), (1, [0.0, 1.0])),
+    "cubic": (
+        (-1, [0.0, _A, -2 * _A, _A]),
+        (0, [1.0, 0.0, -(_A + 3), _A + 2]),
+        (1, [0.0, -_A, 2 * _A + 3, -(_A + 2)]),
+        (2, [0.0, 0.0, _A, -_A]),
+    ),
+}
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # until opset 19
+
+
+def _grid_sample(site: Site) -> list[ir.Value | None]:
+    """``y[p] = sum over pixels q near p of x[q] * product over axes of w(p - q)``.
+
+    ``p`` is the point of the grid in pixels, from ``-1 .. 1``. The pixels are fetched by one Gather, so
+    their gradients are added up; that of the grid comes through the weights, where ``floor(p)``, an
+    integer, carries none. Linear takes 2 pixels along an axis, cubic 4. Nearest fetches the pixel
+    ``round(p)`` and has no gradient for the grid.
+
+    ``zeros`` sets a frame of zeros around the image and limits ``p`` to it; ``border`` limits ``p`` to
+    the image; ``reflection`` folds ``p`` into it first. Cubic reaches further than one pixel: it does
+    that with each pixel instead, and keeps ``p`` where all of its pixels are outside.
+    """
+    axes = site.rank() - 2
+    if axes not in (2, 3) or site.rank(1) != axes + 2:
+        raise Refusal("it samples images of two or three spatial axes")
+    mode, padding = site.text("mode", "linear"), site.text("padding_mode", "zeros")
+    mode = _MODES.get(mode, mode)
+    if mode not in ("linear", "cubic", "nearest"):
+        raise Refusal(f"mode='{mode}' is none of the standard; use linear, cubic or nearest")
+    if mode == "cubic" and axes == 3:
+        raise Refusal("cubic over three spatial axes is not in the standard; use linear")
+    image, point = site.input(0), _in_pixels(site)
+    if mode == "nearest":
+        point = site.op("Round", point)
+    if padding == "reflection":
+        point = _folded(site, point)
+    frame = 2 if padding == "zeros" else 0
+    if frame:
+        image = site.op("Pad", image, site.ints(*([0, 0] + axes * [1]) * 2))
+    if mode == "cubic":
+        low, fraction = _apart(site, point, 2)
+        around = _inside(site, _neighbours(site, low, mode), padding)
+        return [_channels_first(site, _weighed(site, image, around, fraction, frame, mode))]
+    if frame:
+        point = site.op("Add", point, _number(site, 1.0))
+    point = _limited(site, point, _lengths(site, frame - 1))
+    low, fraction = _split(site, point)
+    if mode == "nearest":
+        return [_channels_first(site, _fetched(site, image, low, frame, axes + 2))]
+    around = site.op("Min", _neighbours(site, low, mode), _lengths(site, frame - 1, _INT64))
+    return [_channels_first(site, _weighed(site, image, around, fraction, frame, mode))]
+
+
+def _taps(site: Site, mode: str) -> list[tuple[tuple[int, list[float]], ...]]:
+    """What counts along each axis, for every pixel around a point."""
+    return list(itertools.product(_KERNELS[mode], repeat=site.rank() - 2))
+
+
+def _split(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """``floor(p)`` and ``p - floor(p)`` for ``p >= 0``."""
+    kind = _kind(site)
+    low = site.op("Cast", point, dtype=_INT64, to=int(_INT64))
+    return low, site.op("Sub", point, site.op("Cast", low, dtype=kind, to=int(kind)))
+
+
+def _apart(site: Site, point: ir.Value, reach: int) -> tuple[ir.Value, ir.Value]:
+    """The same, with ``p`` limited to ``-reach .. L - 1 + reach``."""
+    moved = site.op("Add", point, _number(site, float(reach)))
+    low, fraction = _split(site, _limited(site, moved, _lengths(site, 2 * reach - 1)))
+    return site.op("Sub", low, site.ints(reach)), fraction
+
+
+def _neighbours(site: Site, low: ir.Value, mode: str) -> ir.Value:
+    """The pixels around each point, ``[N, ..., taps, axes]``."""
+    taps = [[step for step, _ in tap] for tap in _taps(site, mode)]
+    return site.op(
+        "Add", site.op("Unsqueeze", low, site.ints(-2)), site.builder.const(taps, _INT64)
+    )
+
+
+def _inside(site: Site, place: ir.Value, padding: str) -> ir.Value:
+    """Pixels anywhere, as the pixels of the (framed) image that stand for them."""
+    kind = _kind(site)
+    if padding == "reflection":
+        place = _folded(site, site.op("Cast", place, dtype=kind, to=int(kind)))
+        place = site.op("Cast", place, dtype=_INT64, to=int(_INT64))
+    if padding == "zeros":
+        place = site.op("Add", place, site.ints(1))
+    last = _lengths(site, 1 if padding == "zeros" else -1, _INT64)
+    return site.op("Min", site.op("Max", place, site.ints(0)), last)
+
+
+def _weighed(
+    site: Site, image: ir.Value, around: ir.Value, fraction: ir.Value, frame: int, mode: str
+) -> ir.Value:
+    """The sum over the pixels around each point, ``[N, ..., C]``."""
+    picked = _fetched(site, image, around, frame, site.rank() + 1)  # [N, ..., taps, C]
+    weighed = site.op("Mul", picked, _weights(site, fraction, mode))
+    return site.op("ReduceSum", weighed, site.ints(site.rank() - 1), keepdims=0)
+
+
+def _channels_first(site: Site, picked: ir.Value) -> ir.Value:
+    last = site.rank() - 1
+    return site.op("Transpose", picked, perm=[0, last, *range(1, last)])
+
+
+def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int) -> ir.Value:
+    """All channels of the pixels at ``place``, ``[N, ..., axes]``: rows of ``[N * H * W, C]``.
+
+    Not by GatherND with batch_dims: its kernel divides by the number of images, and the process dies
+    where there are none.
+    """
+    channels = site.shape()[1]
+    width = site.ints(channels) if isinstance(channels, int) else site.shape_of(image, 1, 2)
+    axes = site.rank() - 2
+    table = site.op("Transpose", image, perm=[0, *range(2, axes + 2), 1])  # channels last
+    to_rows = site.op("Concat", site.ints(-1), width, axis=0, dtype=_INT64)
+    table = site.op("Reshape", table, to_rows)
+    sizes = _lengths(site, frame, _INT64)  # [W, H] or [W, H, D]
+    zero, one = (site.builder.const(number, _INT64) for number in (0, 1))
+    flat = along = pixels = None
+    for axis in reversed(range(axes)):  # (z H + y) W + x
+        index = site.builder.const(axis, _INT64)
+        along = site.op("Gather", place, index, axis=-1)
+        size = site.op("Gather", sizes, index, axis=0)
+        flat = along if flat is None else site.op("Add", site.op("Mul", flat, size), along)
+        pixels = size if pixels is None else site.op("Mul", pixels, size)
+    # The number of the first pixel of each image, [N, 1, ...].
+    images = site.op("Squeeze", site.shape_of(image, 0, 1), site.ints(0), dtype=_INT64)
+    first = site.op("Range", zero, images, one, dtype=_INT64)
+    first = site.op("Mul", first, pixels)
+    first = site.op("Unsqueeze", first, site.ints(*range(1, rank - 1)))
+    flat = site.op("Add", flat, first, dtype=_INT64)
+    return site.op("Gather", table, flat, axis=0, dtype=image.dtype)
+
+
+def _kind(site: Site) -> ir.DataType:
+    return site.input(1).dtype or site.dtype
+
+
+def _number(site: Site, value: float) -> ir.Value:
+    return site.builder.const(value, _kind(site))
+
+
+def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Value:
+    """``[W + more, H + more, ..]`` in the element type of the grid: a constant where they are known."""
+    kind = dtype or _kind(site)
+    sizes = site.shape()[:1:-1]  # x is the last axis of the image and the first of a point
+    known = [size + more for size in sizes if isinstance(size, int)]
+    if len(known) == len(sizes):
+        return site.builder.const(known, kind)
+    axes = site.ints(*reversed(range(2, site.rank())))
+    found = site.op("Gather", site.shape_of(site.input(0)), axes, axis=0, dtype=_INT64)
+    found = site.op("Add", found, site.ints(more), dtype=_INT64)
+    return found if kind == _INT64 else site.op("Cast", found, dtype=kind, to=int(kind))
+
+
+def _in_pixels(site: Site) -> ir.Value:
+    """``-1 .. 1`` to ``0 .. L - 1`` (align_corners) or to ``-1/2 .. L - 1/2``."""
+    half, one = _number(site, 0.5), _number(site, 1.0)
+    moved = site.op("Add", site.input(1), one)
+    if site.integer("align_corners", 0):
+        return site.op("Mul", site.op("Mul", moved, half), _lengths(site, -1))
+    return site.op("Mul", site.op("Sub", site.op("Mul", moved, _lengths(site, 0)), one), half)
+
+
+def _folded(site: Site, point: ir.Value) -> ir.Value:
+    """Reflected at the borders until inside: ``low + span - |d - span|``.
+
+    ``d`` is ``|p - low|`` modulo twice the span.
+    """
+    corners = bool(site.integer("align_corners", 0))
+    span = _lengths(site, -1) if corners else _lengths(site, 0)
+    if corners:  # one pixel: nothing to fold
+        span = site.op("Max", span, _number(site, 1.0))
+    low = _number(site, 0.0 if corners else -0.5)
+    apart = site.op("Abs", site.op("Sub", point, low))
+    period = site.op("Add", span, span)
+    # Through integers, where no gradient flows: the number of whole periods is constant.
+    whole = site.op("Cast", site.op("Div", apart, period), dtype=_INT64, to=int(_INT64))
+    whole = site.op("Cast", whole, dtype=_kind(site), to=int(_kind(site)))
+    apart = site.op("Sub", apart, site.op("Mul", whole, period))
+    back = site.op("Abs", site.op("Sub", apart, span))
+    return site.op("Sub", site.op("Add", span, low), back)
+
+
+def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
+    """Into ``0 .. last``; no gradient at the limits, as in PyTorch. NaN becomes 0: it is an index next."""
+    zero = _number(site, 0.0)
+    boolean = ir.DataType.BOOL
+    kind = _kind(site)
+    point = site.op(
+        "Where", site.op("Greater", point, zero, dtype=boolean), point, zero, dtype=kind
+    )
+    return site.op("Where", site.op("Less", point, last, dtype=boolean), point, last, dtype=kind)
+
+
+def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
+    """``[N, ..., taps, 1]``: the polynomials along each axis by Horner's rule, and their product."""
+    kind, axes = _kind(site), site.rank() - 2
+    powers = np.array([[weights for _, weights in tap] for tap in _taps(site, mode)])
+    fraction = site.op("Unsqueeze", fraction, site.ints(-2))
+    *lower, highest = np.moveaxis(powers, -1, 0)  # each [taps, axes]
+    along = site.builder.const(highest, kind)
+    for power in reversed(lower):
+        along = site.op("Add", site.op("Mul", fraction, along), site.builder.const(power, kind))
+    parts = site.ops("Split", [along, site.ints(*axes * [1])], axes, {"axis": -1, "dtype": kind})
+    product = parts[0]
+    for part in parts[1:]:
+        product = site.op("Mul", product, part, dtype=kind)
+    assert product is not None  # axes are at least two
+    return product if kind == site.dtype else _cast(site, product)
+
+
+def _cast(site: Site, value: ir.Value) -> ir.Value:
+    return site.op("Cast", value, dtype=site.dtype, to=int(site.dtype))
+
+
+GRID_SAMPLE = {"GridSample": _grid_sample}
+"""Operator to rule."""

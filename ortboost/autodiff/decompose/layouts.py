@@ -1,0 +1,146 @@
+"""Moving elements: pixel shuffles, paddings that repeat, transposed convolution."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = ["LAYOUTS"]
+
+_INT64 = ir.DataType.INT64
+
+
+def _dims(site: Site, *parts: ir.Value | int) -> ir.Value:
+    """A shape vector from numbers and one-element vectors."""
+    values = [site.ints(part) if isinstance(part, int) else part for part in parts]
+    return site.op("Concat", *values, axis=0, dtype=_INT64)
+
+
+def _depth_to_space(site: Site) -> list[ir.Value | None]:
+    """Reshape, Transpose, Reshape, as the standard defines it."""
+    data, block = site.input(0), site.integer("blocksize", 1)
+    batch, height, width = (site.shape_of(data, axis, axis + 1) for axis in (0, 2, 3))
+    depth = site.op("Div", site.shape_of(data, 1, 2), site.ints(block * block), dtype=_INT64)
+    shape: tuple[ir.Value | int, ...]
+    if site.text("mode", "DCR") == "DCR":
+        shape, order = (batch, block, block, depth, height, width), [0, 3, 4, 1, 5, 2]
+    else:
+        shape, order = (batch, depth, block, block, height, width), [0, 1, 4, 2, 5, 3]
+    split = site.op("Reshape", data, _dims(site, *shape))
+    moved = site.op("Transpose", split, perm=order)
+    tall = site.op("Mul", height, site.ints(block), dtype=_INT64)
+    wide = site.op("Mul", width, site.ints(block), dtype=_INT64)
+    return [site.op("Reshape", moved, _dims(site, batch, depth, tall, wide))]
+
+
+def _space_to_depth(site: Site) -> list[ir.Value | None]:
+    """``[N, C, H, W] -> [N, b * b * C, H / b, W / b]``."""
+    data, block = site.input(0), site.integer("blocksize", 1)
+    batch, depth, tall, wide = (site.shape_of(data, axis, axis + 1) for axis in range(4))
+    height = site.op("Div", tall, site.ints(block), dtype=_INT64)
+    width = site.op("Div", wide, site.ints(block), dtype=_INT64)
+    split = site.op("Reshape", data, _dims(site, batch, depth, height, block, width, block))
+    moved = site.op("Transpose", split, perm=[0, 3, 5, 1, 2, 4])
+    deep = site.op("Mul", depth, site.ints(block * block), dtype=_INT64)
+    return [site.op("Reshape", moved, _dims(site, batch, deep, height, width))]
+
+
+def _pad(site: Site) -> list[ir.Value | None]:
+    """Reflecting, edge and wrapping pads are Gathers along each axis; their gradients add up."""
+    mode = site.text("mode", "constant")
+    pads = site.array(1)
+    if pads is None:
+        raise Refusal("its pads are not constant; export with fixed pads")
+    rank = site.rank()
+    given = site.array(3)
+    if site.optional(3) is not None and given is None:
+        raise Refusal("its axes are not constant; export with fixed axes")
+    axes = range(rank) if given is None else [int(a) % rank for a in given.reshape(-1)]
+    result = site.input(0)
+    for place, axis in enumerate(axes):
+        before, after = int(pads[place]), int(pads[place + len(pads) // 2])
+        if not before and not after:
+            continue
+        length = site.shape()[axis]
+        if not isinstance(length, int):
+            raise Refusal(f"mode='{mode}' along axis {axis}, whose length is not fixed")
+        kept = np.arange(max(-before, 0), length - max(-after, 0), dtype=np.int64)
+        index = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
+        result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)
+    return [result if result is not site.input(0) else site.op("Identity", result)]
+
+
+def _conv_transpose(site: Site) -> list[ir.Value | None]:
+    """A convolution of the image with zeros between its pixels, with the flipped kernel.
+
+    The gradient kernel of ConvTranspose exists on CUDA only.
+    """
+    data, weight = site.input(0), site.input(1)
+    shape = known_shape(weight)
+    spatial = site.rank() - 2
+    if shape is None or not all(isinstance(dim, int) for dim in shape):
+        raise Refusal("the shape of its weight is unknown")
+    inputs, outputs, *kernel = (int(dim) for dim in shape if isinstance(dim, int))
+    if site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or site.integers("output_shape"):
+        raise Refusal("auto_pad and output_shape have no gradient here; export with explicit pads")
+    groups = site.integer("group", 1)
+    strides = site.integers("strides") or (1,) * spatial
+    dilations = site.integers("dilations") or (1,) * spatial
+    pads = site.integers("pads") or (0,) * (2 * spatial)
+    extra = site.integers("output_padding") or (0,) * spatial
+    begins, ends = [], []
+    for axis in range(spatial):
+        reach = dilations[axis] * (kernel[axis] - 1)
+        begins.append(reach - pads[axis])
+        # Each pixel is followed by stride - 1 zeros, the last one too: those are taken back.
+        ends.append(reach - pads[spatial + axis] + extra[axis] - (strides[axis] - 1))
+    spread = _with_zeros(site, data, strides)
+    spread = site.op("Pad", spread, site.ints(0, 0, *begins, 0, 0, *ends))
+    # [C, M/g, k...] -> [g, C/g, M/g, k...] -> [g, M/g, C/g, k...] -> [M, C/g, k...], flipped.
+    per_group = inputs // groups
+    kernels = site.op("Reshape", weight, site.ints(groups, per_group, outputs, *kernel))
+    kernels = site.op("Transpose", kernels, perm=[0, 2, 1, *range(3, 3 + spatial)])
+    kernels = site.op("Reshape", kernels, site.ints(groups * outputs, per_group, *kernel))
+    for axis in range(spatial):
+        backwards = site.ints(*reversed(range(kernel[axis])))
+        kernels = site.op("Gather", kernels, backwards, axis=2 + axis)
+    return [
+        site.op(
+            "Conv",
+            spread,
+            kernels,
+            site.optional(2),
+            kernel_shape=kernel,
+            dilations=dilations,
+            group=groups,
+        )
+    ]
+
+
+def _with_zeros(site: Site, data: ir.Value, strides: tuple[int, ...]) -> ir.Value:
+    """``stride - 1`` zeros behind each pixel along each spatial axis."""
+    if all(stride == 1 for stride in strides):
+        return data
+    spatial = len(strides)
+    behind = site.op("Unsqueeze", data, site.ints(*(3 + 2 * axis for axis in range(spatial))))
+    ends = [0, 0]
+    for stride in strides:
+        ends += [0, stride - 1]
+    padded = site.op("Pad", behind, site.ints(*[0] * len(ends), *ends))
+    dims: list[ir.Value | int] = [site.shape_of(data, 0, 1), site.shape_of(data, 1, 2)]
+    for axis, stride in enumerate(strides):
+        length = site.shape_of(data, 2 + axis, 3 + axis)
+        dims.append(site.op("Mul", length, site.ints(stride), dtype=_INT64))
+    return site.op("Reshape", padded, _dims(site, *dims))
+
+
+LAYOUTS = {
+    "ConvTranspose": _conv_transpose,
+    "DepthToSpace": _depth_to_space,
+    "Pad": _pad,
+    "SpaceToDepth": _space_to_depth,
+}
+"""Operator to rule."""

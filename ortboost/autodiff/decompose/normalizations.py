@@ -1,0 +1,121 @@
+"""Normalizations by their definitions, and losses."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.rules.losses import LOWERINGS
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = ["NORMALIZATIONS"]
+
+
+def _standardized(site: Site, data: ir.Value, axes: ir.Value, epsilon: float) -> ir.Value:
+    """``(x - mean) / sqrt(var + epsilon)`` over the axes, the variance biased."""
+    centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
+    variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
+    spread = site.op("Sqrt", site.op("Add", variance, site.const(epsilon)))
+    return site.op("Div", centered, spread)
+
+
+def _affine(site: Site, data: ir.Value, trailing: int) -> ir.Value:
+    """Times scale plus bias, both one number for each index of axis 1."""
+    scale, bias = site.input(1), site.input(2)
+    if trailing:
+        axes = site.ints(*range(1, 1 + trailing))
+        scale, bias = (site.op("Unsqueeze", value, axes) for value in (scale, bias))
+    return site.op("Add", site.op("Mul", data, scale), bias)
+
+
+def _instance(site: Site) -> list[ir.Value | None]:
+    """Each channel of each image standardized over its spatial axes."""
+    rank = site.rank()
+    axes = site.ints(*range(2, rank))
+    normal = _standardized(site, site.input(0), axes, site.number("epsilon", 1e-5))
+    return [_affine(site, normal, rank - 2)]
+
+
+def _group(site: Site) -> list[ir.Value | None]:
+    """``[N, C, ...] -> [N, G, C/G * ...]``, standardized over the last axis.
+
+    Scale and bias are one number a group up to opset 20, one a channel from 21.
+    """
+    rank, groups, data = site.rank(), site.integer("num_groups", 1), site.input(0)
+    folded = site.op("Reshape", data, site.ints(0, groups, -1))
+    normal = _standardized(site, folded, site.ints(2), site.number("epsilon", 1e-5))
+    (count,) = known_shape(site.input(1)) or (None,)
+    channels = site.shape()[1]
+    per_channel = site.opset >= 21 or (count == channels and count != groups)
+    if not per_channel:
+        normal = _affine(site, normal, 1)
+    result = site.op("Reshape", normal, site.shape_of(data), shape=data.shape)
+    return [_affine(site, result, rank - 2) if per_channel else result]
+
+
+def _mean_variance(site: Site) -> list[ir.Value | None]:
+    """``(x - mean) / (sqrt(var) + 1e-9)``, the function body of the standard."""
+    axes = site.ints(*(site.integers("axes") or (0, 2, 3)))
+    data = site.input(0)
+    centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
+    variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
+    spread = site.op("Add", site.op("Sqrt", variance), site.const(1e-9))
+    return [site.op("Div", centered, spread)]
+
+
+def _lp(site: Site) -> list[ir.Value | None]:
+    """``x / max(norm, smallest normal number)``: a zero vector stays zero."""
+    data, axes = site.input(0), site.ints(site.axis())
+    power = site.integer("p", 2)
+    if power == 1:
+        norm = site.op("ReduceSum", site.op("Abs", data), axes, keepdims=1)
+    else:
+        norm = site.op("ReduceL2", data, axes, keepdims=1)
+    smallest = site.const(np.finfo(np.float16 if site.dtype.itemsize == 2 else np.float32).tiny)
+    return [site.op("Div", data, site.op("Max", norm, smallest))]
+
+
+def _local_response(site: Site) -> list[ir.Value | None]:
+    """``x / (bias + alpha / size * s)^beta``, s the sum of squares over neighbouring channels.
+
+    The sum is a convolution with ones over the channel axis of ``[N, 1, C, ...]``.
+    """
+    data, size = site.input(0), site.integer("size", 1)
+    if site.rank() < 3 or size % 2 == 0:
+        raise Refusal("it needs spatial axes and an odd size, as in onnxruntime")
+    int64 = ir.DataType.INT64
+    shape = site.op(
+        "Concat",
+        site.shape_of(data, 0, 1),
+        site.ints(1),
+        site.shape_of(data, 1, 2),
+        site.ints(-1),
+        axis=0,
+        dtype=int64,
+    )
+    squares = site.op("Reshape", site.op("Mul", data, data), shape)
+    before = (size - 1) // 2
+    sums = site.op(
+        "Conv",
+        squares,
+        site.const(np.ones((1, 1, size, 1))),
+        kernel_shape=[size, 1],
+        pads=[before, 0, size - 1 - before, 0],
+    )
+    sums = site.op("Reshape", sums, site.shape_of(data), shape=data.shape)
+    weighted = site.op("Mul", sums, site.const(site.number("alpha", 1e-4) / size))
+    base = site.op("Add", weighted, site.const(site.number("bias", 1.0)))
+    divisor = site.op("Pow", base, site.const(site.number("beta", 0.75)))
+    return [site.op("Div", data, divisor)]
+
+
+NORMALIZATIONS = {
+    "GroupNormalization": _group,
+    "InstanceNormalization": _instance,
+    "LRN": _local_response,
+    "LpNormalization": _lp,
+    "MeanVarianceNormalization": _mean_variance,
+    "NegativeLogLikelihoodLoss": LOWERINGS["NegativeLogLikelihoodLoss"],
+}
+"""Operator to rule."""

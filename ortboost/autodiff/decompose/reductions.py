@@ -1,0 +1,154 @@
+"""Sums, means, extrema and products.
+
+ReduceMax and ReduceMin spread the gradient evenly among equal extrema, as ``torch.amax`` does.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = ["REDUCTIONS"]
+
+_MAX_PRODUCT = 64
+
+
+def _sum(site: Site) -> list[ir.Value | None]:
+    """A chain of additions."""
+    total = site.input(0)
+    for index in range(1, len(site.node.inputs)):
+        total = site.op("Add", total, site.input(index))
+    return [total if len(site.node.inputs) > 1 else site.op("Identity", total)]
+
+
+def _mean(site: Site) -> list[ir.Value | None]:
+    """The sum over the number of inputs."""
+    (total,) = _sum(site)
+    return [site.op("Mul", total, site.const(1.0 / len(site.node.inputs)))]
+
+
+def _keeping(site: Site) -> dict[str, ir.Attr]:
+    return dict(site.node.attributes)
+
+
+def _axes_or_none(site: Site) -> tuple[int, ...] | None:
+    """Reduced axes; () for none at all."""
+    given = site.array(1)
+    if site.optional(1) is not None and given is None:
+        raise Refusal("its axes are not constant; export with fixed axes")
+    if given is None or given.size == 0:
+        return () if site.integer("noop_with_empty_axes", 0) else tuple(range(site.rank()))
+    return tuple(sorted(int(axis) % site.rank() for axis in given.reshape(-1)))
+
+
+def _reduce_l1(site: Site) -> list[ir.Value | None]:
+    """``sum(|x|)``."""
+    data = site.op("Abs", site.input(0))
+    return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
+
+
+def _reduce_sum_square(site: Site) -> list[ir.Value | None]:
+    """``sum(x * x)``."""
+    data = site.op("Mul", site.input(0), site.input(0))
+    return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
+
+
+def _reduce_log_sum(site: Site) -> list[ir.Value | None]:
+    """``log(sum(x))``."""
+    total = site.op("ReduceSum", site.input(0), site.optional(1), **_keeping(site))
+    return [site.op("Log", total)]
+
+
+def extremum(
+    site: Site, op_type: str, data: ir.Value, axes: ir.Value | None, keep: int
+) -> ir.Value:
+    """``sum(x where x is the extremum) / count``; no gradient flows through the comparison."""
+    best = site.op(op_type, data, axes, keepdims=1)
+    chosen = site.op("Equal", data, best, dtype=ir.DataType.BOOL)
+    zeros = site.op(
+        "ConstantOfShape",
+        site.shape_of(data),
+        dtype=site.dtype,
+        shape=data.shape,
+        value=ir.tensor([0.0], dtype=site.dtype),
+    )
+    kept = site.op("Where", chosen, data, zeros, dtype=site.dtype, shape=data.shape)
+    ones = site.op("Cast", chosen, dtype=site.dtype, to=int(site.dtype))
+    total = site.op("ReduceSum", kept, axes, keepdims=keep)
+    return site.op("Div", total, site.op("ReduceSum", ones, axes, keepdims=keep))
+
+
+def _extremum(site: Site) -> list[ir.Value | None]:
+    """The mean of the elements equal to the extremum."""
+    axes = _axes_or_none(site)
+    if not axes:
+        return [site.op("Identity", site.input(0))]
+    keep = site.integer("keepdims", 1)
+    given = site.ints(*axes)
+    return [extremum(site, site.node.op_type, site.input(0), given, keep)]
+
+
+def _global_max_pool(site: Site) -> list[ir.Value | None]:
+    """The maximum over all spatial axes."""
+    axes = site.ints(*range(2, site.rank()))
+    return [extremum(site, "ReduceMax", site.input(0), axes, 1)]
+
+
+def _reduce_prod(site: Site) -> list[ir.Value | None]:
+    """A chain of products of slices: right also where factors are 0."""
+    axes = _axes_or_none(site)
+    if not axes:
+        return [site.op("Identity", site.input(0))]
+    result = site.input(0)
+    for axis in axes:
+        length = site.shape()[axis]
+        if not isinstance(length, int) or length > _MAX_PRODUCT:
+            raise Refusal(f"axis {axis} is not of a fixed length up to {_MAX_PRODUCT}")
+        pieces = [site.op("Gather", result, site.ints(index), axis=axis) for index in range(length)]
+        result = pieces[0]
+        for piece in pieces[1:]:
+            result = site.op("Mul", result, piece)
+    if not site.integer("keepdims", 1):
+        result = site.op("Squeeze", result, site.ints(*axes))
+    return [result]
+
+
+def _cum_sum(site: Site) -> list[ir.Value | None]:
+    """A product with a triangle of ones along the axis, ``O(length^2)``."""
+    axis_value = site.array(1)
+    if axis_value is None:
+        raise Refusal("its axis is not constant; export with a fixed axis")
+    rank, data = site.rank(), site.input(0)
+    axis = int(axis_value.reshape(-1)[0]) % rank
+    exclusive, reverse = site.integer("exclusive", 0), site.integer("reverse", 0)
+    order = [other for other in range(rank) if other != axis] + [axis]
+    back = [order.index(place) for place in range(rank)]
+    length = site.shape_of(data, axis, axis + 1)
+    square = site.op("Concat", length, length, axis=0, dtype=ir.DataType.INT64)
+    ones = site.op(
+        "ConstantOfShape", square, dtype=site.dtype, value=ir.tensor([1.0], dtype=site.dtype)
+    )
+    shift = site.builder.const((-1 if reverse else 1) if exclusive else 0, ir.DataType.INT64)
+    triangle = site.op("Trilu", ones, shift, upper=0 if reverse else 1)
+    moved = data if axis == rank - 1 else site.op("Transpose", data, perm=order)
+    if rank == 1:
+        row = site.op("MatMul", site.op("Unsqueeze", moved, site.ints(0)), triangle)
+        return [site.op("Squeeze", row, site.ints(0))]
+    summed = site.op("MatMul", moved, triangle)
+    return [summed if axis == rank - 1 else site.op("Transpose", summed, perm=back)]
+
+
+REDUCTIONS = {
+    "CumSum": _cum_sum,
+    "GlobalMaxPool": _global_max_pool,
+    "Mean": _mean,
+    "ReduceL1": _reduce_l1,
+    "ReduceLogSum": _reduce_log_sum,
+    "ReduceMax": _extremum,
+    "ReduceMin": _extremum,
+    "ReduceProd": _reduce_prod,
+    "ReduceSumSquare": _reduce_sum_square,
+    "Sum": _sum,
+}
+"""Operator to rule."""

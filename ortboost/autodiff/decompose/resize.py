@@ -1,0 +1,233 @@
+"""Resize, with sizes that are known or computed.
+
+The positions of the new points on the old axis are computed in the graph, in float32 and in the order of
+the kernels of onnxruntime: elsewhere `1 / (1/3)` is not 3, and another pixel is the nearest. Where the
+lengths are constants the runtime folds all this when it opens the graph.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site, constant
+
+__all__ = ["RESIZE"]
+
+_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_TAPS = (-1, 0, 1, 2)
+
+
+class _Axis:
+    """One resized axis: operators in float32, its lengths as vectors of one element.
+
+    Args:
+        site: The node.
+        axis: The axis.
+        place: Its place in the scales or sizes.
+    """
+
+    def __init__(self, site: Site, axis: int, place: int) -> None:
+        self.site, self.axis = site, axis
+        length = site.shape()[axis]
+        start = site.ints(place), site.ints(place + 1)
+        self.length = (
+            site.ints(length)
+            if isinstance(length, int)
+            else site.shape_of(site.input(0), axis, axis + 1)
+        )
+        sizes = site.optional(3)
+        old = self.cast(self.length)
+        if sizes is not None:
+            self.size = site.op("Slice", sizes, *start, dtype=_INT64)
+            self.scale = self.op("Div", self.cast(self.size), old)
+        else:
+            self.scale = site.op("Slice", site.input(2), *start, dtype=_FLOAT)
+            self.size = self.cast(self.op("Floor", self.op("Mul", old, self.scale)), _INT64)
+
+    def op(self, op_type: str, *inputs: ir.Value, dtype: ir.DataType = _FLOAT) -> ir.Value:
+        return self.site.op(op_type, *inputs, dtype=dtype)
+
+    def number(self, value: float) -> ir.Value:
+        return self.site.builder.const(value, _FLOAT)
+
+    def cast(self, value: ir.Value, dtype: ir.DataType = _FLOAT) -> ir.Value:
+        return self.site.op("Cast", value, dtype=dtype, to=int(dtype))
+
+    def count(self, length: ir.Value) -> ir.Value:
+        """0, 1, ... in float32."""
+        zero, one = (self.site.builder.const(k, _INT64) for k in (0, 1))
+        scalar = self.op("Squeeze", length, dtype=_INT64)
+        return self.cast(self.op("Range", zero, scalar, one, dtype=_INT64))
+
+    def positions(self) -> ir.Value:
+        """Where the points of the resized axis lie on the original one."""
+        mode = self.site.text("coordinate_transformation_mode", "half_pixel")
+        points, one, half = self.count(self.size), self.number(1), self.number(0.5)
+        old, new = self.cast(self.length), self.cast(self.size)
+        if mode == "asymmetric":
+            return self.op("Div", points, self.scale)
+        if mode == "align_corners":
+            steps = self.op("Max", self.op("Sub", new, one), one)
+            return self.op("Div", self.op("Mul", points, self.op("Sub", old, one)), steps)
+        found = self.op("Div", self.op("Add", points, half), self.scale)
+        if mode == "tf_half_pixel_for_nn":
+            return found
+        found = self.op("Sub", found, half)
+        if mode == "half_pixel":
+            return found
+        if mode == "pytorch_half_pixel":
+            several = self.op("Greater", new, one, dtype=_BOOL)
+            return self.op("Where", several, found, self.number(0))
+        raise Refusal(f"coordinate_transformation_mode='{mode}' has no gradient here")
+
+    def clipped(self, places: ir.Value) -> ir.Value:
+        last = self.op("Sub", self.cast(self.length), self.number(1))
+        return self.op("Min", self.op("Max", places, self.number(0)), last)
+
+    def nearest(self) -> ir.Value:
+        """The pixels taken, as onnxruntime 1.19 does; 1.31 has other ties for round_prefer_ceil."""
+        mode = self.site.text("nearest_mode", "round_prefer_floor")
+        found, half = self.positions(), self.number(0.5)
+        if mode == "floor":
+            found = self.op("Floor", found)
+        elif mode == "ceil":
+            found = self.op("Ceil", found)
+        elif mode == "round_prefer_ceil":
+            found = self.op("Floor", self.op("Add", found, half))
+        else:
+            found = self.op("Ceil", self.op("Sub", found, half))
+        return self.cast(self.clipped(found), _INT64)
+
+    def linear(self) -> ir.Value:
+        """`[length, size]`: `max(0, 1 - |i - p|)`, constant beyond the ends."""
+        far = self.op("Abs", self.op("Sub", self.clipped(self.positions()), self.rows()))
+        return self.op("Max", self.op("Sub", self.number(1), far), self.number(0))
+
+    def cubic(self) -> ir.Value:
+        r"""`[length, size]`: weights of the four neighbours; those beyond the ends go to the last pixels.
+
+        With `d` the distance and `a = cubic_coeff_a`: `(a + 2) d^3 - (a + 3) d^2 + 1` up to 1, then
+        `a (d^3 - 5 d^2 + 8 d - 4)`. With `exclude_outside` those beyond the ends count for nothing.
+        """
+        a = self.site.number("cubic_coeff_a", -0.75)
+        exact = bool(self.site.integer("exclude_outside", 0))
+        positions = self.positions()
+        low, rows, total = self.op("Floor", positions), self.rows(), None
+        for tap in _TAPS:
+            place = self.op("Add", low, self.number(tap))
+            d = self.op("Abs", self.op("Sub", positions, place))
+            if tap in (0, 1):
+                weight = self.polynomial(d, (a + 2, -(a + 3), 0, 1))
+            else:
+                weight = self.polynomial(d, (a, -5 * a, 8 * a, -4 * a))
+            target = place if exact else self.clipped(place)
+            hit = self.cast(self.op("Equal", rows, target, dtype=_BOOL))
+            part = self.op("Mul", hit, weight)
+            total = part if total is None else self.op("Add", total, part)
+        assert total is not None
+        if exact:
+            columns = self.site.op("ReduceSum", total, self.site.ints(0), keepdims=1, dtype=_FLOAT)
+            total = self.op("Div", total, columns)
+        return total
+
+    def polynomial(self, d: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+        """Horner's rule, the highest power first."""
+        total = self.number(coefficients[0])
+        for coefficient in coefficients[1:]:
+            total = self.op("Add", self.op("Mul", total, d), self.number(coefficient))
+        return total
+
+    def rows(self) -> ir.Value:
+        return self.op("Unsqueeze", self.count(self.length), self.site.ints(1))
+
+
+def _resize(site: Site) -> list[ir.Value | None]:
+    """Nearest: a Gather along each axis. Linear, cubic: a product with a matrix of weights along each axis."""
+    mode = site.text("mode", "nearest")
+    if mode not in ("nearest", "linear", "cubic") or site.integer("antialias", 0):
+        raise Refusal(
+            f"mode='{mode}' (antialias={site.integer('antialias', 0)}) has no gradient here"
+        )
+    if site.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Refusal("keep_aspect_ratio_policy has no gradient here")
+    rank, data = site.rank(), site.input(0)
+    result, dims = data, list(site.shape())
+    for place, axis in enumerate(a % rank for a in site.integers("axes") or range(rank)):
+        if _is_kept(site, axis, place):
+            continue
+        resized = _Axis(site, axis, place)
+        dims[axis] = None
+        if mode == "nearest":
+            result = site.op("Gather", result, resized.nearest(), shape=dims, axis=axis)
+            continue
+        matrix = resized.linear() if mode == "linear" else resized.cubic()
+        if site.dtype != _FLOAT:
+            matrix = resized.cast(matrix, site.dtype)
+        matrix.shape = ir.Shape([None, None])  # known also where inference stumbles over the model
+        order = [other for other in range(rank) if other != axis] + [axis]
+        back = [order.index(here) for here in range(rank)]
+        last = [dims[other] for other in order]
+        turned = site.op("Transpose", result, shape=last, perm=order)
+        moved = site.op("MatMul", turned, matrix, shape=last)
+        result = site.op("Transpose", moved, shape=dims, perm=back)
+    return [result if result is not data else site.op("Identity", data)]
+
+
+def _is_kept(site: Site, axis: int, place: int) -> bool:
+    """Whether an axis keeps its length, as far as that can be seen."""
+    sizes, length = site.optional(3), site.shape()[axis]
+    if sizes is None:
+        return _element(site.input(2), place) == 1.0
+    found = _element(sizes, place)
+    if isinstance(found, tuple):
+        source, index = found
+        shape = known_shape(source)
+        if source is site.input(0) and index == axis:
+            return True
+        found = None if shape is None else shape[index]
+    return found is not None and found == length
+
+
+def _element(value: ir.Value, place: int) -> float | str | tuple[ir.Value, int] | None:
+    """What an element of a computed vector is: a number, or a dimension of a value; None if unknown."""
+    array = constant(value)
+    if array is not None:
+        return float(array.reshape(-1)[place]) if place < array.size else None
+    node = value.producer()
+    if node is None or node.inputs[:1] == (None,):
+        return None
+    source = node.inputs[0] if node.inputs else None
+    if source is None:
+        return None
+    if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"):
+        return _element(source, place)
+    if node.op_type == "Shape":
+        rank = len(known_shape(source) or ())
+        index = node.attributes.get_int("start", 0)
+        index = place + (index + rank if index < 0 else index)
+        return (source, index) if index < rank else None
+    if node.op_type in ("Gather", "Slice"):
+        given = None if node.inputs[1] is None else constant(node.inputs[1])
+        steps = node.inputs[4] if node.op_type == "Slice" and len(node.inputs) > 4 else None
+        step = None if steps is None else constant(steps)
+        if given is None or given.min() < 0 or (steps is not None and (step is None or step != 1)):
+            return None
+        flat = given.reshape(-1)
+        if node.op_type == "Slice":
+            return _element(source, place + int(flat[0]))
+        return _element(source, int(flat[place])) if place < flat.size else None
+    if node.op_type == "Concat":
+        for part in node.inputs:
+            shape = () if part is None else known_shape(part) or (None,)
+            count = shape[0] if len(shape) == 1 else None
+            if part is None or not isinstance(count, int):
+                return None
+            if place < count:
+                return _element(part, place)
+            place -= count
+    return None
+
+
+RESIZE = {"Resize": _resize}
+"""Operator to rule."""

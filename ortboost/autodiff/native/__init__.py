@@ -1,0 +1,1 @@
+"""The native engine: onnxruntime-training's gradient builder, and what makes its graphs right."""

@@ -1,0 +1,86 @@
+"""BatchNormalization in the two forms that the builder gets wrong.
+
+In inference form it is turned into one in training mode by ``get_optimized_model``: the loss itself
+changes. In training form its kernel writes the running statistics into the memory of its inputs.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.rewriting import Site, rewrite_nodes
+
+__all__ = ["frozen_batch_norm", "guarded_statistics"]
+
+
+def frozen_batch_norm(model: ir.Model) -> Report:
+    """Write inference-mode BatchNormalization as ``x * a + c`` with one ``a`` and ``c`` a channel."""
+    return rewrite_nodes(
+        model,
+        "frozen_batch_norm",
+        {"BatchNormalization": _affine},
+        "inference form, written as a multiplication and an addition",
+    )
+
+
+def _affine(site: Site) -> list[ir.Value | None] | None:
+    """``y = x * a + (bias - mean * a)``, ``a = scale / sqrt(var + epsilon)``."""
+    if site.integer("training_mode", 0):
+        return None
+    data, scale, bias, mean, variance = (site.input(index) for index in range(5))
+    dtype = variance.dtype or site.dtype
+    epsilon = site.builder.const(site.number("epsilon", 1e-5), dtype)
+    spread = site.op("Sqrt", site.op("Add", variance, epsilon))
+    scale, bias = (_cast(site, value, dtype) for value in (scale, bias))
+    factor = site.op("Div", scale, spread)
+    offset = site.op("Sub", bias, site.op("Mul", mean, factor))
+    trailing = site.rank() - 2
+    if trailing > 0:
+        axes = site.ints(*range(1, 1 + trailing))
+        factor, offset = (site.op("Unsqueeze", value, axes) for value in (factor, offset))
+    factor, offset = (_cast(site, value, site.dtype) for value in (factor, offset))
+    return [site.op("Add", site.op("Mul", data, factor), offset)]
+
+
+def _cast(site: Site, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    if value.dtype in (None, dtype):
+        return value
+    return site.op("Cast", value, dtype=dtype, to=int(dtype))
+
+
+def guarded_statistics(model: ir.Model) -> Report:
+    """Copy stored running statistics before a training-mode BatchNormalization reads them, in place.
+
+    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, be it the caller's array.
+    """
+    return rewrite_nodes(
+        model,
+        "guarded_statistics",
+        {"BatchNormalization": _guard},
+        "works on a copy of its running statistics",
+    )
+
+
+def _guard(site: Site) -> list[ir.Value | None] | None:
+    if not site.integer("training_mode", 0):
+        return None
+    statistics = [site.input(3), site.input(4)]
+    if all(_is_scratch(value) for value in statistics):
+        return None
+    # A Sum of one tensor is a copy that no optimizer of onnxruntime takes away, as it does Identity.
+    copies = [v if _is_scratch(v) else site.op("Sum", v, shape=v.shape) for v in statistics]
+    given = [*(site.input(index) for index in range(3)), *copies]
+    outputs = site.ops("BatchNormalization", given, 3, site.node.attributes)
+    for output, like in zip(outputs[1:], statistics, strict=True):
+        if output is not None:
+            output.type, output.shape = like.type, like.shape
+    return outputs[: len(site.node.outputs)]
+
+
+def _is_scratch(value: ir.Value) -> bool:
+    """Whether the value is computed, and read by this node alone."""
+    producer = value.producer()
+    if producer is None or producer.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
+        return False
+    return len(value.uses()) == 1 and not value.is_graph_output()

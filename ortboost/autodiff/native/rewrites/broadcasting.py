@@ -1,0 +1,172 @@
+"""Broadcasting that the gradients of the builder forget to sum over.
+
+The gradients of a broadcast branch of Where and of the base of Pow come back in the shape of the
+output; behind an Expand they are summed. Elsewhere the builder compares the shapes that it knows, and
+takes two lengths of different names, or a name and a number, for equal, though one of them may be 1
+at run time. Of a shape whose rank it does not know it makes a sum over the axes found at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from ortboost.autodiff.broadcast_sum import Shape, broadcast_shape
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.graph.reach import Reach
+from ortboost.graph.rewriting import Site, rewrite_nodes
+
+__all__ = ["expanded_branches", "hide_uncertain_shapes", "show_hidden_shapes"]
+
+_HIDDEN = "ortboost/native/shape"
+
+
+def expanded_branches(model: ir.Model) -> Report:
+    """Expand broadcast float branches of Where and bases of Pow; cast integer exponents."""
+    return rewrite_nodes(
+        model,
+        "expanded_branches",
+        {"Where": _where, "Pow": _pow},
+        {
+            "Where": "branch expanded to the shape of the output",
+            "Pow": "base expanded to the shape of the output, or exponent cast to its type",
+        },
+    )
+
+
+def _where(site: Site) -> list[ir.Value | None] | None:
+    condition, *branches = (site.input(index) for index in range(3))
+    if branches[0].dtype is not None and branches[0].dtype not in FLOAT_TYPES:
+        return None
+    full = broadcast_shape([condition, *branches])
+    if full is not None and all(known_shape(branch) == full for branch in branches):
+        return None
+    if all(_is_expanded(branch, site.node) for branch in branches) or _only_shape(site.node):
+        return None
+    # The shape is that of a Where whose values nobody reads; no gradient flows through Shape.
+    dtype = branches[0].dtype
+    shape = site.shape_of(site.op("Where", condition, *branches, dtype=dtype))
+    expanded = [site.op("Expand", branch, shape, shape=full) for branch in branches]
+    return [site.op("Where", condition, *expanded, dtype=dtype, shape=full)]
+
+
+def _pow(site: Site) -> list[ir.Value | None] | None:
+    base, exponent = site.input(0), site.input(1)
+    cast = exponent.dtype is not None and base.dtype is not None and exponent.dtype != base.dtype
+    full = broadcast_shape([base, exponent])
+    narrow = (full is None or known_shape(base) != full) and not _is_expanded(base, site.node)
+    single = site.array(1)
+    if single is not None and single.size == 1 and single.ndim <= len(known_shape(base) or ()):
+        narrow = False
+    if (not cast and not narrow) or _only_shape(site.node):
+        return None
+    if narrow:
+        shape = site.shape_of(site.op("Pow", base, exponent))
+        base = site.op("Expand", base, shape, shape=full)
+    if cast and single is not None:
+        exponent = site.const(single)
+    elif cast and base.dtype is not None:
+        exponent = site.op("Cast", exponent, dtype=base.dtype, to=int(base.dtype))
+    return [site.op("Pow", base, exponent, shape=full)]
+
+
+def _only_shape(node: ir.Node) -> bool:
+    """Whether only the shape of the output is of interest, as in the nodes made here."""
+    uses = node.outputs[0].uses()
+    return bool(uses) and all(usage.node.op_type == "Shape" for usage in uses)
+
+
+def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
+    """Whether the value has been expanded to the shape of the output of ``node`` by this rewrite."""
+    source: ir.Value | None = value
+    for op_type, index in (("Expand", 1), ("Shape", 0)):
+        producer = None if source is None else source.producer()
+        if producer is None or producer.op_type != op_type:
+            return False
+        source = producer.inputs[index]
+    model = None if source is None else source.producer()
+    return model is not None and model.op_type == node.op_type and _only_shape(model)
+
+
+def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
+    """Hide the shape of what may be broadcast at run time, in place.
+
+    ``y`` becomes ``Reshape(y, Shape(y))``, of which shape inference tells nothing and which copies
+    nothing. Only operands stay as they are whose lengths show whether they are broadcast: numbers, and
+    names that meet nothing but themselves and 1.
+
+    Args:
+        model: The graph on its way into the builder; shapes must not be inferred again.
+        reached: What lies between the parameters and the loss.
+    """
+    builder = Builder(model.graph, _HIDDEN)
+    for node in reached.nodes:
+        rule = _SHAPES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if rule is None:
+            continue
+        for index, (own, others) in rule(node).items():
+            value = node.inputs[index]
+            if value is None or value.name not in reached.active or _certain(own, others):
+                continue
+            shape = builder.op("Shape", value, dtype=ir.DataType.INT64)
+            node.replace_input_with(index, builder.op("Reshape", value, shape, allowzero=1))
+            model.graph.insert_before(node, builder.take())
+
+
+def show_hidden_shapes(model: ir.Model) -> None:
+    """Take the forward nodes of :func:`hide_uncertain_shapes` out of a built graph, in place."""
+    for node in list(model.graph):
+        value = node.outputs[0]
+        hidden = (value.name or "").startswith(f"{_HIDDEN}/Reshape") and node.op_type == "Reshape"
+        if hidden and not (value.name or "").endswith("_grad") and node.inputs[0] is not None:
+            ir.convenience.replace_all_uses_with(value, node.inputs[0])
+            model.graph.remove(node, safe=True)
+
+
+def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:
+    """Whether the shapes in the file tell along which axes an operand is broadcast."""
+    if own is None or any(other is None for other in others):
+        return False
+    for offset in range(1, len(own) + 1):
+        dim = own[-offset]
+        met = {other[-offset] for other in others if other is not None and offset <= len(other)}
+        if dim is None or (isinstance(dim, str) and not met <= {1, dim}):
+            return False
+    return True
+
+
+def _elementwise(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+    shapes = [None if value is None else known_shape(value) for value in node.inputs]
+    return {k: (own, [*shapes[:k], *shapes[k + 1 :]]) for k, own in enumerate(shapes)}
+
+
+def _product(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+    """MatMul: the axes before the last two are broadcast."""
+    shapes = [None if value is None else known_shape(value) for value in node.inputs]
+    batch = [None if shape is None else shape[:-2] for shape in shapes]
+    return {0: (batch[0], [batch[1]]), 1: (batch[1], [batch[0]])}
+
+
+def _onto_output(
+    index: int,
+) -> Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]:
+    """Gemm and Expand: one operand is broadcast to the output."""
+
+    def rule(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is None:
+            return {}
+        return {index: (known_shape(value), [known_shape(node.outputs[0])])}
+
+    return rule
+
+
+_SHAPES: dict[str, Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]] = {
+    **dict.fromkeys(("Add", "Div", "Max", "Min", "Mul", "Sub"), _elementwise),
+    "Expand": _onto_output(0),
+    "Gemm": _onto_output(2),
+    "MatMul": _product,
+}

@@ -1,0 +1,314 @@
+"""Rare forms of common operators in which the builder is wrong, or cannot build at all.
+
+Each is replaced by the ordinary form of the same operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.query import static_shape
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+
+__all__ = ["ordinary_forms"]
+
+
+def ordinary_forms(model: ir.Model) -> Report:
+    """Rewrite rare forms in place; see the functions of this module for each operator."""
+    return rewrite_nodes(
+        model,
+        "ordinary_forms",
+        {op_type: rule for op_type, (rule, _) in _FORMS.items()},
+        {op_type: what for op_type, (_, what) in _FORMS.items()},
+    )
+
+
+def _matmul(site: Site) -> list[ir.Value | None] | None:
+    """A vector becomes a matrix of one row or column: gradients of vectors are wrong or fail."""
+    left, right = site.input(0), site.input(1)
+    ranks = [site.rank(0), site.rank(1)]
+    if 1 not in ranks:
+        return None
+    dropped = []
+    if ranks[0] == 1:
+        left = site.op("Unsqueeze", left, site.ints(0))
+        dropped.append(-2)
+    if ranks[1] == 1:
+        right = site.op("Unsqueeze", right, site.ints(1))
+        dropped.append(-1)
+    return [site.op("Squeeze", site.op("MatMul", left, right), site.ints(*dropped))]
+
+
+def _gemm(site: Site) -> list[ir.Value | None] | None:
+    """A scalar C gets a gradient of shape [1]; alpha or beta of 0 is an error."""
+    alpha, beta = site.number("alpha", 1.0), site.number("beta", 1.0)
+    left, right, added = site.input(0), site.input(1), site.optional(2)
+    scalar = added is not None and site.rank(2) == 0
+    if alpha and (beta or added is None) and not scalar:
+        return None
+    if not alpha or (added is not None and not beta):
+        raise Refusal("alpha or beta is 0, so some of its inputs count for nothing; remove them")
+    if added is not None:
+        added = site.op("Unsqueeze", added, site.ints(0))
+    return [site.op("Gemm", left, right, added, **site.node.attributes)]
+
+
+def _reduce(site: Site) -> list[ir.Value | None] | None:
+    """ReduceL2 and ReduceLogSumExp: dimensions are kept, then squeezed away.
+
+    With ``keepdims=0`` over all axes the gradient has one dimension too many, or fails.
+    """
+    if site.integer("keepdims", 1):
+        return None
+    axes = _axes(site)
+    if axes is None:
+        raise Refusal("its axes are not constant; export with fixed axes")
+    if not axes:
+        return None
+    if len(axes) < site.rank():
+        return None
+    whole = site.ints(*axes)
+    kept = site.op(site.node.op_type, site.input(0), whole, keepdims=1)
+    return [site.op("Squeeze", kept, whole)]
+
+
+def _axes(site: Site) -> tuple[int, ...] | None:
+    """Axes counted from the front; empty for a reduction that does nothing; None if unknown."""
+    given = site.array(1)
+    if site.optional(1) is not None and given is None:
+        return None
+    if given is None or given.size == 0:
+        return () if site.integer("noop_with_empty_axes", 0) else tuple(range(site.rank()))
+    return tuple(int(a) % site.rank() for a in given.reshape(-1))
+
+
+def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
+    """ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) do nothing."""
+    if site.integer("noop_with_empty_axes", 0) and _axes(site) == ():
+        return [site.op("Identity", site.input(0))]
+    return None
+
+
+def _scalar(site: Site) -> list[ir.Value | None] | None:
+    """The gradient of Cos and Erf of a scalar has shape [1]."""
+    if site.rank() != 0:
+        return None
+    vector = site.op("Unsqueeze", site.input(0), site.ints(0))
+    return [site.op("Squeeze", site.op(site.node.op_type, vector), site.ints(0))]
+
+
+def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
+    """The gradient looks at the sign of the output: wrong for a negative slope.
+
+    ``alpha * x + (1 - alpha) * relu(x)``.
+    """
+    alpha = site.number("alpha", 0.01)
+    if alpha >= 0:
+        return None
+    data = site.input(0)
+    positive = site.op("Mul", site.op("Relu", data), site.const(1.0 - alpha))
+    return [site.op("Add", site.op("Mul", data, site.const(alpha)), positive)]
+
+
+def _gelu(site: Site) -> list[ir.Value | None] | None:
+    """The tanh form has the gradient of the erf form, wrong by up to 2e-3.
+
+    ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))``, written with a sigmoid:
+    ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3))``.
+    """
+    if site.text("approximate", "none") != "tanh":
+        return None
+    data = site.input(0)
+    cubic = site.op("Mul", site.op("Mul", data, data), site.const(0.044715))
+    inner = site.op("Mul", data, site.op("Add", cubic, site.const(1.0)))
+    gate = site.op("Sigmoid", site.op("Mul", inner, site.const(2.0 * np.sqrt(2.0 / np.pi))))
+    return [site.op("Mul", data, gate)]
+
+
+def _conv(site: Site) -> list[ir.Value | None] | None:
+    """The gradient kernel of a 1-d convolution in groups writes outside its memory; that of a 2-d one does not."""
+    spatial, group = site.rank() - 2, site.integer("group", 1)
+    if group == 1 or spatial == 2:
+        return None
+    if spatial != 1:
+        raise Refusal(f"{spatial}-d and in groups: its gradient writes outside its memory")
+    data, weight = (site.op("Unsqueeze", site.input(k), site.ints(2)) for k in (0, 1))
+    attributes: dict[str, Any] = dict(site.node.attributes)
+    for name in ("auto_pad", "pads"):
+        attributes.pop(name, None)
+    for name in ("kernel_shape", "strides", "dilations"):
+        given = site.integers(name)
+        if given is not None:
+            attributes[name] = [1, *given]
+    begin, end = site.integers("pads") or (0, 0)
+    pads = [0, begin, 0, end]
+    wide = site.op("Conv", data, weight, site.optional(2), **{**attributes, "pads": pads})
+    return [site.op("Squeeze", wide, site.ints(2))]
+
+
+def _transpose(site: Site) -> list[ir.Value | None] | None:
+    """Without ``perm`` the builder fails."""
+    if site.integers("perm") is not None:
+        return None
+    order = list(reversed(range(site.rank())))
+    return [site.op("Transpose", site.input(0), perm=order)]
+
+
+def _cast_like(site: Site) -> list[ir.Value | None] | None:
+    """CastLike has no gradient; Cast to the known type has."""
+    target = site.input(1).dtype
+    if target is None:
+        raise Refusal(f"the element type of '{site.input(1).name}' is unknown")
+    return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
+
+
+def _max_pool(site: Site) -> list[ir.Value | None] | None:
+    """Column-major indices mislead the gradient; in float16 the CPU runtime crashes."""
+    indices = len(site.node.outputs) > 1 and (
+        site.node.outputs[1].uses() or site.node.outputs[1].is_graph_output()
+    )
+    major = site.integer("storage_order", 0) == 1
+    half = site.node.op_type in ("MaxPool", "AveragePool") and site.dtype == ir.DataType.FLOAT16
+    if not major and not half:
+        return None
+    if indices and major:
+        raise Refusal("its indices are column-major (storage_order=1); export them row-major")
+    attributes = {k: v for k, v in site.node.attributes.items() if k != "storage_order"}
+    data = site.input(0)
+    if half:
+        data = site.op("Cast", data, dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
+    outputs = site.ops(site.node.op_type, [data], len(site.node.outputs), attributes)
+    if len(outputs) > 1 and outputs[1] is not None:
+        outputs[1].type = ir.TensorType(ir.DataType.INT64)
+    if half:
+        outputs[0] = site.op("Cast", outputs[0], dtype=site.dtype, to=int(site.dtype))
+    return outputs
+
+
+def _scatter(site: Site) -> list[ir.Value | None] | None:
+    """With ``reduction="add"`` the gradient of the data is zeroed where it must not be.
+
+    ``data + scatter(zeros, updates)``; the gradient of the updates is right.
+    """
+    reduction = site.text("reduction", "none")
+    if reduction == "none":
+        return None
+    if reduction != "add":
+        raise Refusal(f"reduction='{reduction}' has a wrong gradient; use 'none' or 'add'")
+    data = site.input(0)
+    producer = data.producer()
+    if producer is not None and producer.op_type == "ConstantOfShape":
+        return None
+    zero = ir.tensor([0.0], dtype=site.dtype)
+    zeros = site.op(
+        "ConstantOfShape", site.shape_of(data), dtype=site.dtype, shape=data.shape, value=zero
+    )
+    added = site.op(site.node.op_type, zeros, site.input(1), site.input(2), **site.node.attributes)
+    return [site.op("Add", data, added)]
+
+
+def _average_pool(site: Site) -> list[ir.Value | None] | None:
+    r"""Average pools whose gradient is wrong; a convolution with equal weights has a right one.
+
+    The kernel of the gradient takes the shape of what it makes from the file, where a symbolic batch is
+    of length 0; 3-d and dilated ones are wrong anyway. With `c[o]` one over the number of positions that
+    count, which the operator itself tells of an image of ones:
+
+        [N, C, ...] -> [N C, 1, ...],    y[o] = c[o] sum_t x[o s - p + t d]
+    """
+    kernel = site.integers("kernel_shape") or ()
+    dilations = site.integers("dilations") or (1,) * len(kernel)
+    data = site.input(0)
+    fixed = static_shape(data) is not None
+    if fixed and len(kernel) < 3 and all(dilation == 1 for dilation in dilations):
+        return None
+    producer = data.producer()
+    if producer is not None and producer.op_type == "ConstantOfShape":
+        return None
+    if site.text("auto_pad", "NOTSET") != "NOTSET":
+        raise Refusal("auto_pad could not be written out as pads (see explicit_padding)")
+    spatial = range(2, 2 + len(kernel))
+    planes = _reshaped(site, data, site.ints(-1, 1), site.shape_of(data, 2))
+    window = {
+        "kernel_shape": list(kernel),
+        "strides": list(site.integers("strides") or (1,) * len(kernel)),
+        "dilations": list(dilations),
+        "pads": list(site.integers("pads") or (0,) * (2 * len(kernel))),
+    }
+    ceil = bool(site.integer("ceil_mode", 0))
+    if ceil:
+        window["pads"] = _with_overhang(site.shape(), window)
+    ones = site.const(np.ones((1, 1, *kernel)))
+    summed = site.op("Conv", planes, ones, **window)
+    if ceil or (any(window["pads"]) and not site.integer("count_include_pad", 0)):
+        unit = site.op(
+            "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
+        )
+        one = ir.tensor([1.0], dtype=site.dtype)
+        shape = (1, 1, *(site.shape()[axis] for axis in spatial))
+        image = site.op("ConstantOfShape", unit, dtype=site.dtype, shape=shape, value=one)
+        pooled = site.op("AveragePool", image, **site.node.attributes)
+        mean = site.op(
+            "Mul", summed, site.op("Div", pooled, site.op("Conv", image, ones, **window))
+        )
+    else:
+        mean = site.op("Div", summed, site.const(float(np.prod(kernel))))
+    return [_reshaped(site, mean, site.shape_of(data, 0, 2), site.shape_of(summed, 2))]
+
+
+def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
+    target = site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64)
+    return site.op("Reshape", value, target, allowzero=1)
+
+
+def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[int]]) -> list[int]:
+    """The padding with which ``ceil_mode`` is no matter: its last window may hang over the end.
+
+    A window that would start behind the image and the padding before it is none (as in the standard).
+    """
+    axes = len(window["kernel_shape"])
+    pads = list(window["pads"])
+    for axis, length in enumerate(shape[2:]):
+        if not isinstance(length, int):
+            raise Refusal("with ceil_mode=1 its gradient needs images of a known size")
+        stride = window["strides"][axis]
+        reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
+        space = length + pads[axis] + pads[axes + axis] - reach
+        windows = -(-space // stride) + 1
+        if (windows - 1) * stride >= length + pads[axis]:
+            windows -= 1
+        pads[axes + axis] += max((windows - 1) * stride - space, 0)
+    return pads
+
+
+def _pools(site: Site) -> list[ir.Value | None] | None:
+    return _average_pool(site) or _max_pool(site)
+
+
+_FORMS = {
+    "AveragePool": (
+        _pools,
+        "written as a convolution; float16: computed in float32",
+    ),
+    "CastLike": (_cast_like, "written as Cast"),
+    "Conv": (_conv, "1-d in groups: written as a 2-d one"),
+    "Cos": (_scalar, "of a scalar: computed as a vector of one"),
+    "Erf": (_scalar, "of a scalar: computed as a vector of one"),
+    "Gelu": (_gelu, "tanh form, written out"),
+    "Gemm": (_gemm, "scalar C made a vector of one"),
+    "LeakyRelu": (_leaky_relu, "negative slope, written out"),
+    "MatMul": (_matmul, "vectors made matrices"),
+    "MaxPool": (_max_pool, "indices row-major; float16: computed in float32"),
+    "ReduceL2": (_reduce, "dimensions kept, then squeezed"),
+    "ReduceLogSumExp": (_reduce, "dimensions kept, then squeezed"),
+    "ReduceMean": (_empty_reduce, "reduces nothing: passes its input on"),
+    "ReduceSum": (_empty_reduce, "reduces nothing: passes its input on"),
+    "ScatterElements": (_scatter, "written as an addition"),
+    "ScatterND": (_scatter, "written as an addition"),
+    "Transpose": (_transpose, "perm written out"),
+}

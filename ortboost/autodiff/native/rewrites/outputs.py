@@ -1,0 +1,123 @@
+"""Optional inputs and outputs that gradients need, and secondary outputs they forget.
+
+LayerNormalization needs its bias and three outputs, Dropout its mask, SoftmaxCrossEntropyLoss its
+log_prob. What flows through the mean, the deviation or log_prob gets no gradient from the builder, so
+it is computed beside the node.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+
+__all__ = ["complete_nodes"]
+
+
+def complete_nodes(model: ir.Model) -> Report:
+    """Complete the inputs and outputs of these operators, in place."""
+    return rewrite_nodes(
+        model,
+        "complete_nodes",
+        {
+            "LayerNormalization": _layer_norm,
+            "SimplifiedLayerNormalization": _simplified,
+            "Dropout": _dropout,
+            "SoftmaxCrossEntropyLoss": _cross_entropy,
+        },
+        {
+            "LayerNormalization": "given the bias and the outputs that its gradient needs",
+            "SimplifiedLayerNormalization": "given the output that its gradient needs",
+            "Dropout": "off: passes its input on; on: given its mask",
+            "SoftmaxCrossEntropyLoss": "given its log_prob output",
+        },
+    )
+
+
+def _is_read(node: ir.Node, index: int) -> bool:
+    if index >= len(node.outputs):
+        return False
+    return bool(node.outputs[index].uses()) or node.outputs[index].is_graph_output()
+
+
+def _layer_norm(site: Site) -> list[ir.Value | None] | None:
+    data, scale, bias = site.input(0), site.input(1), site.optional(2)
+    axis = site.axis()
+    read = _is_read(site.node, 1) or _is_read(site.node, 2)
+    wanted = site.shape()[axis:]
+    plain = known_shape(scale) == wanted and (bias is None or known_shape(bias) == wanted)
+    if plain and not read and bias is not None and len(site.node.outputs) == 3:
+        return None
+    if read or not plain:
+        return _layer_norm_by_hand(site, axis)
+    if bias is None:
+        # A constant, not scale * 0: where the scale is nan this must not matter.
+        shape = site.shape_of(scale)
+        zero = ir.tensor([0.0], dtype=scale.dtype or site.dtype)
+        bias = site.op("ConstantOfShape", shape, dtype=scale.dtype, shape=scale.shape, value=zero)
+    outputs = site.ops("LayerNormalization", [data, scale, bias], 3, site.node.attributes)
+    for output in outputs[1:]:
+        if output is not None:
+            output.type = ir.TensorType(ir.DataType.FLOAT)
+    return outputs[: len(site.node.outputs)]
+
+
+def _simplified(site: Site) -> list[ir.Value | None] | None:
+    if len(site.node.outputs) == 2:
+        return None
+    given = site.node.inputs
+    outputs = site.ops("SimplifiedLayerNormalization", given, 2, site.node.attributes)
+    if outputs[1] is not None:
+        outputs[1].type = ir.TensorType(ir.DataType.FLOAT)
+    return outputs[:1]
+
+
+def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:
+    """``(x - mean) * inv_std * scale + bias``, the definition."""
+    data, scale, bias = site.input(0), site.input(1), site.optional(2)
+    axes = site.ints(*range(axis, site.rank()))
+    mean = site.op("ReduceMean", data, axes, keepdims=1)
+    centered = site.op("Sub", data, mean)
+    variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
+    spread = site.op("Sqrt", site.op("Add", variance, site.const(site.number("epsilon", 1e-5))))
+    inverse = site.op("Reciprocal", spread)
+    result = site.op("Mul", site.op("Mul", centered, inverse), scale)
+    if bias is not None:
+        result = site.op("Add", result, bias)
+    every: list[ir.Value | None] = [result, mean, inverse]
+    return every[: len(site.node.outputs)]
+
+
+def _dropout(site: Site) -> list[ir.Value | None] | None:
+    mode = site.array(2)
+    ratio = site.array(1)
+    if site.optional(2) is not None and mode is None:
+        if len(site.node.outputs) == 2:
+            return None
+    elif mode is None or not mode.any() or (ratio is not None and ratio == 0):
+        mask = None
+        if _is_read(site.node, 1):
+            true = ir.tensor([True], dtype=ir.DataType.BOOL)
+            shape = site.shape_of(site.input(0))
+            mask = site.op("ConstantOfShape", shape, dtype=ir.DataType.BOOL, value=true)
+        return [site.op("Identity", site.input(0)), mask][: len(site.node.outputs)]
+    if len(site.node.outputs) == 2 and site.node.outputs[1].name:
+        return None
+    outputs = site.ops("Dropout", site.node.inputs, 2, site.node.attributes)
+    if outputs[1] is not None:
+        outputs[1].type = ir.TensorType(ir.DataType.BOOL)
+    return outputs[: len(site.node.outputs)]
+
+
+def _cross_entropy(site: Site) -> list[ir.Value | None] | None:
+    read = _is_read(site.node, 1)
+    if len(site.node.outputs) == 2 and not read:
+        return None
+    if known_shape(site.input(0)) is None:
+        raise Refusal("the rank of the scores is unknown; give the model's inputs shapes")
+    outputs = site.ops("SoftmaxCrossEntropyLoss", site.node.inputs, 2, site.node.attributes)
+    if not read:
+        return [outputs[0]]
+    return [outputs[0], site.op("LogSoftmax", site.input(0), axis=1)]

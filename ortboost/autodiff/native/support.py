@@ -1,0 +1,155 @@
+"""Which nodes the native builder differentiates rightly once they are prepared.
+
+``tools/probe_gradients.py`` is where this knowledge comes from: it runs every operator in many forms
+against central differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from ortboost.autodiff.padding import same_pads
+from ortboost.autodiff.refused import REFUSED
+from ortboost.graph.build import Builder
+from ortboost.graph.query import known_shape
+from ortboost.graph.reach import STOPS
+from ortboost.graph.rewriting import Refusal, Site, constant
+
+__all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "REFUSED", "gradient_support"]
+
+NATIVE = frozenset(
+    "Abs Add AveragePool BatchNormalization Cast CastLike Clip Concat Conv Cos Div Dropout Erf Exp Expand "  # noqa: SIM905
+    "Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity LayerNormalization "
+    "LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal ReduceL2 ReduceLogSumExp "
+    "ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Sigmoid Sin Slice Softmax "
+    "SimplifiedLayerNormalization SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where".split()
+)
+"""Standard operators with a right gradient, CPU and CUDA, perhaps after ``prepare``."""
+
+NATIVE_MICROSOFT = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
+"""Operators of com.microsoft with a gradient."""
+
+
+def _scatter(node: ir.Node) -> str | None:
+    reduction = node.attributes.get_string("reduction", "none")
+    if reduction in ("none", "add"):
+        return None
+    return f"with reduction='{reduction}' its gradient is wrong; use 'none' or 'add'"
+
+
+def _padding(node: ir.Node) -> str | None:
+    if node.attributes.get_string("auto_pad", "NOTSET") == "NOTSET":
+        return None
+    try:
+        same_pads(Site(node, Builder(ir.Graph([], [], nodes=[]), "none"), 18))
+    except Refusal as refusal:
+        return str(refusal)
+    return None
+
+
+def _conv(node: ir.Node) -> str | None:
+    shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
+    if node.attributes.get_int("group", 1) > 1 and (shape is None or len(shape) > 4):
+        return "in groups over three axes its gradient writes outside its memory; take --engine portable"
+    return _padding(node)
+
+
+def _average_pool(node: ir.Node) -> str | None:
+    shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
+    sizes = () if shape is None else shape[2:]
+    unknown = not sizes or not all(isinstance(size, int) for size in sizes)
+    if node.attributes.get_int("ceil_mode", 0) == 1 and unknown:
+        return "with ceil_mode=1 its gradient needs images of a known size; export with ceil_mode=0"
+    return _padding(node)
+
+
+def _max_pool(node: ir.Node) -> str | None:
+    read = len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output())
+    if read and node.attributes.get_int("storage_order", 0) == 1:
+        return "its indices are column-major (storage_order=1); export them row-major"
+    return _padding(node)
+
+
+def _pad(node: ir.Node) -> str | None:
+    mode = node.attributes.get_string("mode", "constant")
+    if mode != "constant":
+        return f"mode '{mode}' has no gradient of its own"
+    if len(node.inputs) > 3 and node.inputs[3] is not None and constant(node.inputs[3]) is None:
+        return "its axes are not constant; export with fixed axes"
+    return None
+
+
+def _gemm(node: ir.Node) -> str | None:
+    alpha, beta = node.attributes.get_float("alpha", 1.0), node.attributes.get_float("beta", 1.0)
+    added = len(node.inputs) > 2 and node.inputs[2] is not None
+    if alpha and (beta or not added):
+        return None
+    return "alpha or beta is 0, so some of its inputs count for nothing; remove them"
+
+
+def _axes_known(node: ir.Node) -> str | None:
+    if len(node.inputs) > 1 and node.inputs[1] is not None and constant(node.inputs[1]) is None:
+        return "its axes are not constant; export with fixed axes"
+    return None
+
+
+def _empty_axes(node: ir.Node) -> str | None:
+    problem = _axes_known(node)
+    if problem:
+        return problem
+    axes = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    empty = axes is None or axes.size == 0
+    if empty and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
+        return "noop_with_empty_axes without axes: implementations disagree; remove the node"
+    return None
+
+
+def _rank_known(node: ir.Node) -> str | None:
+    unknown = [v.name for v in node.inputs if v is not None and known_shape(v) is None]
+    if unknown:
+        return f"the rank of '{unknown[0]}' is unknown; give the model's inputs shapes"
+    return None
+
+
+CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
+    "AveragePool": (
+        _average_pool,
+        "ceil_mode=1, and SAME with stride, need fixed sizes",
+    ),
+    "BatchNormalization": (_rank_known, "rank known"),
+    "Conv": (_conv, "SAME with stride needs fixed sizes; not 3-d in groups"),
+    "Gemm": (_gemm, "alpha and beta not 0"),
+    "LayerNormalization": (_rank_known, "rank known"),
+    "MatMul": (_rank_known, "rank known"),
+    "MaxPool": (_max_pool, "indices row-major; SAME with stride needs fixed sizes"),
+    "Pad": (_pad, "constant mode; others are decomposed"),
+    "ReduceL2": (_empty_axes, "constant axes"),
+    "ReduceLogSumExp": (_empty_axes, "constant axes"),
+    "ScatterElements": (_scatter, "reduction none or add"),
+    "ScatterND": (_scatter, "reduction none or add"),
+}
+"""Operator to the test of its form, and the test in words."""
+
+
+def gradient_support(node: ir.Node) -> str | None:
+    """``None`` if the gradient of this node is right, else one sentence why not and what to do."""
+    if node.domain not in ("", "ai.onnx"):
+        if node.domain == "com.microsoft":
+            if node.op_type in NATIVE_MICROSOFT:
+                return None
+            return f"com.microsoft::{node.op_type} is made for inference; start from the un-optimised export"
+        if node.domain == "ai.onnx.ml":
+            return (
+                f"{node.op_type} of classic machine learning (ai.onnx.ml) has no gradient; "
+                "train what comes behind it, or a neural network in its place"
+            )
+        return f"{node.domain}::{node.op_type} is not a standard operator; export without custom operators"
+    if node.op_type in STOPS:
+        return "no gradient flows through it"
+    if node.op_type in CONDITIONS:
+        return CONDITIONS[node.op_type][0](node)
+    if node.op_type in NATIVE:
+        return None
+    return REFUSED.get(node.op_type, "it has no gradient in onnxruntime-training")

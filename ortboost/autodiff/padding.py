@@ -1,0 +1,104 @@
+"""``auto_pad`` of convolutions and pools, and pads of some axes only, become explicit ``pads``.
+
+The builder hands ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read memory
+that is not theirs: errors far above 1 that vary from run to run. It ignores the axes of a Pad, and so does the
+optimizer of onnxruntime (1.19 to 1.31) where it moves a Transpose through one.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+
+__all__ = ["explicit_padding", "same_pads"]
+
+
+def explicit_padding(model: ir.Model) -> Report:
+    """Replace ``auto_pad`` of Conv, MaxPool and AveragePool, and the axes of Pad, in place.
+
+    ``SAME_*`` with a stride above 1 needs the spatial dimensions as numbers.
+    """
+    what = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), "auto_pad written out as pads")
+    rules = {**dict.fromkeys(what, _rule), "Pad": _pad}
+    what["Pad"] = "pads written for all axes"
+    return rewrite_nodes(model, "explicit_padding", rules, what)
+
+
+def _pad(site: Site) -> list[ir.Value | None] | None:
+    """Pads for some axes are written for all; computed ones are picked out of their vector."""
+    if site.optional(3) is None:
+        return None
+    axes, rank = site.array(3), site.rank()
+    if axes is None:
+        raise Refusal("its axes are not constant; export with fixed axes")
+    pads, places = site.array(1), {int(a) % rank: k for k, a in enumerate(axes.reshape(-1))}
+    given = [places.get(axis) for axis in range(rank)]
+    given += [None if place is None else place + axes.size for place in given]
+    if pads is not None:
+        whole = site.ints(*(0 if place is None else int(pads[place]) for place in given))
+    else:  # a zero is put behind the vector for the axes that it says nothing of
+        longer = site.op("Concat", site.input(1), site.ints(0), axis=0, dtype=ir.DataType.INT64)
+        chosen = site.ints(*(2 * axes.size if place is None else place for place in given))
+        whole = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
+    mode = site.text("mode", "constant")
+    return [site.op("Pad", site.input(0), whole, site.optional(2), mode=mode)]
+
+
+def _rule(site: Site) -> list[ir.Value | None] | None:
+    mode = site.text("auto_pad", "NOTSET")
+    if mode == "NOTSET":
+        return None
+    pads = same_pads(site)
+    attributes = {
+        name: value
+        for name, value in site.node.attributes.items()
+        if name not in ("auto_pad", "pads")
+    }
+    count = len(site.node.outputs)
+    outputs = site.ops(site.node.op_type, site.node.inputs, count, {**attributes, "pads": pads})
+    if len(outputs) > 1 and outputs[1] is not None:
+        outputs[1].type = site.node.outputs[1].type
+    return outputs
+
+
+def same_pads(site: Site) -> list[int]:
+    """The pads that ``auto_pad`` stands for: begins, then ends.
+
+    With ``o = ceil(in / stride)`` the total is ``max((o - 1) * stride + (k - 1) * dilation + 1 - in,
+    0)``; the odd one goes to the end for ``SAME_UPPER`` and to the begin for ``SAME_LOWER``.
+    """
+    spatial = site.rank() - 2
+    kernel = site.integers("kernel_shape")
+    if kernel is None:
+        weight = known_shape(site.input(1)) or ()
+        kernel = tuple(dim for dim in weight[2:] if isinstance(dim, int))
+    if len(kernel) != spatial:
+        raise Refusal("its kernel shape is unknown; give the model's inputs shapes")
+    mode = site.text("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return [0] * (2 * spatial)
+    if mode == "NOTSET":
+        return list(site.integers("pads") or [0] * (2 * spatial))
+    strides = site.integers("strides") or (1,) * spatial
+    dilations = site.integers("dilations") or (1,) * spatial
+    begins, ends = [], []
+    for axis in range(spatial):
+        reach = (kernel[axis] - 1) * dilations[axis]
+        size = site.shape()[2 + axis]
+        if strides[axis] == 1:
+            total = reach
+        elif isinstance(size, int):
+            steps = -(-size // strides[axis])
+            total = max((steps - 1) * strides[axis] + reach + 1 - size, 0)
+        else:
+            raise Refusal(
+                f"auto_pad={mode} with stride {strides[axis]} depends on the image size, which is "
+                "not fixed; export with explicit pads, or with fixed height and width"
+            )
+        small, large = total // 2, total - total // 2
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
+    return begins + ends

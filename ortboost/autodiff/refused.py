@@ -1,0 +1,41 @@
+"""Standard operators that no engine differentiates, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+__all__ = ["REFUSED"]
+
+_STEP = "its derivative is zero almost everywhere, so nothing before it would be trained"
+_RECURRENT = (
+    "recurrent operators have no gradient; fix the number of steps (--dim NAME=LENGTH) and take "
+    "--engine portable, or export the cell unrolled"
+)
+_CONTROL = "control flow has no gradient; export a model without it (torch.export writes none)"
+_QUANTIZED = "quantized; start from the float model"
+
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("Ceil", "Floor", "Hardmax", "Round", "Sign"), _STEP),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _RECURRENT),
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL),
+    **dict.fromkeys(
+        (
+            "ConvInteger",
+            "DequantizeLinear",
+            "DynamicQuantizeLinear",
+            "MatMulInteger",
+            "QLinearConv",
+            "QLinearMatMul",
+            "QuantizeLinear",
+        ),
+        _QUANTIZED,
+    ),
+    "Det": "it has no gradient",
+    "GlobalLpPool": "it has no gradient; use GlobalAveragePool or GlobalMaxPool",
+    "LpPool": "it has no gradient; use AveragePool or MaxPool",
+    "MaxUnpool": "it has no gradient; use Resize or ConvTranspose",
+    "Mod": "it has no gradient",
+    "RoiAlign": "it has no gradient",
+}
+"""Operators that are refused, with the reason. What is in no table is refused as unknown."""

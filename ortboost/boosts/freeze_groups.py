@@ -1,0 +1,102 @@
+r"""The groups of gradient freeze: group 0 trains everything, each next one less.
+
+Freezing always drops a prefix of the network: the backward pass runs from the loss down to the first
+layer that is trained, and what lies below it is not computed at all.
+
+With `L` layers (:mod:`ortboost.graph.layers`) and `n` groups, group `i` drops the first `i floor(L / n)` of them.
+With the type ``COST`` it drops as many layers as fit into `i / n` of the cost of the backward pass: in a
+convolutional network the early layers have few parameters and cost the most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.boosts.freeze_schedule import COST, FreezeConfig, freeze_schedule
+from ortboost.core.errors import ConfigError
+from ortboost.core.report import Report
+from ortboost.graph.layers import find_layers
+from ortboost.graph.parameters import Parameter
+
+__all__ = ["freeze_groups"]
+
+
+def freeze_groups(
+    model: ir.Model, trained: Sequence[Parameter], config: FreezeConfig
+) -> tuple[tuple[tuple[str, ...], ...], Report]:
+    """The parameters that each group trains.
+
+    Args:
+        model: The forward graph.
+        trained: What is trained when nothing is frozen.
+        config: The configuration.
+
+    Returns:
+        One tuple of names for each group, and the report.
+
+    Raises:
+        ConfigError: There are fewer layers than groups, or a group names what is not trained.
+    """
+    report = Report("grad_freeze")
+    names = [parameter.name for parameter in trained]
+    if config.groups is not None:
+        for group in config.groups:
+            stray = [name for name in group if name not in names]
+            if stray:
+                raise ConfigError(
+                    f"'{stray[0]}' is not trained.",
+                    where="grad_freeze, groups",
+                    fix=f"Names are like {', '.join(names[:3])}.",
+                )
+        for index, group in enumerate(config.groups):
+            report.changed[f"group {index}"] = f"trains {len(group)} of {len(names)} tensors"
+        return config.groups, report
+    layers = find_layers(model, trained)
+    number = config.param_groups
+    if len(layers) < number:
+        raise ConfigError(
+            f"{number} groups are wanted, and the network has {len(layers)} layers to train.",
+            where="grad_freeze, param_groups",
+            fix=f"Use {max(1, min(len(layers), number // 2))} or less: --set grad_freeze.param_groups=N, "
+            "param_groups of FreezeConfig.",
+        )
+    costs = np.array([layer.cost for layer in layers], np.float64)
+    if config.freeze_type == COST and not costs.any():
+        raise ConfigError(
+            "The cost of the layers is not known.",
+            where="grad_freeze, freeze_type",
+            fix="Use freeze_type=1, which goes by the number of layers, or export with fixed shapes.",
+        )
+    shares = np.concatenate([[0.0], np.cumsum(costs) / max(costs.sum(), 1.0)])
+    cuts = [_cut(index, number, shares, config) for index in range(number)]
+    groups = []
+    for index, cut in enumerate(cuts):
+        members = [name for layer in layers[cut:] for name in layer.parameters]
+        groups.append(tuple(name for name in names if name in set(members)))
+        report.changed[f"group {index}"] = (
+            f"trains {len(groups[-1])} of {len(names)} tensors, from '{layers[cut].node}' on; "
+            f"saves {shares[cut]:.0%} of the backward pass"
+        )
+    schedule = freeze_schedule(config)
+    saved = float(np.mean([shares[cuts[index]] for index in schedule]))
+    full = float(np.mean(schedule == 0))
+    report.notes.append(
+        f"{full:.0%} of the updates train everything; on average {saved:.0%} of the backward pass "
+        "is saved"
+    )
+    return tuple(groups), report
+
+
+def _cut(index: int, number: int, shares: NDArray[np.float64], config: FreezeConfig) -> int:
+    """How many layers a group drops; at least the last one stays."""
+    layers = len(shares) - 1
+    if index == 0:
+        return 0  # everything, what costs nothing too
+    if config.freeze_type != COST:
+        return index * (layers // number)
+    affordable = int(np.searchsorted(shares, index / number + 1e-9, side="right")) - 1
+    return min(affordable, layers - 1)

@@ -1,0 +1,209 @@
+r"""Which group of parameters each update trains: the schedule of gradient freeze.
+
+With `n` groups (group 0 trains everything, group `i` leaves out a prefix of the layers) and `p` the share
+of updates that train everything:
+
+- continuous (0): blocks of `floor(p (n-1) / (1-p))` times group 0, then the groups 1 to n-1;
+- interval (1): start with group 0; a frozen update follows whenever the share of frozen ones so far is
+  below `1 - p`; its group is drawn with a probability proportional to `n - i`: the less a group freezes,
+  the more often it comes;
+- cost (2, ours): the same, and all groups are drawn alike, so that a frozen update saves half of the
+  backward pass on average (the groups are cut by cost, see :mod:`ortboost.boosts.freeze_groups`).
+
+`p` is called ``freeze_p``, the freezing probability, in MindSpore, where it is just as well the share of
+updates that are *not* frozen. The numbers of the types 0 and 1 are those of MindSpore Boost 2.10 for the same seed of numpy's
+legacy generator, which it takes from the process and we from the configuration.
+
+The schedule follows from the configuration alone: a run that is resumed goes on with the same groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import check_kinds
+
+__all__ = [
+    "CONTINUOUS",
+    "COST",
+    "INTERVAL",
+    "FreezeConfig",
+    "freeze_schedule",
+    "generate_freeze_index_sequence",
+]
+
+CONTINUOUS: Final = 0
+INTERVAL: Final = 1
+COST: Final = 2
+_TYPES = (CONTINUOUS, INTERVAL, COST)
+_SEEDS = 2**32  # numpy's legacy generator takes no more
+_LONGEST = 10**7  # updates; a schedule is drawn as a whole
+
+
+@dataclass(frozen=True)
+class FreezeConfig:
+    """Gradient freeze, with MindSpore's names and defaults.
+
+    Args:
+        param_groups: Number of groups; group `i` leaves out the first `i / param_groups` of the
+            layers (by their number; with the type ``COST`` by what their backward pass costs).
+        freeze_type: ``CONTINUOUS`` (0), ``INTERVAL`` (1), or ``COST`` (2, ours).
+        freeze_p: Share of the updates that train everything, 0 to 1.
+        total_steps: Length of the schedule in updates; after it, the schedule starts again.
+        seed: Seed of the draws.
+        separate_state: Each group has an optimizer state of its own, which moves on the updates of
+            that group only, as in MindSpore. False shares one, which takes less memory.
+        groups: Names of the parameters of each group, instead of a division by layers.
+        sequence: The schedule itself, instead of one that is drawn.
+
+    Raises:
+        ConfigError: A value out of range.
+    """
+
+    param_groups: int = 10
+    freeze_type: int = INTERVAL
+    freeze_p: float = 0.7
+    total_steps: int = 65536
+    seed: int = 0
+    separate_state: bool = True
+    groups: tuple[tuple[str, ...], ...] | None = None
+    sequence: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "grad_freeze")
+        bounds = {"param_groups": (1, _LONGEST), "total_steps": (1, _LONGEST), "seed": (0, _SEEDS)}
+        for name, (least, limit) in bounds.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value < limit:
+                raise ConfigError(
+                    f"{name} = {value!r} makes no sense.",
+                    where=f"grad_freeze, {name}",
+                    fix=f"Give a whole number of at least {least} and below {limit}.",
+                )
+        if self.freeze_type not in _TYPES or not isinstance(self.freeze_type, int):
+            raise ConfigError(
+                f"freeze_type = {self.freeze_type!r} is not known.",
+                where="grad_freeze, freeze_type",
+                fix="Give 0 (continuous), 1 (interval) or 2 (by cost).",
+            )
+        if not 0 <= self.freeze_p <= 1:
+            raise ConfigError(
+                f"freeze_p = {self.freeze_p} is out of range.",
+                where="grad_freeze, freeze_p",
+                fix="Give the share of updates that train everything, from 0 to 1.",
+            )
+        if self.groups is not None and not (self.groups and all(self.groups)):
+            raise ConfigError(
+                "A group has no parameters.",
+                where="grad_freeze, groups",
+                fix="Give at least one group, and each at least one name.",
+            )
+        number = self.param_groups if self.groups is None else len(self.groups)
+        stray = [index for index in self.sequence or () if not 0 <= index < number]
+        if stray or self.sequence == ():
+            raise ConfigError(
+                f"The sequence names the group {stray[0]}; there are {number}."
+                if stray
+                else "The sequence is empty.",
+                where="grad_freeze, sequence",
+                fix=f"Use 0 to {number - 1}.",
+            )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> FreezeConfig:
+        """Rebuild from JSON data; keys may stay out.
+
+        Raises:
+            ConfigError: An unknown key; the nearest one is named.
+        """
+        names = [item.name for item in fields(cls)]
+        for key in data:
+            if key not in names:
+                raise ConfigError(
+                    f"Unknown key {key!r}.", where="grad_freeze", fix=nearest(key, names)
+                )
+        arguments = dict(data)
+        for key in ("groups", "sequence"):
+            value = arguments.get(key)
+            inner = value if key == "groups" and isinstance(value, list | tuple) else ()
+            if not isinstance(value, list | tuple | None) or any(
+                not isinstance(item, list | tuple) for item in inner
+            ):
+                raise ConfigError(
+                    f"{key} = {value!r} is no list{' of lists' if key == 'groups' else ''}.",
+                    where=f"grad_freeze, {key}",
+                    fix="Give [['fc.weight', 'fc.bias'], ...] for groups, [0, 1, 0] for a sequence.",
+                )
+        if arguments.get("groups") is not None:
+            arguments["groups"] = tuple(tuple(group) for group in arguments["groups"])
+        if arguments.get("sequence") is not None:
+            arguments["sequence"] = tuple(arguments["sequence"])
+        return cls(**arguments)
+
+
+def generate_freeze_index_sequence(
+    parameter_groups_number: int,
+    freeze_strategy: int,
+    freeze_p: float,
+    total_steps: int,
+    seed: int = 0,
+) -> NDArray[np.int64]:
+    """The group of each update, from 0 to ``parameter_groups_number - 1``.
+
+    Args:
+        parameter_groups_number: Number of groups.
+        freeze_strategy: ``CONTINUOUS``, ``INTERVAL`` or ``COST``.
+        freeze_p: Share of the updates that train everything.
+        total_steps: The sequence is one percent longer; a continuous one ends with a whole block.
+        seed: Seed of the draws.
+
+    Raises:
+        ConfigError: A value out of range.
+
+    Example:
+        >>> generate_freeze_index_sequence(3, CONTINUOUS, 0.5, 8)
+        array([0, 0, 1, 2, 0, 0, 1, 2])
+    """
+    FreezeConfig(parameter_groups_number, freeze_strategy, freeze_p, total_steps, seed)
+    length = int(total_steps * 1.01)
+    if parameter_groups_number <= 1 or freeze_p == 1:
+        return np.zeros(length, np.int64)
+    if freeze_strategy == CONTINUOUS:
+        zeros = int(freeze_p * (parameter_groups_number - 1) // (1 - freeze_p))
+        if zeros >= max(length, _LONGEST):  # the block alone is longer than any run
+            return np.zeros(length, np.int64)
+        block = np.concatenate([np.zeros(zeros, np.int64), np.arange(1, parameter_groups_number)])
+        return np.tile(block, -(-length // len(block)))
+    frozen = np.arange(1, parameter_groups_number)
+    weights = np.ones_like(frozen) if freeze_strategy == COST else frozen
+    chances = [int(weight) / int(weights.sum()) for weight in weights]
+    draws = np.random.RandomState(seed)  # its stream never changes, and it is MindSpore's
+    sequence, done = [0], 0
+    while len(sequence) < length:
+        if done / len(sequence) < 1 - freeze_p:
+            sequence.append(int(draws.choice(frozen[::-1], p=chances)))
+            done += 1
+        else:
+            sequence.append(0)
+    return np.array(sequence, np.int64)
+
+
+def freeze_schedule(config: FreezeConfig) -> NDArray[np.int64]:
+    """The group of each update; after the last one it starts again.
+
+    Example:
+        >>> freeze_schedule(FreezeConfig(sequence=(0, 2, 1)))
+        array([0, 2, 1])
+    """
+    if config.sequence is not None:
+        return np.array(config.sequence, np.int64)
+    number = config.param_groups if config.groups is None else len(config.groups)
+    return generate_freeze_index_sequence(
+        number, config.freeze_type, config.freeze_p, config.total_steps, config.seed
+    )

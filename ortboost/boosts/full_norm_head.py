@@ -1,0 +1,267 @@
+r"""The full-normalization head: a last layer that compares directions.
+
+    y_ij = m <n(x_i), n(w_j)>,    n(v) = v / sqrt(max(sum v^2, 1e-4))
+
+The rows of input and weight are normalized to length 1, so each output is the cosine of the angle
+between a feature vector and the vector of a class, times one trained number `m` that starts at 1. The
+old weight stays and is trained on; the old bias is dropped. It goes with LessBN: with fewer
+normalizations before it, the length of the features is not held by anything else.
+
+The clamp is part of the graph (`Max`), so the gradient is that of what is computed: for rows with `|v|^2
+< 1e-4`, `n` is `100 v` and its derivative 100. MindSpore clamps the norm itself in the backward
+pass, which makes the gradient of such rows up to 100 times larger; above the clamp the two are the
+same. Zero rows give zeros.
+
+Source: MindSpore Boost, ``LessBN(network, fn_flag=True)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.boosts.grad_centralization import HEAD_MARK
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.io import source_name
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import ROLE_MARK, known_shape, static_shape
+from ortboost.transforms.new_head import DenseLayer, find_head
+
+__all__ = ["EPSILON", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]
+
+EPSILON = 1e-4
+"""What the squared length of a row is at least."""
+
+_PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
+
+
+@dataclass(frozen=True)
+class FullNormHead:
+    """A full-normalization head in a graph.
+
+    Args:
+        output: The node that multiplies by the multiplier.
+        product: The Gemm or MatMul of the normalized rows.
+        normalized: The normalized weight, made of :attr:`weight`.
+        weight: The weight.
+        multiplier: The multiplier, one number.
+        axis: The axis along which the weight is normalized.
+        epsilon: What its squared lengths are at least.
+    """
+
+    output: ir.Node
+    product: ir.Node
+    normalized: ir.Value
+    weight: ir.Value
+    multiplier: ir.Value
+    axis: int
+    epsilon: float
+
+
+def full_norm(model: ir.Model, *, output: str | None = None) -> Report:
+    """Turn the fully connected layer before the output into a full-normalization head, in place.
+
+    The layer is a Gemm, or a MatMul with or without an Add, right before the output or before its
+    Softmax or Sigmoid. The multiplier is a new initializer ``[]`` next to the weight (``fc.weight``,
+    ``fc.multiplier``) with the role ``norm_scale``: like the scale of a normalization it is trained,
+    and left out of the default weight decay, of centralization and of LARS.
+
+    Args:
+        model: A normalized model.
+        output: The output whose head is meant; the only or first one if not given.
+
+    Returns:
+        The report. A second call changes nothing.
+
+    Raises:
+        ModelError: No such layer, or one whose operands are transposed or not of rank 2.
+        UsageError: The model has no such output.
+
+    Example:
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[N,3] x) => (float[N,2] y)
+        ... <float[2,3] w = {1, 0, 0, 0, 2, 0}, float[2] b = {1, 1}> {
+        ...   [fc] y = Gemm<transB = 1>(x, w, b)
+        ... }''')
+        >>> full_norm(model).changed["b"]
+        'the bias was dropped'
+        >>> [node.op_type for node in model.graph][-2:]
+        ['Gemm', 'Mul']
+    """
+    report = Report("full_norm")
+    present = find_full_norm(model, output)
+    if present is not None:
+        report.kept[present.output.name or ""] = "a full-normalization head already"
+        return report
+    head = find_head(model, output)
+    data, axis = _operands(model, head)
+    last, biases = _with_bias(head)
+    b = Builder(model.graph, f"{head.node.name}/full_norm")
+    dtype = head.weight.dtype or ir.DataType.FLOAT
+    multiplier = _multiplier(b, head.weight.name or "", dtype)
+    rows = _normalized(b, data, -1, dtype)
+    weight = _normalized(b, head.weight, axis, dtype)
+    shape = known_shape(last.outputs[0])
+    if head.node.op_type == "Gemm":
+        product = b.op("Gemm", rows, weight, shape=shape, transB=1 if axis == 1 else 0)
+    else:
+        if axis == 1:
+            weight = b.op("Transpose", weight, perm=[1, 0], shape=_turned(weight))
+        product = b.op("MatMul", rows, weight, shape=shape)
+    scaled = b.op("Mul", product, multiplier, shape=shape)
+    head.weight.metadata_props[HEAD_MARK] = "weight"
+    replaced = [last, head.node, _transpose_of(head)]
+    replace_node(last, [scaled], b)
+    _remove_unused(model.graph, replaced[1:])
+    infer_shapes(model)
+    name = head.node.name or ""
+    report.changed[name] = "y = m <n(x), n(W)>: rows of input and weight are normalized"
+    report.changed[multiplier.name or ""] = "new, a trained number that starts at 1"
+    for bias in biases:
+        if bias.is_initializer() and not bias.uses() and not bias.is_graph_output():
+            model.graph.initializers.pop(bias.name or "")
+        report.changed[bias.name or ""] = "the bias was dropped"
+    if head.node.op_type == "Gemm" and head.node.attributes.get_float("alpha", 1.0) != 1.0:
+        report.notes.append(
+            f"the factor alpha of '{name}' was dropped: the multiplier has its place"
+        )
+    return report
+
+
+def find_full_norm(model: ir.Model, output: str | None = None) -> FullNormHead | None:
+    """The full-normalization head that makes an output, if there is one.
+
+    Args:
+        model: A normalized model.
+        output: Name of the output; the only or first one if not given.
+    """
+    outputs = [v for v in model.graph.outputs if output is None or v.name == output]
+    value = outputs[0] if outputs else None
+    while value is not None and (node := value.producer()) is not None:
+        if node.op_type == "Mul":
+            return read_full_norm(node)
+        if node.op_type not in _PASSED_ON_THE_WAY:
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def read_full_norm(node: ir.Node) -> FullNormHead | None:
+    """Read a Mul as the end of a head; ``None`` if it is none.
+
+    Args:
+        node: Any node of type Mul.
+    """
+    multiplier = node.inputs[1]
+    product = _made(node.inputs[0], "Gemm") or _made(node.inputs[0], "MatMul")
+    if product is None or multiplier is None or static_shape(multiplier) != ():
+        return None
+    normalized = product.inputs[1]
+    if (turn := _made(normalized, "Transpose")) is not None:
+        normalized = turn.inputs[0]
+    read = _read_normalized(normalized)
+    if normalized is None or read is None or _read_normalized(product.inputs[0]) is None:
+        return None
+    weight, axis, epsilon = read
+    return FullNormHead(node, product, normalized, weight, multiplier, axis, epsilon)
+
+
+def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | None:
+    """What was normalized, along which axis, with which epsilon."""
+    quotient = _made(value, "Div")
+    root = None if quotient is None else _made(quotient.inputs[1], "Sqrt")
+    clamped = None if root is None else _made(root.inputs[0], "Max")
+    total = None if clamped is None else _made(clamped.inputs[0], "ReduceSum")
+    square = None if total is None else _made(total.inputs[0], "Mul")
+    if quotient is None or clamped is None or total is None or square is None:
+        return None
+    source, axes, least = quotient.inputs[0], total.inputs[1], clamped.inputs[1]
+    if source is None or square.inputs[0] is not source or square.inputs[1] is not source:
+        return None
+    if axes is None or least is None or axes.const_value is None or least.const_value is None:
+        return None
+    return source, int(axes.const_value.numpy()[0]), float(least.const_value.numpy())
+
+
+def _made(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None
+
+
+def _operands(model: ir.Model, head: DenseLayer) -> tuple[ir.Value, int]:
+    """The rows of the layer's input, and the axis of the weight that they are multiplied along."""
+    node, data = head.node, head.node.inputs[0]
+    shape = static_shape(head.weight)
+    turned = node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1
+    if data is None or data is head.weight or turned or shape is None or len(shape) != 2:
+        raise ModelError(
+            "The last fully connected layer has no rows of input and weight to normalize.",
+            where=f"{source_name(model)}: node '{node.name}'",
+            fix="Export it as a plain linear layer, or leave the full-normalization head out.",
+        )
+    return data, 1 - head.out_axis
+
+
+def _with_bias(head: DenseLayer) -> tuple[ir.Node, list[ir.Value]]:
+    """The last node of the layer, its own Add if it has one, and its biases."""
+    third = head.node.inputs[2] if len(head.node.inputs) > 2 else None
+    biases = [] if third is None else [third]
+    output = head.node.outputs[0]
+    uses = list(output.uses())
+    if len(uses) != 1 or output.is_graph_output() or uses[0].node.op_type != "Add":
+        return head.node, biases
+    added = uses[0].node.inputs[1 - uses[0].idx]
+    size = (static_shape(head.weight) or (0, 0))[head.out_axis]
+    shape = static_shape(added) if added is not None and added.is_initializer() else None
+    if added is None or shape is None or int(np.prod(shape)) not in (1, size):
+        return head.node, biases
+    return uses[0].node, [*biases, added]
+
+
+def _transpose_of(head: DenseLayer) -> ir.Node | None:
+    """The Transpose between the weight and a MatMul."""
+    return _made(head.node.inputs[1], "Transpose")
+
+
+def _multiplier(b: Builder, weight: str, dtype: ir.DataType) -> ir.Value:
+    stem = weight.removesuffix(".weight").removesuffix("/weight")
+    value = ir.Value(
+        name=b.unique(f"{stem}{'/' if weight.endswith('/weight') else '.'}multiplier"),
+        type=ir.TensorType(dtype),
+        shape=ir.Shape(()),
+    )
+    value.const_value = ir.tensor(np.ones((), dtype.numpy()), dtype=dtype, name=value.name)
+    value.metadata_props[ROLE_MARK] = "norm_scale"
+    b.graph.register_initializer(value)
+    return value
+
+
+def _normalized(b: Builder, value: ir.Value, axis: int, dtype: ir.DataType) -> ir.Value:
+    """`v / sqrt(max(sum v^2, eps))` along an axis."""
+    shape = known_shape(value)
+    reduced = None if shape is None else list(shape)
+    if reduced is not None:
+        reduced[axis] = 1
+    square = b.op("Mul", value, value, dtype=dtype, shape=shape)
+    total = b.op("ReduceSum", square, b.ints(axis), keepdims=1, dtype=dtype, shape=reduced)
+    clamped = b.op("Max", total, b.const(EPSILON, dtype), dtype=dtype, shape=reduced)
+    length = b.op("Sqrt", clamped, dtype=dtype, shape=reduced)
+    return b.op("Div", value, length, dtype=dtype, shape=shape)
+
+
+def _turned(value: ir.Value) -> tuple[int | str | None, ...] | None:
+    shape = known_shape(value)
+    return None if shape is None else shape[::-1]
+
+
+def _remove_unused(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
+    """Remove what only the old layer needed."""
+    for node in nodes:
+        if node is None or node.graph is None:
+            continue
+        if not any(output.uses() or output.is_graph_output() for output in node.outputs):
+            graph.remove(node, safe=True)

@@ -1,0 +1,179 @@
+r"""Gradient centralization: which parameters it is for.
+
+    g <- g - mean(g, all axes but that of the outputs)        for each output channel by itself
+
+It keeps the weights of an output on the hyperplane of constant sum, which regularizes and smooths the
+loss. It applies to the weights of convolutions and fully connected layers, after the weight decay and
+before the optimizer's own algebra (:func:`ortboost.optimizers.base.regularized`).
+
+Where the outputs are depends on the operator, and is followed through transpositions:
+
+    ========================  =================  ===============
+    weight of                 shape              mean over axes
+    ========================  =================  ===============
+    Conv                      [out, in, k...]    1, 2, ...
+    ConvTranspose             [in, out, k...]    0, 2, ...
+    MatMul, Gemm              [in, out]          0
+    Gemm with ``transB``      [out, in]          1
+    LSTM, GRU, RNN            [dirs, out, in]    2
+    Gather (an embedding)     [entries, ...]     1, 2, ...
+    ========================  =================  ===============
+
+A weight that a MatMul stacks, ``[..., in, out]``, is that of so many layers. A weight that is used in another
+way, or in ways that do not agree, stays as it is.
+
+Sources: Yong et al., "Gradient Centralization: A New Optimization Technique for Deep Neural Networks",
+ECCV 2020; which layers are left out, and the rule of 16, are those of MindSpore Boost 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import check_kinds
+from ortboost.core.report import Report
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import match_names
+
+__all__ = ["HEAD_MARK", "CentralizeConfig", "centralize"]
+
+HEAD_MARK = "ortboost.full_norm"
+"""Metadata key of the weight of a full-normalization head; its gradient is not centralized."""
+
+
+@dataclass(frozen=True)
+class CentralizeConfig:
+    """Gradient centralization.
+
+    Args:
+        patterns: Shell-style patterns of parameter names; ``None`` for all that are suited.
+        multiple_of: Only weights of layers whose number of inputs is a multiple of this (input
+            channels of a convolution, inputs of a linear layer). MindSpore's optimizers have 16
+            there without saying so; 1 is every weight.
+
+    Raises:
+        ConfigError: ``multiple_of`` below 1, or a value of another kind.
+    """
+
+    patterns: tuple[str, ...] | None = None
+    multiple_of: int = 16
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "centralize")
+        if self.multiple_of < 1:
+            raise ConfigError(
+                f"multiple_of = {self.multiple_of!r} makes no sense.",
+                where="centralize, multiple_of",
+                fix="Give 1 for every weight, or 16 for MindSpore's rule.",
+            )
+
+
+def centralize(
+    model: ir.Model, trained: Sequence[Parameter], config: CentralizeConfig
+) -> tuple[dict[str, tuple[int, ...]], Report]:
+    """Choose the parameters whose gradients are centralized.
+
+    Args:
+        model: The forward graph, before layers are taken apart.
+        trained: What is trained.
+        config: The configuration.
+
+    Returns:
+        Name to the axes of its mean, and the report: each parameter with the reason.
+
+    Raises:
+        ConfigError: A pattern matches nothing.
+    """
+    report = Report("grad_centralization")
+    values = {value.name: value for value in _tensors(model)}
+    asked = None
+    if config.patterns is not None:
+        asked, idle = match_names([p.name for p in trained], config.patterns)
+        if idle:
+            raise ConfigError(
+                f"The pattern '{idle[0]}' matches no trained parameter.",
+                where="centralize, patterns",
+                fix=f"Names are like {', '.join(p.name for p in trained[:3])}.",
+            )
+    chosen: dict[str, tuple[int, ...]] = {}
+    for parameter in trained:
+        found = _suited(parameter, values[parameter.name], config.multiple_of)
+        if asked is not None and parameter.name not in asked:
+            found = "no pattern matches it"
+        if isinstance(found, str):
+            report.kept[parameter.name] = found
+            continue
+        chosen[parameter.name] = found
+        axes = ", ".join(str(axis) for axis in found)
+        report.changed[parameter.name] = f"mean over axis {axes} is taken off its gradient"
+    return chosen, report
+
+
+def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, ...] | str:
+    """The axes of the mean, or what stands against it."""
+    rank = len(parameter.shape)
+    if parameter.role != "weight":
+        return f"a {parameter.role}, no weight"
+    if rank < 2:
+        return "it has one axis only"
+    if HEAD_MARK in value.metadata_props:
+        return "the weight of a full-normalization head"
+    found: dict[tuple[int, ...], ir.Node] = {}
+    for node, index, perm in _layers(value, tuple(range(rank))):
+        if node.op_type in ("Conv", "ConvTranspose") and node.attributes.get_int("group", 1) > 1:
+            return f"'{node.name}' is a grouped convolution"
+        axes = _input_axes(node, index, rank)
+        if axes is None:
+            return f"{node.op_type} '{node.name}' reads it: which axis its outputs are is not known"
+        found[tuple(sorted(perm[axis] for axis in axes))] = node
+    if len(found) != 1:
+        nodes = " and ".join(f"'{node.name}'" for node in found.values())
+        return f"its outputs are another axis for {nodes}" if found else "no layer reads it"
+    (axes,) = found
+    inputs = parameter.shape[axes[0]]
+    return (
+        axes if inputs % multiple == 0 else f"it has {inputs} inputs, not a multiple of {multiple}"
+    )
+
+
+def _layers(
+    value: ir.Value, perm: tuple[int, ...]
+) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
+    """What reads a weight: the node, at which input, and which axis of the weight each of its axes is."""
+    for usage in value.uses():
+        node = usage.node
+        if usage.idx == 0 and node.op_type in ("Cast", "Identity"):
+            yield from _layers(node.outputs[0], perm)
+        elif node.op_type == "Transpose":
+            turn = node.attributes.get_ints("perm", range(len(perm))[::-1])
+            yield from _layers(node.outputs[0], tuple(perm[axis] for axis in turn))
+        else:
+            yield node, usage.idx, perm
+
+
+def _input_axes(node: ir.Node, index: int, rank: int) -> tuple[int, ...] | None:
+    """The axes of a layer's weight that are summed over for one output; ``None`` if it is no layer."""
+    kind = node.op_type
+    if kind == "Conv" and index == 1:
+        return tuple(range(1, rank))
+    if kind == "ConvTranspose" and index == 1:
+        return (0, *range(2, rank))
+    if kind == "Gemm" and index < 2:
+        turned = node.attributes.get_int("transB" if index else "transA", 0)
+        return (int(bool(index) == bool(turned)),)
+    if kind == "MatMul":
+        return (rank - 2 if index else rank - 1,)
+    if kind in ("LSTM", "GRU", "RNN") and index in (1, 2):
+        return (rank - 1,)
+    if kind == "Gather" and index == 0:
+        return tuple(range(1, rank))
+    return None
+
+
+def _tensors(model: ir.Model) -> Iterable[ir.Value]:
+    yield from model.graph.inputs
+    yield from model.graph.initializers.values()

@@ -1,0 +1,365 @@
+r"""A loss scale for each group of layers: boundaries in the graph, and what crosses them.
+
+With the scales `s_1 ... s_N` of the groups, from the input of the network to its loss, the gradients inside of
+group `i` carry the factor `s_i`. Where a tensor leaves group `a` for group `b`, a boundary passes it on as it is,
+and multiplies its gradient on the way back:
+
+    forward   y  = x
+    backward  dx = dy s_a / s_b
+
+The loss itself starts with the scale of the group that computes it. Groups may be any sets of parameters: a
+node belongs to the last group among its inputs and parameters, and every edge between two groups has a
+boundary, those of shared weights and skip connections too. So the gradient of a parameter of group `i`
+carries `s_i`, whatever the graph looks like. With marks, the boundaries are where the user says, and a mark
+that would give a parameter another scale than its group's is an error.
+
+The boundary is written as `y = x * 1` with a graph input for the `1`: both engines make `dx = dy * 1` of it.
+After differentiation the first product is removed and the `1` of the second becomes the ratio. This needs
+nothing from the engines.
+
+An overflow belongs to the group where it began: a gradient of its parameters, or one that it sends over a
+boundary, is not finite, and the gradients that came in over its boundaries are. What is below of it is not
+finite either, but has no fault.
+
+Source of the method: MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager`` (there the flags of the groups
+come from an Ascend kernel, and groups are consecutive by the user's own calls).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.core.errors import ConfigError
+from ortboost.core.loss_scale import GroupedScaleConfig
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.layers import find_layers
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import match_names
+from ortboost.graph.reach import Reach, reach, uses_inside
+
+__all__ = ["Boundary", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
+
+_PREFIX = "ortboost/boundary"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One boundary.
+
+    Args:
+        one: Name of the graph input that stands for the ratio.
+        output: Name of what the boundary gives out in the forward pass.
+        before: Group that the tensor leaves, from 1; 0 is outside.
+        after: Group that it enters.
+    """
+
+    one: str
+    output: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class ScaleGroups:
+    """The groups of a network.
+
+    Args:
+        of: Trained parameter to its group, from 1.
+        number: Number of groups.
+        boundaries: All boundaries.
+        loss: Group that computes the loss; ``number + 1`` if the scale starts at a mark.
+    """
+
+    of: Mapping[str, int]
+    number: int
+    boundaries: tuple[Boundary, ...]
+    loss: int
+
+
+def insert_boundaries(
+    model: ir.Model, trained: Sequence[Parameter], objective: str, config: GroupedScaleConfig
+) -> tuple[ScaleGroups, Report]:
+    """Put boundaries between the groups of a forward graph, in place.
+
+    Args:
+        model: The forward graph; parameters are its inputs.
+        trained: What is trained.
+        objective: Name of the loss that will be differentiated.
+        config: The groups.
+
+    Raises:
+        ConfigError: A parameter is in no group; there are fewer layers than groups; a mark names no
+            tensor, or gives a parameter another scale than its group's.
+    """
+    report = Report("scale_groups")
+    groups = _parameter_groups(model, trained, config, report)
+    path = reach(model, [p.name for p in trained], objective)
+    if config.marks:
+        _check_marks(model, path, groups, objective, config)
+        boundaries = _at_marks(model, path, config)
+        loss = config.number + 1
+    else:
+        levels = _node_levels(path, groups)
+        boundaries = _between(model, path, groups, levels)
+        makers = [node for node in path.nodes if any(o.name == objective for o in node.outputs)]
+        loss = levels[id(makers[0])] if makers else config.number
+    for boundary in boundaries:
+        report.changed[boundary.output] = f"group {boundary.before} ends, {boundary.after} begins"
+    return ScaleGroups(groups, config.number, tuple(boundaries), loss), report
+
+
+def _parameter_groups(
+    model: ir.Model, trained: Sequence[Parameter], config: GroupedScaleConfig, report: Report
+) -> dict[str, int]:
+    names = [parameter.name for parameter in trained]
+    found: dict[str, int] = {}
+    if isinstance(config.groups, int):
+        layers = find_layers(model, trained)
+        if len(layers) < config.number:
+            raise ConfigError(
+                f"{config.number} groups are wanted, and the network has {len(layers)} layers.",
+                where="loss scale, groups",
+                fix=f"Use {len(layers)} groups or less.",
+            )
+        for index, layer in enumerate(layers):
+            for name in layer.parameters:
+                found[name] = 1 + index * config.number // len(layers)
+    else:
+        for number, patterns in enumerate(config.groups, 1):
+            matched, idle = match_names(names, patterns)
+            if idle:
+                raise ConfigError(
+                    f"The pattern '{idle[0]}' matches no trained parameter.",
+                    where=f"loss scale, group {number}",
+                    fix=f"Names are like {', '.join(names[:3])}.",
+                )
+            for name in matched:
+                found.setdefault(name, number)
+        left = [name for name in names if name not in found]
+        if left:
+            raise ConfigError(
+                f"{len(left)} parameters are in no group, '{left[0]}' for one.",
+                where="loss scale, groups",
+                fix="Give every trained parameter a group; a last group of '*' takes the rest.",
+            )
+    for number in range(1, config.number + 1):
+        members = [name for name in names if found[name] == number]
+        report.notes.append(
+            f"scale group {number}: {len(members)} tensors, {', '.join(members[:2])}"
+            + (", ..." if len(members) > 2 else "")
+        )
+    return found
+
+
+def _node_levels(path: Reach, groups: Mapping[str, int]) -> dict[int, int]:
+    """Node on the path to its group: the last one among what it reads."""
+    levels: dict[int, int] = {}
+    of_value = dict(groups)
+    for node in path.nodes:
+        read = [of_value.get(name, 0) for name in _reads(node) if name in path.active]
+        levels[id(node)] = max(read, default=1) or 1
+        for output in node.outputs:
+            if output.name:
+                of_value[output.name] = levels[id(node)]
+    return levels
+
+
+def _between(
+    model: ir.Model, path: Reach, groups: Mapping[str, int], levels: Mapping[int, int]
+) -> list[Boundary]:
+    """A boundary on every edge between two groups; one for all uses in the same group."""
+    builder = Builder(model.graph, _PREFIX)
+    of_value = dict(groups)
+    of_value.update(
+        {o.name: levels[id(node)] for node in path.nodes for o in node.outputs if o.name}
+    )
+    made: list[Boundary] = []
+    for value in _active_values(model, path):
+        before = of_value[value.name or ""]
+        later: dict[int, list[tuple[ir.Node, int]]] = {}
+        for node, index, owner in _uses(value, path):
+            after = levels[id(owner)]
+            if after != before:
+                later.setdefault(after, []).append((node, index))
+        for after, uses in later.items():
+            made.append(_boundary(builder, model, value, before, after, uses))
+    return made
+
+
+def _at_marks(model: ir.Model, path: Reach, config: GroupedScaleConfig) -> list[Boundary]:
+    builder = Builder(model.graph, _PREFIX)
+    active = {value.name: value for value in _active_values(model, path)}
+    made = []
+    for tensor, before, after in config.marks:
+        uses = [(node, index) for node, index, _ in _uses(active[tensor], path)]
+        made.append(_boundary(builder, model, active[tensor], before, after, uses))
+    return made
+
+
+def _boundary(
+    builder: Builder,
+    model: ir.Model,
+    value: ir.Value,
+    before: int,
+    after: int,
+    uses: Sequence[tuple[ir.Node, int]],
+) -> Boundary:
+    """Insert `value * 1` in front of the given uses."""
+    graph = model.graph
+    name = builder.unique(f"{_PREFIX}/{before}-{after}/{value.name}")
+    one = ir.Value(
+        name=builder.unique(f"{name}/one"),
+        type=ir.TensorType(value.dtype or ir.DataType.FLOAT),
+        shape=ir.Shape(()),
+    )
+    graph.inputs.append(one)
+    output = builder.op("Mul", value, one, name=name, dtype=value.dtype, shape=value.shape)
+    (node,) = builder.take()
+    producer = value.producer()
+    if producer is None:
+        graph.insert_before(graph[0], node)
+    else:
+        graph.insert_after(producer, node)
+    for user, index in uses:
+        user.replace_input_with(index, output)
+    return Boundary(one.name or "", output.name or "", before, after)
+
+
+def _check_marks(
+    model: ir.Model,
+    path: Reach,
+    groups: Mapping[str, int],
+    objective: str,
+    config: GroupedScaleConfig,
+) -> None:
+    """Follow the scale from the loss backward: every tensor must get one, and parameters theirs."""
+    active = {value.name for value in _active_values(model, path)}
+    marks = {tensor: (before, after) for tensor, before, after in config.marks}
+    for tensor in marks:
+        if tensor not in active:
+            raise ConfigError(
+                f"The mark at '{tensor}' is at no tensor between the parameters and the loss.",
+                where="loss scale, marks",
+                fix="Name a tensor of the forward pass, see 'ortboost inspect MODEL --layers'.",
+            )
+    outside = config.number + 1
+    level: dict[str, int] = {objective: outside}
+    for node in reversed(path.nodes):
+        found = sorted({_same(level[o.name], outside) for o in node.outputs if o.name in level})
+        if not found:
+            continue
+        here = found[0]
+        if len(found) > 1:
+            raise _mismatch(node.outputs[0].name or "", found[0], found[1], outside)
+        for name in dict.fromkeys(_reads(node)):
+            if name not in active:
+                continue
+            before, after = marks.get(name, (here, here))
+            wanted = after if name in marks else level.get(name, here)
+            if here != _same(wanted, outside):
+                raise _mismatch(name, here, wanted, outside)
+            level[name] = _same(before, outside)
+    for name, number in groups.items():
+        if name in level and level[name] != number:
+            raise _mismatch(name, level[name], number, outside)
+
+
+def _same(number: int, outside: int) -> int:
+    """Both outsides have the scale 1."""
+    return 0 if number == outside else number
+
+
+def _mismatch(name: str, one: int, other: int, outside: int) -> ConfigError:
+    shown = [f"group {n}" if 0 < n < outside else "the outside" for n in (one, other)]
+    return ConfigError(
+        f"By the marks the gradient of '{name}' has the scale of {shown[0]}, and {shown[1]} is meant.",
+        where="loss scale, marks",
+        fix="Mark every tensor that goes from one group to another, or give the groups only.",
+    )
+
+
+def resolve_boundaries(
+    model: ir.Model, groups: ScaleGroups, scales: ir.Value
+) -> dict[tuple[int, int], list[ir.Value]]:
+    """After differentiation: make the ratios real, and the forward pass what it was.
+
+    Args:
+        model: The gradient graph; changed in place.
+        groups: What :func:`insert_boundaries` gave.
+        scales: The scales of the groups, float32 ``[number]``, an input of the graph.
+
+    Returns:
+        Each two groups with a boundary, the lower one first, to the gradients that cross it downward,
+        before their ratio.
+    """
+    graph = model.graph
+    builder = Builder(graph, _PREFIX)
+    inputs = {value.name: value for value in graph.inputs}
+    made = {o.name: o for node in graph for o in node.outputs if o.name}
+    incoming: dict[tuple[int, int], list[ir.Value]] = {}
+    for boundary in groups.boundaries:
+        output = made.get(boundary.output)
+        forward = None if output is None else output.producer()
+        if output is not None and forward is not None:
+            value = next(v for v in forward.inputs if v is not None and v.name != boundary.one)
+            ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
+            graph.remove(forward, safe=True)
+    first = graph[0]
+    for boundary in groups.boundaries:
+        one = inputs[boundary.one]
+        for usage in list(one.uses()):
+            ratio = _ratio(builder, scales, boundary, groups.number, one.dtype)
+            for node in builder.take():
+                graph.insert_before(first, node)
+            node = usage.node
+            node.replace_input_with(usage.idx, ratio)
+            other = next((v for v in node.inputs if v is not None and v is not ratio), None)
+            if other is not None:
+                incoming.setdefault((boundary.before, boundary.after), []).append(other)
+        graph.inputs.remove(one)
+    return incoming
+
+
+def _ratio(
+    b: Builder, scales: ir.Value, boundary: Boundary, number: int, dtype: ir.DataType | None
+) -> ir.Value:
+    """`s_before / s_after`; outside the scale is 1."""
+
+    def scale(group: int) -> ir.Value:
+        if not 0 < group <= number:
+            return b.const(1.0)
+        return b.op("Gather", scales, b.const(group - 1, ir.DataType.INT64), shape=())
+
+    ratio = b.op("Div", scale(boundary.before), scale(boundary.after), shape=())
+    if dtype in (None, ir.DataType.FLOAT):
+        return ratio
+    return b.op("Cast", ratio, dtype=dtype, to=dtype)
+
+
+def _reads(node: ir.Node) -> list[str]:
+    values = [*node.inputs, *uses_inside(node)]
+    return [value.name for value in values if value is not None and value.name]
+
+
+def _active_values(model: ir.Model, path: Reach) -> list[ir.Value]:
+    values = [*model.graph.inputs, *(o for node in path.nodes for o in node.outputs)]
+    return [value for value in values if value.name in path.active]
+
+
+def _uses(value: ir.Value, path: Reach) -> list[tuple[ir.Node, int, ir.Node]]:
+    """Uses on the path: node, index, and the node of the main graph that it is in."""
+    owners = {id(node): node for node in path.nodes}
+    for node in path.nodes:
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                owners.update({id(inner): node for inner in attribute.as_graph().all_nodes()})
+    found = []
+    for usage in value.uses():
+        owner = owners.get(id(usage.node))
+        if owner is not None:
+            found.append((usage.node, usage.idx, owner))
+    return found

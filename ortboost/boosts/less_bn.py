@@ -1,0 +1,293 @@
+r"""LessBN: remove the batch normalizations that a block's structure makes redundant.
+
+A residual block ends in `y = x + F(x)`. The normalization right before the sum sets the scale of what
+is added; those further up in `F` set scales that the last one sets again:
+
+    F(x) = bn3(W3 act(bn2(W2 act(bn1(W1 x)))))   ->   bn3(W3 act(W2 act(W1 x)))
+
+Which go is a table, :data:`ortboost.boosts.less_bn_patterns.BLOCKS`. A removed normalization is an
+identity: the convolution stays as it is, no bias is added. The one before the sum and all outside of
+blocks stay.
+
+Blocks are found by structure. For an Add, both operands are followed back to the first tensor that they
+have in common, the input of the block, in whatever order they are; what lies between is the block,
+and nothing else is touched. For a Concat, one operand is followed back to another one, or to a Concat
+of other ones. MindSpore's pass counts nodes instead: it needs the main branch to be the first operand,
+and takes the stem's normalization for one of a block when a projecting basic block follows it.
+
+Source: MindSpore Boost, "LessBN", whose effect on residual networks is followed; see the card
+``docs/cards/less-bn.md`` for where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.boosts.less_bn_patterns import (
+    BLOCKS,
+    SHORTCUTS,
+    Block,
+    Step,
+    chain,
+    reads_as,
+    written,
+)
+from ortboost.core.report import Report
+from ortboost.transforms.trainable_norm import batch_norms
+
+__all__ = ["less_bn"]
+
+_ORDINALS = ("first", "second", "third")
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What becomes of one normalization, and why."""
+
+    removed: bool
+    text: str
+
+
+def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: False) -> Report:
+    """Remove redundant BatchNormalization nodes, in place.
+
+    Call it on a normalized model before its BatchNormalization nodes are put in training mode, so that
+    the parameters of the removed ones never become state: gamma, beta and the statistics disappear from
+    the model where nothing else reads them.
+
+    Args:
+        model: Model whose main graph is changed.
+        frozen: Says of a node whether it keeps its running statistics; such a node stays.
+
+    Returns:
+        Each normalization of the main graph: removed with its block, or kept with the reason. A
+        second call changes nothing.
+
+    Example:
+        >>> from ortboost.graph.io import load_model
+        >>> model = load_model("models/resnet20.onnx")  # doctest: +SKIP
+        >>> less_bn(model).changed["/layer1/layer1.0/bn1/BatchNormalization"]  # doctest: +SKIP
+        "removed: first normalization of the basic block (identity) at '/layer1/layer1.0/Add'"
+    """
+    report = Report("less_bn")
+    norms = list(batch_norms(model))
+    verdicts: dict[int, _Verdict] = {}
+    for node in model.graph:
+        for norm, verdict in _joined(node):
+            old = verdicts.get(id(norm))
+            if old is None or (not old.removed and verdict.removed):
+                verdicts[id(norm)] = verdict
+    for node in norms:  # what ends in a sum has been judged
+        if id(node) not in verdicts:
+            verdicts.update((id(norm), verdict) for norm, verdict in _linear(node))
+    trained, parameters = False, dict[str, int]()
+    for norm in norms:
+        label = norm.name or norm.outputs[0].name or "?"
+        verdict = verdicts.get(id(norm), _Verdict(False, "in no residual or dense block"))
+        if verdict.removed and frozen(norm):
+            verdict = _Verdict(False, "frozen: it keeps its running statistics")
+        if not verdict.removed:
+            report.kept[label] = verdict.text
+            continue
+        trained = trained or _has_learned(norm)
+        parameters.update(_remove(model.graph, norm))
+        report.changed[label] = verdict.text
+    if parameters:
+        report.notes.append(
+            f"{len(parameters)} tensors ({sum(parameters.values())} numbers) of removed "
+            "normalizations are no longer part of the model"
+        )
+    if trained:
+        report.notes.append(
+            "scale and shift of removed normalizations are not those of a fresh network: without "
+            "them a trained network computes something else, so train it anew"
+        )
+    if not verdicts and any(node.op_type == "Conv" for node in model.graph):
+        report.notes.append(
+            f"the model has {'no BatchNormalization' if not norms else 'no block that is known'}; if the "
+            "network has, its exporter folded normalizations into the convolutions: export again without "
+            "optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
+        )
+    return report
+
+
+def _joined(node: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
+    """Verdicts on the normalizations of the block that a sum or a Concat ends, if one does."""
+    operands = [value for value in node.inputs if value is not None]
+    if node.op_type in ("Add", "Sum") and len(operands) == 2:
+        yield from _residual(node, operands[0], operands[1])
+    elif node.op_type == "Concat":
+        yield from _dense(node, operands)
+
+
+def _residual(end: ir.Node, one: ir.Value, other: ir.Value) -> Iterator[tuple[ir.Node, _Verdict]]:
+    branches = _to_common_tensor(one, other)
+    if branches is None:
+        if not (one.is_initializer() or other.is_initializer()):
+            text = f"the branches of '{end.name}' do not come from one tensor"
+            for value in (one, other):
+                yield from _all_kept(chain(value)[:1], text)
+        return
+    for main, short in (branches, branches[::-1]):
+        block = _find(main, "add")
+        shortcut = next((name for text, name in SHORTCUTS.items() if reads_as(short, text)), None)
+        if block is None or shortcut is None:
+            continue
+        place = f"the {block.name} ({shortcut}) at '{end.name}'"
+        yield from _main_branch(block, main, place, f"it stands before '{end.name}'")
+        inside = _nodes(short) | {id(end)}
+        for norm in _norms(short):
+            yield norm, _verdict(norm, inside, f"removed: normalization of the shortcut of {place}")
+        return
+    kinds = " and ".join(f"'{written(branch) or 'identity'}'" for branch in branches)
+    text = f"no known block ends at '{end.name}': its branches are {kinds}"
+    for branch in branches:
+        yield from _all_kept(branch, text)
+
+
+def _dense(end: ir.Node, operands: list[ir.Value]) -> Iterator[tuple[ir.Node, _Verdict]]:
+    """A branch whose input is another operand, or a Concat of operands."""
+    joined = {id(value) for value in operands}
+    for operand in operands:
+        steps = chain(operand)
+        for length in range(1, len(steps) + 1):
+            source = steps[length - 1].source
+            parts = _parts(source)
+            if id(source) in joined or (parts and all(id(part) in joined for part in parts)):
+                block = _find(steps[:length], "concat")
+                if block is not None:
+                    place = f"the {block.name} at '{end.name}'"
+                    yield from _main_branch(
+                        block, steps[:length], place, f"the last one of {place}"
+                    )
+                break
+
+
+def _linear(norm: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
+    """A block that ends in a normalization and no sum: an inverted residual that changes the size."""
+    readers = {node.op_type for node in _readers(norm.outputs[0])}
+    if not readers or readers - {"Conv", "Add", "Dropout"}:
+        return
+    steps = [step for step in chain(norm.outputs[0]) if step.kind]
+    for block in BLOCKS:
+        solid = steps[: len(block.steps.split())]
+        if block.end == "linear" and reads_as(solid, block.steps):
+            place = f"the {block.name} (no shortcut) that ends at '{norm.name}'"
+            yield from _main_branch(block, solid, place, f"the last one of {place}")
+
+
+def _main_branch(
+    block: Block, steps: list[Step], place: str, last: str
+) -> Iterator[tuple[ir.Node, _Verdict]]:
+    inside = _nodes(steps)
+    for index, norm in enumerate(reversed(_norms(steps))):
+        if index in block.removed:
+            text = f"removed: {_ORDINALS[index]} normalization of {place}"
+            yield norm, _verdict(norm, inside, text)
+        elif index == block.norms - 1:
+            yield norm, _Verdict(False, last)
+        else:
+            yield norm, _Verdict(False, f"{_ORDINALS[index]} normalization of {place}")
+
+
+def _verdict(norm: ir.Node, inside: set[int], text: str) -> _Verdict:
+    """Removed, unless something outside of the block reads what the node makes."""
+    if any(output.uses() or output.is_graph_output() for output in norm.outputs[1:]):
+        return _Verdict(False, "its statistics are used")
+    output = norm.outputs[0]
+    if output.is_graph_output() or any(id(node) not in inside for node in _readers(output)):
+        return _Verdict(False, "its output is used outside of the block")
+    return _Verdict(True, text)
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value, not only its type or shape: a removed norm changes neither."""
+    return [
+        use.node
+        for use in value.uses()
+        if use.node.op_type not in ("Shape", "Size")
+        and (use.node.op_type, use.idx) != ("CastLike", 1)
+    ]
+
+
+def _all_kept(steps: Iterable[Step], text: str) -> Iterator[tuple[ir.Node, _Verdict]]:
+    for step in steps:
+        if step.kind == "bn":
+            yield step.node, _Verdict(False, text)
+
+
+def _to_common_tensor(one: ir.Value, other: ir.Value) -> tuple[list[Step], list[Step]] | None:
+    """Both chains as far as the first tensor that they have in common; the last steps first."""
+    left, right = chain(one), chain(other)
+    at = {id(value): place for place, value in reversed(list(enumerate(_values(other, right))))}
+    for place, value in enumerate(_values(one, left)):
+        if id(value) in at:
+            return left[:place], right[: at[id(value)]]
+    return None
+
+
+def _values(value: ir.Value, steps: list[Step]) -> list[ir.Value]:
+    return [value, *(step.source for step in steps)]
+
+
+def _find(steps: list[Step], end: str) -> Block | None:
+    return next((b for b in BLOCKS if b.end == end and reads_as(steps, b.steps)), None)
+
+
+def _nodes(steps: list[Step]) -> set[int]:
+    return {id(node) for step in steps for node in step.inside}
+
+
+def _norms(steps: list[Step]) -> list[ir.Node]:
+    return [step.node for step in steps if step.kind == "bn"]
+
+
+def _parts(value: ir.Value) -> list[ir.Value]:
+    """What a Concat joined."""
+    node = value.producer()
+    if node is None or node.op_type != "Concat":
+        return []
+    return [part for part in node.inputs if part is not None]
+
+
+def _has_learned(norm: ir.Node) -> bool:
+    """Whether scale and shift have moved from where every framework starts them.
+
+    The running statistics say nothing: exporters run a fresh network, which moves them.
+    """
+    for value, fresh in zip(norm.inputs[1:3], (1.0, 0.0), strict=True):
+        tensor = None if value is None else value.const_value
+        if tensor is not None and not np.all(tensor.numpy() == fresh):
+            return True
+    return False
+
+
+def _remove(graph: ir.Graph, norm: ir.Node) -> dict[str, int]:
+    """Let the readers of a normalization read its input; the parameters that are gone with their sizes."""
+    data, parameters = norm.inputs[0], norm.inputs[1:]
+    if data is None:
+        raise TypeError("BatchNormalization has five inputs")
+    ir.convenience.replace_all_uses_with(norm.outputs[0], data)
+    graph.remove(norm, safe=True)
+    gone: dict[str, int] = {}
+    for value in parameters:
+        _drop(graph, value, gone)
+    return gone
+
+
+def _drop(graph: ir.Graph, value: ir.Value | None, gone: dict[str, int]) -> None:
+    """Remove a value that nobody reads: an initializer, or a copy of one."""
+    if value is None or value.uses() or value.is_graph_output():
+        return
+    node = value.producer()
+    if node is not None and node.op_type == "Identity":
+        source = node.inputs[0]
+        graph.remove(node, safe=True)
+        _drop(graph, source, gone)
+    elif value.is_initializer() and value.const_value is not None:
+        gone[value.name or ""] = value.const_value.size
+        graph.initializers.pop(value.name or "")

@@ -1,0 +1,438 @@
+"""Loss-scale state machines: pure functions on frozen states, the host twins of the in-graph ones.
+
+Why a scale: float16 gradients below about 6e-8 become zero, so the loss is multiplied by S before
+the backward pass and the gradients by 1/S after it. When a gradient overflows, the update is
+skipped and S shrinks; after a window of good steps S grows.
+
+Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
+
+    S1    = max(S * reciprocal(factor), min_scale) if overflow else S      float32, in this order
+    grow  = window <= cur_iter - last_overflow_iter                        with the old ``last``
+    last  = cur_iter if (overflow or grow) else last
+    S     = min(S1 * factor, max_scale) if (grow and not overflow) else S1
+    cur  += 1
+
+**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives, and only with none
+left the scale shrinks. Growth gives the lives back; with ``consecutive_hysteresis`` every good step does.
+
+**Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after every step
+
+    s_i <- s_i 2^(-1/2)      if group i overflowed
+    s_i <- s_i 2^(1/1000)    otherwise
+
+within optional bounds. Any overflow skips the whole update. Which group overflowed is decided by
+:mod:`ortboost.boosts.group_loss_scale`.
+
+So the first growth of the dynamic scale comes on the ``window``-th good step, and a step that overflows just when it
+would have grown only shrinks. ``max_scale`` is ours: MindSpore's scale can reach infinity
+(compare pytorch/pytorch#98828); ``max_scale=None`` is MindSpore's law to the bit.
+
+References:
+    Micikevicius et al., Mixed Precision Training, ICLR 2018 (arXiv:1710.03740), section 3.2.
+    DeepSpeed, configuration of fp16 (``hysteresis``, ``consecutive_hysteresis``).
+    MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import ConfigError, DivergedError
+from ortboost.core.field_types import check_kinds
+
+__all__ = [
+    "MAX_BAD_STEPS",
+    "NO_SCALE",
+    "DynamicScaleConfig",
+    "FixedScaleConfig",
+    "GroupedScaleConfig",
+    "HostScaleState",
+    "NoScaleConfig",
+    "ScaleConfig",
+    "ScaleState",
+    "grouped_update",
+    "host_update",
+    "initial_state",
+    "scale_text",
+    "update",
+]
+
+_SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
+_LARGEST: Final = float(np.finfo(np.float32).max)
+MAX_BAD_STEPS: Final = 1000
+"""Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
+
+
+def _positive(name: str, value: float) -> None:
+    if not _SMALLEST <= value <= _LARGEST:
+        raise ConfigError(
+            f"'{name}' is {value}.",
+            where="loss scale",
+            fix="Use a finite number above 0, of the range of float32.",
+        )
+
+
+@dataclass(frozen=True)
+class DynamicScaleConfig:
+    """A scale that follows the gradients.
+
+    Args:
+        init: First scale. One below ``min_scale`` stays until the first overflow lifts it, as in
+            MindSpore.
+        factor: Shrink and growth factor, above 1. Powers of two keep the mantissa exact.
+        window: Good steps before the scale grows.
+        min_scale: Shrinking stops here.
+        max_scale: Growing stops here; None for no limit.
+        hysteresis: The scale shrinks at the so-manieth overflow; 1 is at once.
+        consecutive_hysteresis: A good step takes back the overflows that were counted; without it
+            only a growth does.
+        late_growth: The first growth after the start and after an overflow comes one good step
+            later, on the `window + 1`-st, as in DeepSpeed.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    init: float = 2.0**24
+    factor: float = 2.0
+    window: int = 2000
+    min_scale: float = 1.0
+    max_scale: float | None = 2.0**24
+    hysteresis: int = 1
+    consecutive_hysteresis: bool = False
+    late_growth: bool = False
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "loss scale")
+        _positive("init", self.init)
+        _positive("min_scale", self.min_scale)
+        if self.hysteresis < 1:
+            raise ConfigError(
+                f"'hysteresis' is {self.hysteresis}.",
+                where="loss scale",
+                fix="Give the number of overflows at which the scale shrinks, 1 for at once.",
+            )
+        if not 1 < self.factor <= _LARGEST:
+            raise ConfigError(
+                f"'factor' is {self.factor}.",
+                where="loss scale",
+                fix="Use a number above 1; the scale shrinks by it and grows by it.",
+            )
+        if self.window < 1:
+            raise ConfigError(
+                f"'window' is {self.window}.",
+                where="loss scale",
+                fix="Use a whole number of steps, 1 or more.",
+            )
+        if self.max_scale is not None:
+            _positive("max_scale", self.max_scale)
+            if max(self.init, self.min_scale) > self.max_scale:
+                raise ConfigError(
+                    f"'max_scale' is {self.max_scale}, below 'init' or 'min_scale'.",
+                    where="loss scale",
+                    fix="Use min_scale <= max_scale and init <= max_scale.",
+                )
+
+
+@dataclass(frozen=True)
+class FixedScaleConfig:
+    """A scale that never changes; an overflow still skips the update.
+
+    Raises:
+        ConfigError: The scale is not a finite number above 0.
+    """
+
+    scale: float = 128.0
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "loss scale")
+        _positive("scale", self.scale)
+
+
+@dataclass(frozen=True)
+class NoScaleConfig:
+    """No scaling: the scale is 1."""
+
+
+NO_SCALE: Final = NoScaleConfig()
+"""Scaling is off."""
+
+
+@dataclass(frozen=True)
+class GroupedScaleConfig:
+    """One scale for each group of layers.
+
+    Args:
+        init: First scale of all groups, or one for each.
+        groups: Number of groups, for as many ranges of layers; or shell-style patterns of parameter
+            names for each group.
+        grow: Factor of a group that did not overflow, above 1.
+        shrink: Factor of a group that did, below 1.
+        min_scale: No scale falls below; None for no limit, as in MindSpore.
+        max_scale: No scale rises above; None for no limit, as in MindSpore.
+        marks: Where scales change, if the groups alone shall not decide: tensors with the group
+            before and after them, ``(tensor, i, i + 1)``; 0 and `groups + 1` are outside.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    init: float | tuple[float, ...] = 2.0**12
+    groups: int | tuple[tuple[str, ...], ...] = 2
+    grow: float = 2.0 ** (1 / 1000)
+    shrink: float = 2.0**-0.5
+    min_scale: float | None = 1.0
+    max_scale: float | None = 2.0**24
+    marks: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def number(self) -> int:
+        """Number of groups."""
+        return self.groups if isinstance(self.groups, int) else len(self.groups)
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.groups, tuple) and all(isinstance(g, tuple) for g in self.groups)
+        counted = isinstance(self.groups, int) and not isinstance(self.groups, bool)
+        if not (listed or counted) or self.number < 1:
+            raise ConfigError(
+                f"'groups' is {self.groups}.",
+                where="loss scale",
+                fix="Give their number, or a list of patterns for each: [['conv*'], ['fc*']].",
+            )
+        for mark in self.marks if isinstance(self.marks, tuple) else (self.marks,):
+            if not (
+                isinstance(mark, tuple)
+                and len(mark) == 3
+                and isinstance(mark[0], str)
+                and all(isinstance(group, int) for group in mark[1:])
+            ):
+                raise ConfigError(
+                    f"'{mark}' is no mark.",
+                    where="loss scale, marks",
+                    fix="Give the tensor with the group before and after it: ['relu1', 1, 2].",
+                )
+        check_kinds(self, "loss scale")
+        for name in ("min_scale", "max_scale"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        starts = (self.init,) if isinstance(self.init, (int, float)) else tuple(self.init)
+        for start in starts:
+            _positive("init", start)
+        if len(starts) not in (1, self.number) or not starts:
+            raise ConfigError(
+                f"There are {len(starts)} first scales and {self.number} groups.",
+                where="loss scale, init",
+                fix="Give one number, or one for each group.",
+            )
+        if not 1 <= self.grow <= _LARGEST:
+            raise ConfigError(
+                f"'grow' is {self.grow}.", where="loss scale", fix="Use a factor of 1 or more."
+            )
+        if not _SMALLEST <= self.shrink < 1:
+            raise ConfigError(
+                f"'shrink' is {self.shrink}.", where="loss scale", fix="Use a factor below 1."
+            )
+        low = 0.0 if self.min_scale is None else self.min_scale
+        high = math.inf if self.max_scale is None else self.max_scale
+        if not 0 <= low <= min(starts) or not max(starts) <= high:
+            raise ConfigError(
+                f"The first scale {starts[0] if len(starts) == 1 else starts} is outside of "
+                f"{low:g} to {high:g}.",
+                where="loss scale, min_scale and max_scale",
+                fix="Use min_scale <= init <= max_scale, or None for no limit.",
+            )
+        if min(starts) / max(starts) < _SMALLEST:
+            raise ConfigError(
+                f"The first scales {min(starts):g} and {max(starts):g} are too far apart.",
+                where="loss scale, init",
+                fix="Between groups gradients take their ratio, which must be of the range of float32.",
+            )
+        for tensor, before, after in self.marks:
+            if not (0 <= before <= self.number + 1 and 0 <= after <= self.number + 1):
+                raise ConfigError(
+                    f"The mark at '{tensor}' is from group {before} to {after}.",
+                    where="loss scale, marks",
+                    fix=f"Groups are 1 to {self.number}; 0 and {self.number + 1} are outside.",
+                )
+
+    def starts(self) -> NDArray[np.float32]:
+        """The first scale of each group, float32 ``[groups]``."""
+        return np.broadcast_to(np.asarray(self.init, np.float32), (self.number,)).copy()
+
+
+ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig | GroupedScaleConfig
+"""How the loss is scaled."""
+
+
+@dataclass(frozen=True)
+class ScaleState:
+    """The state of the scale between two steps, with the dtypes that the graph uses.
+
+    Args:
+        scale: float32, the scale of the next step.
+        cur_iter: int32, 1 + steps done.
+        last_overflow_iter: int32, the step of the last overflow *or growth*; 0 for none.
+        skipped_last: Whether the last step was skipped.
+        consecutive_skips: int64, skipped steps in a row up to now.
+        total_skips: int64, all skipped steps.
+        lives: int64, overflows left until the scale shrinks, the last one included.
+    """
+
+    scale: np.float32
+    cur_iter: int = 1
+    last_overflow_iter: int = 0
+    skipped_last: bool = False
+    consecutive_skips: int = 0
+    total_skips: int = 0
+    lives: int = 1
+
+
+def initial_state(config: ScaleConfig) -> ScaleState:
+    """The state before the first step.
+
+    Example:
+        >>> float(initial_state(FixedScaleConfig(128)).scale)
+        128.0
+    """
+    if isinstance(config, GroupedScaleConfig):
+        raise TypeError("Groups have a scale each: use GroupedScaleConfig.starts().")
+    if isinstance(config, DynamicScaleConfig):
+        return ScaleState(
+            np.float32(config.init),
+            last_overflow_iter=int(config.late_growth),
+            lives=config.hysteresis,
+        )
+    return ScaleState(np.float32(config.scale if isinstance(config, FixedScaleConfig) else 1.0))
+
+
+def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState:
+    """The state after one step.
+
+    Args:
+        state: The state before it.
+        overflow: Whether an (un-scaled) gradient was not finite, so that the update was skipped.
+        config: The law.
+
+    Example:
+        >>> config = DynamicScaleConfig(init=4, window=2)
+        >>> state = initial_state(config)
+        >>> for overflow in (False, False, True):
+        ...     state = update(state, overflow, config)
+        ...     print(float(state.scale))
+        4.0
+        8.0
+        4.0
+    """
+    scale, last, lives = state.scale, state.last_overflow_iter, state.lives
+    if isinstance(config, DynamicScaleConfig):
+        factor = np.float32(config.factor)
+        if overflow and lives > 1:
+            lives -= 1
+        elif overflow:
+            # A multiplication with the rounded reciprocal, not a division: they differ for factor 3.
+            scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
+        grow = config.window <= state.cur_iter - last
+        if overflow:
+            last = state.cur_iter + int(config.late_growth)
+        elif grow:
+            last = state.cur_iter
+        if grow and not overflow:
+            with np.errstate(over="ignore"):  # without max_scale it may reach infinity
+                scale = scale * factor
+            if config.max_scale is not None:
+                scale = min(scale, np.float32(config.max_scale))
+        if not overflow and (grow or config.consecutive_hysteresis):
+            lives = config.hysteresis
+    return ScaleState(
+        scale=np.float32(scale),
+        cur_iter=state.cur_iter + 1,
+        last_overflow_iter=last,
+        skipped_last=overflow,
+        consecutive_skips=state.consecutive_skips + 1 if overflow else 0,
+        total_skips=state.total_skips + int(overflow),
+        lives=lives,
+    )
+
+
+def grouped_update(
+    scales: NDArray[np.float32], overflow: NDArray[np.bool_], config: GroupedScaleConfig
+) -> NDArray[np.float32]:
+    """The scales of all groups after one step.
+
+    Args:
+        scales: float32 ``[groups]``, before it.
+        overflow: bool ``[groups]``, which of them overflowed.
+        config: The law.
+
+    Example:
+        >>> law = GroupedScaleConfig(grow=2.0, shrink=0.5)
+        >>> grouped_update(np.float32([8, 8]), np.array([True, False]), law)
+        array([ 4., 16.], dtype=float32)
+    """
+    found = scales * np.where(overflow, np.float32(config.shrink), np.float32(config.grow))
+    if config.min_scale is not None:
+        found = np.maximum(found, np.float32(config.min_scale))
+    if config.max_scale is not None:
+        found = np.minimum(found, np.float32(config.max_scale))
+    return found
+
+
+@dataclass(frozen=True)
+class HostScaleState:
+    """The state of MindSpore's ``DynamicLossScaleManager``: Python floats, not float32."""
+
+    scale: float
+    cur_iter: int = 1
+    last_overflow_iter: int = 0
+    bad_step: int = 0
+
+
+def host_update(
+    state: HostScaleState, overflow: bool, *, factor: float = 2.0, window: int = 2000
+) -> HostScaleState:
+    """One call of ``DynamicLossScaleManager.update_loss_scale``.
+
+    It agrees with :func:`update` for factors that are powers of two. Growth does not move
+    ``last_overflow_iter`` here; that happens every ``window`` steps all the same.
+
+    Args:
+        state: The state before.
+        overflow: Whether the step overflowed.
+        factor: Above 0; MindSpore accepts factors below 1, which grow on overflow.
+        window: Good steps between growths.
+
+    Raises:
+        DivergedError: This is the 1001st overflow in a row.
+    """
+    scale, last, bad = state.scale, state.last_overflow_iter, state.bad_step
+    if overflow:
+        scale = max(scale * (1.0 / factor), 1.0)
+        last = state.cur_iter
+        bad += 1
+    else:
+        if (state.cur_iter - last) % window == 0:
+            scale *= factor
+        bad = 0
+    if bad > MAX_BAD_STEPS:
+        raise DivergedError(
+            f"The gradients overflowed {bad} times in a row.",
+            where=f"loss scale {scale}",
+            fix="Lower the learning rate, clip the gradients, or look for NaN in the data.",
+        )
+    return HostScaleState(scale, state.cur_iter + 1, last, bad)
+
+
+def scale_text(scale: float) -> str:
+    """A scale for people: large powers of two, as most are, as such.
+
+    Example:
+        >>> scale_text(2.0**24), scale_text(1024.0), scale_text(4.5)
+        ('2^24', '1024', '4.5')
+    """
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 and exponent > 14 else f"{scale:g}"

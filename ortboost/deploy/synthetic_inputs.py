@@ -1,0 +1,210 @@
+"""Inputs for a comparison where no data are given, drawn from what the graph itself says of their range.
+
+Integers that pick rows of a stored table (token ids) are drawn from all its rows; other integers are zeros
+and ones (masks); floats are normal. Which lengths a model accepts is written nowhere (a reflecting Pad
+needs more than it adds, a vocoder whole frames): several are tried until it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.errors import OrtBoostError, UsageError
+from ortboost.deploy.verify import seeded_batch
+from ortboost.graph.batch_axes import UNKNOWN
+from ortboost.program.catalogue import TensorSpec
+
+__all__ = ["accepted_feeds", "input_ranges", "made_up_feeds", "sizes_text"]
+
+T = TypeVar("T")
+_BATCH, _LENGTH, _IMAGE = 4, 7, 64  # different ones: a mix-up of batch and length shows
+_SIZES: Final = (
+    (_LENGTH, _IMAGE),
+    (_BATCH, 32),
+    (16, 48),
+    (64, 128),
+    (256, 224),
+    (512, 320),
+    (1024, 416),
+    (4096, 640),
+    (16000, 96),
+)
+"""Lengths of open dimensions, and of the height and width of images, in the order of the trials."""
+_MORE: Final = 4
+"""So many further sizes are tried where an output is empty or NaN everywhere."""
+_SAME_NUMBER = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
+
+
+def input_ranges(model: ir.Model) -> dict[str, int]:
+    """Integer input to the number of rows of the smallest table that it picks from.
+
+    Example:
+        >>> text = '''<ir_version: 10, opset_import: ["" : 18]> net (int64[n] ids, float[7,2] table)
+        ...     => (float[n,2] y) { y = Gather(table, ids) }'''
+        >>> input_ranges(ir.from_onnx_text(text))
+        {'ids': 7}
+    """
+    ranges: dict[str, int] = {}
+    for value in model.graph.inputs:
+        pending, seen = [value], set[int]()
+        while pending:
+            current = pending.pop()
+            if id(current) in seen:
+                continue
+            seen.add(id(current))
+            for usage in current.uses():
+                node = usage.node
+                if node.op_type == "Gather" and usage.idx == 1:
+                    data, axis = node.inputs[0], node.attributes.get_int("axis", 0)
+                    rows = None if data is None or data.shape is None else data.shape[axis]
+                    if isinstance(rows, int) and rows > 0:
+                        name = value.name or ""
+                        ranges[name] = min(rows, ranges.get(name, rows))
+                elif node.op_type in _SAME_NUMBER and usage.idx == 0:
+                    pending.extend(node.outputs)
+    return ranges
+
+
+def accepted_feeds(
+    inputs: Sequence[TensorSpec],
+    run: Callable[[Mapping[str, NDArray[Any]]], T],
+    *,
+    ranges: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> tuple[dict[str, NDArray[Any]], T]:
+    """The first made-up inputs that a model runs on, and what it answered.
+
+    Args:
+        inputs: What the graph takes.
+        run: Runs the model; an error means that it does not take these sizes.
+        ranges: See :func:`input_ranges`.
+        seed: Seed.
+
+    Raises:
+        UsageError: It runs on none of the sizes that were tried.
+    """
+    tried: set[tuple[tuple[int, ...], ...]] = set()
+    first: OrtBoostError | None = None
+    poor: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, and answered nothing to compare
+    for length, image in _SIZES:
+        for batch in (_BATCH, 1):
+            feeds = made_up_feeds(
+                inputs, ranges=ranges, seed=seed, batch=batch, length=length, image=image
+            )
+            shapes = tuple(array.shape for array in feeds.values())
+            if shapes in tried:
+                continue
+            tried.add(shapes)
+            try:
+                answer = run(feeds)
+            except OrtBoostError as error:
+                first = first or error
+                continue
+            if _says_something(answer):
+                return feeds, answer
+            poor.append((feeds, answer))
+            break
+        if len(poor) > _MORE:
+            break
+    if poor:
+        return poor[0]
+    assert first is not None
+    count = len(tried)
+    raise UsageError(
+        "The model does not run on made-up inputs"
+        + (f": {count} sets of sizes were tried." if count > 1 else "."),
+        where=str(first.where or first.what),
+        fix="Give real data (--verify or --data), or what the model needs: lengths with "
+        "--dim NAME=LENGTH, values of inputs with --input NAME=VALUE.",
+    ) from first
+
+
+def _says_something(answer: object) -> bool:
+    """Whether every output has elements, and numbers among them."""
+    outputs = answer.values() if isinstance(answer, Mapping) else ()
+    arrays = [np.asarray(output) for output in outputs if not isinstance(output, (list, dict))]
+    return all(
+        array.size and (array.dtype.kind != "f" or np.isfinite(array).any()) for array in arrays
+    )
+
+
+def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
+    """The sizes of a batch in words.
+
+    Example:
+        >>> sizes_text({"x": np.zeros([4, 3])})
+        'x [4, 3]'
+    """
+    return ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+
+
+def made_up_feeds(
+    inputs: Sequence[TensorSpec],
+    *,
+    ranges: Mapping[str, int] | None = None,
+    seed: int = 0,
+    batch: int = _BATCH,
+    length: int = _LENGTH,
+    image: int = _IMAGE,
+) -> dict[str, NDArray[Any]]:
+    """One batch of made-up inputs.
+
+    Args:
+        inputs: What the graph takes.
+        ranges: See :func:`input_ranges`.
+        seed: Seed.
+        batch: Length of open batch axes, and of dimensions of the same name.
+        length: Length of other open dimensions.
+        image: Height and width of images, where they are open.
+    """
+    named: dict[str, int] = {}
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and _is_image(spec, axis):
+                named.setdefault(dim, image)
+    for spec in inputs:
+        counted = _batch_axis(spec)
+        dim = None if counted is None else spec.shape[counted]
+        if isinstance(dim, str):
+            named.setdefault(dim, batch)
+
+    def settled(spec: TensorSpec) -> tuple[int, ...]:
+        lengths = []
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, int):
+                lengths.append(dim)
+            elif isinstance(dim, str) and dim in named:
+                lengths.append(named[dim])
+            elif _is_image(spec, axis):
+                lengths.append(image)
+            else:
+                lengths.append(batch if axis == _batch_axis(spec) else length)
+        return tuple(lengths)
+
+    specs = [dataclasses.replace(spec, shape=settled(spec)) for spec in inputs]
+    made = seeded_batch(specs, seed=seed)
+    generator = np.random.default_rng(seed + 1)
+    for spec in specs:
+        rows = (ranges or {}).get(spec.name)
+        if rows is not None and spec.dtype.kind in "iu":
+            top = min(rows, int(np.iinfo(spec.dtype).max))
+            made[spec.name] = generator.integers(0, top, made[spec.name].shape).astype(spec.dtype)
+    return made
+
+
+def _batch_axis(spec: TensorSpec) -> int | None:
+    """The batch axis; the first open one where it is not certain."""
+    if spec.batch_axis == UNKNOWN:
+        return next((i for i, dim in enumerate(spec.shape) if not isinstance(dim, int)), None)
+    axis = spec.batch_axis if isinstance(spec.batch_axis, int) else None
+    return axis if axis is not None and axis < len(spec.shape) else None
+
+
+def _is_image(spec: TensorSpec, axis: int) -> bool:
+    return spec.dtype.kind == "f" and len(spec.shape) == 4 and axis > 1

@@ -1,1 +1,0 @@
-"""What the MindSpore faces (``nn``, ``amp``, ``Model``...) share: checks, cells, live state, callbacks."""

@@ -1,0 +1,1 @@
+"""MindSpore's names over the layers below; nothing imports it but the aliases ``nn``, ``boost`` and ``amp``."""

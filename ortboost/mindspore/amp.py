@@ -1,0 +1,263 @@
+"""Loss-scale managers, mixed precision, and the training network that they ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortboost.core.errors import DivergedError, nearest
+from ortboost.core.loss_scale import HostScaleState, host_update
+from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
+from ortboost.mindspore.boost.train_step import (
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+)
+from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_range,
+    check_type,
+    is_number,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.mixed_precision import (
+    auto_mixed_precision,
+    check_amp_level,
+    custom_mixed_precision,
+    get_black_list,
+    get_white_list,
+)
+from ortboost.mindspore.nn.loss import LossBase
+from ortboost.mindspore.nn.loss_scale import (
+    DynamicLossScaleUpdateCell,
+    FixedLossScaleUpdateCell,
+    LossScaleUpdateCell,
+)
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.updates import OptimizerWrapper
+from ortboost.mindspore.nn.wrap import WithLossCell, check_network
+
+__all__ = [
+    "DynamicLossScaleManager",
+    "FixedLossScaleManager",
+    "LossScaleManager",
+    "auto_mixed_precision",
+    "build_train_network",
+    "check_level",
+    "custom_mixed_precision",
+    "get_black_list",
+    "get_white_list",
+]
+
+_BOOST_LEVELS = ("O0", "O1", "O2")
+_KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type")
+
+
+class LossScaleManager:
+    """Base of the managers; use :class:`FixedLossScaleManager` or :class:`DynamicLossScaleManager`."""
+
+    def get_loss_scale(self) -> float:
+        """The scale."""
+        raise NotImplementedError
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Move the scale after a step."""
+        raise NotImplementedError
+
+    def get_drop_overflow_update(self) -> bool:
+        """Whether an overflow skips the update."""
+        raise NotImplementedError
+
+    def get_update_cell(self) -> LossScaleUpdateCell | None:
+        """The update cell for a training step; ``None`` for a step without a finite check."""
+        raise NotImplementedError
+
+
+class FixedLossScaleManager(LossScaleManager):
+    """A scale that stays.
+
+    Args:
+        loss_scale: The scale, at least 1.
+        drop_overflow_update: Whether an overflow skips the update. With False the training step does
+            not un-scale: give the optimizer the same ``loss_scale``.
+
+    Raises:
+        ArgumentTypeError: ``loss_scale`` is no number, or ``drop_overflow_update`` no bool.
+        ArgumentValueError: ``loss_scale`` is below 1.
+
+    Example:
+        >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None
+        True
+    """
+
+    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
+        _check_scale("FixedLossScaleManager", "loss_scale", loss_scale)
+        check_type("FixedLossScaleManager", "drop_overflow_update", drop_overflow_update, bool)
+        self._loss_scale = loss_scale
+        self._drop_overflow_update = drop_overflow_update
+
+    def get_loss_scale(self) -> float:
+        """The scale."""
+        return self._loss_scale
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Nothing: the scale stays."""
+
+    def get_drop_overflow_update(self) -> bool:
+        """Whether an overflow skips the update."""
+        return self._drop_overflow_update
+
+    def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
+        """A fixed update cell, or ``None`` if overflows are not to be looked for."""
+        return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
+
+
+class DynamicLossScaleManager(LossScaleManager):
+    """A scale that shrinks on overflow and grows after a window of good steps, on the host.
+
+    A training step made with :meth:`get_update_cell` moves its own scale in the graph.
+
+    Args:
+        init_loss_scale: The scale at the start, at least 1.
+        scale_factor: It shrinks and grows by this, above 0. (Below 1 it would grow on overflow; the
+            update cell refuses that.)
+        scale_window: Good steps before it grows, at least 1.
+
+    Raises:
+        ArgumentTypeError: An argument of the wrong type.
+        ArgumentValueError: It is out of range.
+
+    Example:
+        >>> manager = DynamicLossScaleManager(2**16, scale_window=1)
+        >>> manager.update_loss_scale(overflow=False)
+        >>> manager.get_loss_scale()
+        131072.0
+    """
+
+    def __init__(
+        self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000
+    ) -> None:
+        owner = "DynamicLossScaleManager"
+        _check_scale(owner, "init_loss_scale", init_loss_scale)
+        if not is_number(scale_factor):
+            check_type(owner, "scale_factor", scale_factor, int, float)
+        check_range(owner, "scale_factor", scale_factor, 0, open_low=True)
+        check_type(owner, "scale_window", scale_window, int)
+        check_range(owner, "scale_window", scale_window, 1)
+        self.scale_factor, self.scale_window = scale_factor, scale_window
+        self._state = HostScaleState(float(init_loss_scale))
+
+    def get_loss_scale(self) -> float:
+        """The present scale."""
+        return self._state.scale
+
+    def update_loss_scale(self, overflow: Any) -> None:
+        """Move the scale after a step.
+
+        Args:
+            overflow: Whether the gradients overflowed.
+
+        Raises:
+            ArgumentRuntimeError: This is the 1001st overflow in a row.
+        """
+        try:
+            self._state = host_update(
+                self._state, bool(overflow), factor=self.scale_factor, window=self.scale_window
+            )
+        except DivergedError as error:
+            raise ArgumentRuntimeError(error.what, where=error.where, fix=error.fix) from error
+
+    def get_drop_overflow_update(self) -> bool:
+        """Always True."""
+        return True
+
+    def get_update_cell(self) -> DynamicLossScaleUpdateCell:
+        """An update cell that starts at the present scale."""
+        return DynamicLossScaleUpdateCell(
+            self.get_loss_scale(), self.scale_factor, self.scale_window
+        )
+
+
+def build_train_network(
+    network: Any,
+    optimizer: Optimizer | OptimizerWrapper,
+    loss_fn: LossBase | None = None,
+    level: str = "O0",
+    boost_level: str = "O0",
+    **kwargs: Any,
+) -> TrainOneStepCell | TrainOneStepWithLossScaleCell:
+    """The training step that a network, an optimizer and a loss-scale manager ask for.
+
+    Args:
+        network: The network; a :class:`ortboost.mindspore.nn.WithLossCell` if ``loss_fn`` stays out.
+        optimizer: The optimizer.
+        loss_fn: The loss.
+        level: Mixed precision of the steps, see :func:`auto_mixed_precision`; the network is changed.
+        boost_level: With ``O1`` or ``O2`` the steps are those of :mod:`ortboost.mindspore.boost`; what is boosted
+            comes with network and optimizer, see :class:`ortboost.mindspore.boost.AutoBoost`.
+        **kwargs: ``loss_scale_manager``, also a :class:`ortboost.mindspore.boost.GroupLossScaleManager`; at level
+            ``O2`` it is a :class:`DynamicLossScaleManager` unless given, ``None`` for none.
+            ``keep_batchnorm_fp32`` overrules what the level says of normalizations, ``cast_model_type``
+            (``float16`` or ``bfloat16``) the number format; both change nothing at level ``O0``.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+    """
+    check_level("level", level)
+    check_level("boost_level", boost_level)
+    for key in kwargs:
+        if key not in _KEYWORDS:
+            raise ArgumentValueError(
+                f"There is no argument '{key}'.",
+                where="build_train_network",
+                fix=nearest(key, _KEYWORDS),
+            )
+    default = DynamicLossScaleManager() if level == "O2" else None
+    manager = kwargs.get("loss_scale_manager", default)
+    if manager is not None and not isinstance(manager, LossScaleManager | GroupLossScaleManager):
+        raise ArgumentTypeError(
+            f"'loss_scale_manager' is {type(manager).__name__}.",
+            where="loss_scale_manager",
+            fix="Give a FixedLossScaleManager, a DynamicLossScaleManager or a "
+            "boost.GroupLossScaleManager.",
+        )
+    cell: Cell = network
+    if loss_fn is not None:
+        cell = WithLossCell(check_network("build_train_network", "network", network), loss_fn)
+    if level != "O0":
+        auto_mixed_precision(
+            cell,  # type: ignore[arg-type]  # checked there
+            level,
+            kwargs.get("cast_model_type", "float16"),
+            keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),
+        )
+    boosted = boost_level != "O0" or isinstance(optimizer, OptimizerWrapper)
+    boosted = boosted or isinstance(manager, GroupLossScaleManager)
+    update_cell = None if manager is None else manager.get_update_cell()
+    if update_cell is not None:
+        scaled = BoostTrainOneStepWithLossScaleCell if boosted else TrainOneStepWithLossScaleCell
+        return scaled(cell, optimizer, update_cell)
+    sens = None if manager is None else manager.get_loss_scale()
+    plain = BoostTrainOneStepCell if boosted else TrainOneStepCell
+    return plain(cell, optimizer, sens)
+
+
+def check_level(name: str, value: Any) -> None:
+    """Refuse a mixed-precision or boost level that does not exist.
+
+    Raises:
+        ArgumentValueError: There is no such level.
+    """
+    if name == "level":
+        check_amp_level(value)
+    elif value not in _BOOST_LEVELS:
+        raise ArgumentValueError(
+            f"'{name}' is {value!r}.", where=name, fix=f"Give one of {', '.join(_BOOST_LEVELS)}."
+        )
+
+
+def _check_scale(owner: str, name: str, value: Any) -> None:
+    if not is_number(value):
+        check_type(owner, name, value, int, float)
+    check_range(owner, name, value, 1, 3.4e38)

@@ -1,0 +1,193 @@
+"""``AutoBoost``: a network and its optimizer boosted by level."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ortboost.core.report import Report
+from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
+from ortboost.mindspore.boost.grad_freeze import GradientFreeze
+from ortboost.mindspore.boost.less_bn import LessBN
+from ortboost.mindspore.boost.optimizer_process import OptimizerProcess, network_of
+from ortboost.mindspore.boost.parameter_process import ParameterProcess
+from ortboost.mindspore.core.arguments import NotInThisVersionError, as_argument_error, check_type
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.updates import OptimizerWrapper
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
+from ortboost.program.boost_config import BoostConfig, resolve_boost
+from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN, not_in_this_version
+
+__all__ = ["AutoBoost"]
+
+
+class AutoBoost:
+    """Boosts by level, each instance by itself.
+
+    Levels: ``O0`` nothing; ``O1`` LessBN (with the full-normalization head and gradient
+    centralization) and gradient freeze; ``O2`` also AdaSum, which does nothing with one process. A
+    dictionary or a JSON file says more, see :mod:`ortboost.program.boost_config`.
+
+    Unlike MindSpore's, instances do not share a configuration, nothing is written into the tables of
+    the levels, and what is unknown or out of range is an error.
+
+    Args:
+        level: ``O0``, ``O1`` or ``O2``.
+        boost_config_dict: The dictionary, or the path of a JSON file of it.
+
+    Attributes:
+        level: The level.
+        config: The resolved configuration, :class:`ortboost.program.boost_config.BoostConfig`.
+        reports: What the last :meth:`network_auto_process_train` did, and why not.
+
+    Raises:
+        ArgumentValueError: An unknown level, mode, section or key, or a value that makes no sense.
+        FileError: The file cannot be read.
+
+    Example:
+        >>> boost = AutoBoost("O1", {"grad_freeze": {"param_groups": 4}})
+        >>> boost.boost_config["grad_freeze"], boost.config.grad_freeze.param_groups
+        (True, 4)
+    """
+
+    def __init__(
+        self,
+        level: str = "O0",
+        boost_config_dict: Mapping[str, Any] | str | os.PathLike[str] = "",
+    ) -> None:
+        with as_argument_error("AutoBoost"):
+            self.config: BoostConfig = resolve_boost(level, boost_config_dict)
+        self.level = level
+        self.reports: tuple[Report, ...] = ()
+        self._boosted: WeakKeyDictionary[Network, Network] = WeakKeyDictionary()
+
+    @property
+    def boost_config(self) -> dict[str, bool]:
+        """Name of a boost to whether it is on; a copy."""
+        return dict(vars(self.config.on))
+
+    @property
+    def grad_accumulation_step(self) -> int:
+        """Steps of a window of accumulation."""
+        return self.config.grad_accumulation.grad_accumulation_step
+
+    @property
+    def device_number(self) -> int:
+        """Devices of a server."""
+        return self.config.common.device_number
+
+    @property
+    def gradient_groups(self) -> list[int] | None:
+        """Positions at which a new group for the exchange of gradients starts."""
+        points = self.config.common.gradient_split_groups
+        return None if points is None else list(points)
+
+    def network_auto_process_train(
+        self, network: Cell, optimizer: Optimizer
+    ) -> tuple[Cell, Optimizer | OptimizerWrapper]:
+        """Boost a network and its optimizer for training.
+
+        With LessBN the network is a new one with weights of its own: train, call and save the one
+        that is given back. Parameters keep their rates and decays, by name.
+
+        Args:
+            network: A network, or one with its loss.
+            optimizer: An optimizer with its parameters.
+
+        Returns:
+            The network (of the kind that was given) and what to give a training cell as optimizer.
+
+        Raises:
+            ArgumentTypeError: An argument of the wrong type.
+            ArgumentValueError: There are fewer layers than groups to freeze.
+            NotInThisVersionError: A boost is on that is not in this version.
+            ModelError: There is no layer for the full-normalization head.
+        """
+        owner = "AutoBoost.network_auto_process_train"
+        backbone = network_of(owner, network)
+        check_type(owner, "optimizer", optimizer, Optimizer)
+        self._check_version(owner)
+        on, report = self.config.on, Report("auto_boost")
+        reports: list[Report] = []
+        result: Optimizer | OptimizerWrapper = optimizer
+        if on.less_bn:
+            less = LessBN(backbone, fn_flag=self.config.less_bn.fn_flag)
+            optimizer = result = self._remade(backbone, less, optimizer)
+            network = _around(less, network)
+            self._boosted[backbone] = less
+            reports += less.reports
+            report.changed["less_bn"] = "a new network, its optimizer with it"
+        if on.grad_freeze:
+            freeze = GradientFreeze.of_config(self.config.grad_freeze)
+            network, result = freeze.freeze_generate(network, optimizer)
+            report.changed["grad_freeze"] = f"{result.groups_num} groups"
+        if on.grad_accumulation and self.grad_accumulation_step > 1:
+            result = GradientAccumulation(self.grad_accumulation_step, result)
+            report.changed["grad_accumulation"] = f"windows of {self.grad_accumulation_step}"
+        if on.loss_scale_group:
+            report.kept["loss_scale_group"] = SCALE_GROUPS_GIVEN
+        if on.adasum:
+            report.kept["adasum"] = ADASUM_IDLE
+        report.kept.update(self.config.idle)
+        self.reports = (report, *reports)
+        return network, result
+
+    def network_auto_process_eval(self, network: Cell) -> Cell:
+        """The network to evaluate with.
+
+        For a network that was boosted for training by this object it is the one that is trained, head
+        included. (MindSpore makes one that has no such head and cannot take its weights.)
+
+        Args:
+            network: A network, or one with its loss, in a :class:`ortboost.mindspore.nn.WithLossCell` or a
+                :class:`ortboost.mindspore.nn.WithEvalCell`.
+
+        Raises:
+            ArgumentTypeError: It is no network.
+        """
+        if not self.config.on.less_bn:
+            return network
+        if isinstance(network, WithEvalCell):
+            backbone = network.backbone_network
+        else:
+            backbone = network_of("AutoBoost.network_auto_process_eval", network)
+        return _around(self._evaluated(backbone), network)
+
+    def _evaluated(self, network: Network) -> Network:
+        if network in self._boosted or isinstance(network, LessBN):
+            return self._boosted.get(network, network)
+        return LessBN(network, fn_flag=self.config.less_bn.fn_flag)
+
+    def _remade(self, old: Network, new: Network, optimizer: Optimizer) -> Optimizer:
+        """The optimizer for a new network: what it trained, and what is new."""
+        less = self.config.less_bn
+        trained, known = {p.name for p in optimizer.parameters}, old.parameters_dict()
+        parameters = [p for p in new.trainable_params() if p.name in trained or p.name not in known]
+        process, groups = OptimizerProcess(optimizer), ParameterProcess()
+        groups.assign_parameter_group(parameters, self.gradient_groups)
+        process.origin_params = groups.generate_group_params(parameters, process.origin_params)
+        if less.gc_flag:
+            process.add_grad_centralization(new, less.gc_multiple_of)
+        return process.generate_new_optimizer()
+
+    def _check_version(self, owner: str) -> None:
+        missing = not_in_this_version(self.config)
+        if missing is not None:
+            raise NotInThisVersionError(
+                f"The boost '{missing}' is not in this version.",
+                where=f"{owner}, level {self.level}, mode {self.config.mode}",
+                fix="Turn it off: {'boost': {'mode': 'manual', '" + missing + "': False}}.",
+            )
+
+
+def _around(network: Network, like: Cell) -> Cell:
+    """A network in a cell of the kind that another one is in."""
+    if isinstance(like, WithLossCell):
+        return WithLossCell(network, like.loss_fn)
+    if isinstance(like, WithEvalCell):
+        return WithEvalCell(network, like.loss_fn, like.add_cast_fp32)
+    return network

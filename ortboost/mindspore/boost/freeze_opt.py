@@ -1,0 +1,201 @@
+"""``FreezeOpt``: an optimizer whose groups of parameters are trained in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.parameter_groups import rate_at
+from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
+
+__all__ = ["FreezeOpt"]
+
+
+class FreezeOpt(OptimizerWrapper):
+    """An optimizer that trains one group of parameters at each update.
+
+    Give it to a training cell in place of the optimizer. For each group there is a step graph whose
+    backward pass ends at the group's first layer; all share the weights, and each group has an optimizer
+    state of its own, as in MindSpore: a layer that is in three groups has three momenta, each of which
+    moves only on the updates of its group. Learning rates are those of ``opt`` by the count of all
+    updates, for lists and for schedules (MindSpore: for lists that are no longer than the strategy).
+
+    Args:
+        opt: The optimizer. Rates and weight decays stay those of its parameters.
+        train_parameter_groups: A list or tuple of groups, each a list or tuple of parameters (or of
+            dicts with ``params``); all parameters of ``opt`` in one group if not given.
+        train_strategy: Number of the group of each update, a list, tuple or 1-D array of whole
+            numbers; after the last one it starts again. Without it the groups take turns.
+
+    Attributes:
+        train_parameter_groups: The groups, tuples of parameters.
+        train_strategy: The numbers as a list, or ``None``.
+        separate_state: Whether each group has an optimizer state of its own; set it to False before
+            the first step for one that all share (ours).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also for a group that is
+            empty or holds a parameter that ``opt`` has not, and a number that is no group's.
+
+    Example:
+        >>> own = net.trainable_params()                                            # doctest: +SKIP
+        >>> opt = FreezeOpt(nn.Momentum(own, 0.1, 0.9), [own, own[-2:]], [0, 1, 1])  # doctest: +SKIP
+        >>> step = BoostTrainOneStepCell(net_with_loss, opt)                        # doctest: +SKIP
+    """
+
+    def __init__(
+        self, opt: Optimizer, train_parameter_groups: Any = None, train_strategy: Any = None
+    ) -> None:
+        if not isinstance(opt, Optimizer):
+            raise ArgumentTypeError(
+                f"'opt' is {type(opt).__name__}.",
+                where="FreezeOpt",
+                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
+            )
+        if train_strategy is not None and train_parameter_groups is None:
+            raise ArgumentValueError(
+                "There is a 'train_strategy' and there are no groups.",
+                where="FreezeOpt",
+                fix="Give train_parameter_groups too.",
+            )
+        super().__init__(opt)
+        self._inner = opt
+        self.train_parameter_groups = (
+            (tuple(opt.parameters),)
+            if train_parameter_groups is None
+            else _read_groups(opt, train_parameter_groups)
+        )
+        self.groups_num = len(self.train_parameter_groups)
+        self.train_strategy = _read_strategy(train_strategy, self.groups_num)
+        self.separate_state = True
+        self._opts: list[Optimizer] | None = None
+
+    def updates(self) -> Updates:
+        """What a training step makes of it."""
+        groups = tuple(tuple(p.name for p in group) for group in self.train_parameter_groups)
+        freeze = FreezeConfig(
+            groups=groups, sequence=self._sequence(), separate_state=self.separate_state
+        )
+        return Updates(self._inner, freeze=freeze)
+
+    @property
+    def opts(self) -> list[Optimizer]:
+        """An optimizer for each group, for :func:`freeze_cell`; they know nothing of one another."""
+        if self._opts is None:
+            self._opts = [self._of_group(number) for number in range(self.groups_num)]
+        return self._opts
+
+    def _sequence(self) -> tuple[int, ...]:
+        return tuple(self.train_strategy or range(self.groups_num))
+
+    def _of_group(self, number: int) -> Optimizer:
+        chosen = {id(p) for p in self.train_parameter_groups[number]}
+        places = [place for place, group in enumerate(self._sequence()) if group == number]
+
+        def part(group: Mapping[str, Any]) -> dict[str, Any]:
+            found = {**group, "params": [p for p in group["params"] if id(p) in chosen]}
+            if "lr" in group:
+                found["lr"] = _rate_of_group(group["lr"], places, len(self._sequence()))
+            return found
+
+        origin = self._inner.init_params["params"]
+        parameters: list[Any] = [p for p in origin if id(p) in chosen]
+        if self._inner.is_group:
+            parts = [part(group) for group in origin if "params" in group]
+            parameters = [group for group in parts if group["params"]]
+        fresh = self._inner.renewed(parameters)
+        rate = self._inner.learning_rate
+        fresh.learning_rate = _rate_of_group(rate, places, len(self._sequence()))
+        return fresh
+
+
+class _RateOfGroup(LearningRateSchedule):
+    """A rate by the count of all updates, told by the count of one group's own."""
+
+    def __init__(self, rate: Any, places: Sequence[int], period: int) -> None:
+        super().__init__()
+        self.rate, self.places, self.period = rate, places, period
+
+    def construct(self, global_step: int) -> float:
+        """The rate of the group's update number ``global_step``."""
+        rounds, index = divmod(global_step, len(self.places))
+        return rate_at(self.rate, rounds * self.period + self.places[index])
+
+
+def _rate_of_group(rate: Any, places: Sequence[int], period: int) -> Any:
+    return rate if isinstance(rate, float) or not places else _RateOfGroup(rate, places, period)
+
+
+def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ...]:
+    check_type("FreezeOpt", "train_parameter_groups", groups, tuple, list)
+    known = {id(p) for p in opt.parameters}
+    found = []
+    for number, group in enumerate(groups):
+        where = f"FreezeOpt, group {number}"
+        check_type(where, "params", group, tuple, list)
+        members: list[Any] = []
+        for item in group:
+            if not isinstance(item, Mapping):
+                members.append(item)
+            elif "order_params" not in item:
+                _same_settings(opt, item, where)
+                members += item["params"]
+        for member in members:
+            check_type(where, "params", member, Parameter)
+            if id(member) not in known:
+                raise ArgumentValueError(
+                    f"The optimizer does not have the parameter '{member.name}'.",
+                    where=where,
+                    fix="Make the optimizer with all parameters of the groups.",
+                )
+        if not members:
+            raise ArgumentValueError(
+                "A group has no parameters.", where=where, fix="Leave the group out."
+            )
+        found.append(tuple(members))
+    if not found:
+        raise ArgumentValueError(
+            "There are no groups.", where="FreezeOpt", fix="Give at least one, or leave it out."
+        )
+    return tuple(found)
+
+
+def _same_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
+    """Rates and decays belong to the optimizer; a group cannot have others."""
+    if not (opt.is_group or set(item) <= {"params"}):
+        raise ArgumentValueError(
+            f"A group brings {', '.join(sorted(set(item) - {'params'}))} of its own.",
+            where=where,
+            fix="Give rates, decays and centralization to the optimizer inside.",
+        )
+
+
+def _read_strategy(strategy: Any, number: int) -> list[int] | None:
+    if strategy is None:
+        return None
+    check_type("FreezeOpt", "train_strategy", strategy, tuple, list, np.ndarray)
+    if isinstance(strategy, np.ndarray):
+        whole = strategy.ndim == 1 and strategy.dtype.kind in "iu"
+    else:
+        whole = all(isinstance(n, int | np.integer) and n is not True for n in strategy)
+    if not whole or not len(strategy):
+        raise ArgumentValueError(
+            "'train_strategy' is no list of whole numbers.",
+            where="FreezeOpt, train_strategy",
+            fix="Give the number of a group for each update: [0, 1, 0, 2].",
+        )
+    stray = [int(index) for index in strategy if not 0 <= index < number]
+    if stray:
+        raise ArgumentValueError(
+            f"'train_strategy' names the group {stray[0]}; there are {number}.",
+            where="FreezeOpt, train_strategy",
+            fix=f"Use 0 to {number - 1}.",
+        )
+    return [int(index) for index in strategy]

@@ -1,0 +1,70 @@
+"""``GradientAccumulation``: an optimizer that updates once for several micro-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
+
+__all__ = ["GradientAccumulation"]
+
+
+class GradientAccumulation(OptimizerWrapper):
+    """Update with the mean of the gradients of several steps.
+
+    Give it to a training cell in place of the optimizer: the gradients never leave the graph, so the
+    window is part of it, see :mod:`ortboost.program.step`. A step whose gradients overflow is not
+    counted; the learning rate is per update; windows go on over the ends of epochs. What is left of the
+    last one is applied by the training cell's ``flush()``.
+
+    Args:
+        max_accumulation_step: Steps of a window, at least 1.
+        optimizer: An optimizer, or a :class:`ortboost.mindspore.boost.FreezeOpt`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+
+    Example:
+        >>> opt = GradientAccumulation(4, nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
+        >>> step = BoostTrainOneStepCell(net_with_loss, opt)                              # doctest: +SKIP
+    """
+
+    def __init__(self, max_accumulation_step: int, optimizer: Optimizer | OptimizerWrapper) -> None:
+        owner = "GradientAccumulation"
+        check_type(owner, "max_accumulation_step", max_accumulation_step, int)
+        check_range(owner, "max_accumulation_step", max_accumulation_step, 1)
+        if not isinstance(optimizer, Optimizer | OptimizerWrapper):
+            raise ArgumentTypeError(
+                f"'optimizer' is {type(optimizer).__name__}.",
+                where=owner,
+                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
+            )
+        super().__init__(optimizer)
+        if super().updates().accumulate > 1:
+            raise ArgumentValueError(
+                "The optimizer accumulates already.",
+                where=f"{owner}, optimizer",
+                fix="Give the optimizer itself, and the whole window here.",
+            )
+        self.max_accumulation_step = max_accumulation_step
+
+    def updates(self) -> Updates:
+        """What a training step makes of it."""
+        return dataclasses.replace(super().updates(), accumulate=self.max_accumulation_step)
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        """Not here: gradients are part of the step graph."""
+        raise NotInThisVersionError(
+            "GradientAccumulation cannot be called with gradients.",
+            where="GradientAccumulation",
+            fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
+        )

@@ -1,0 +1,237 @@
+"""``GradientFreeze`` and ``freeze_cell``: train only a part of the network at some of the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ortboost.boosts.freeze_groups import freeze_groups
+from ortboost.boosts.freeze_schedule import (
+    FreezeConfig,
+    freeze_schedule,
+    generate_freeze_index_sequence,
+)
+from ortboost.core.errors import nearest
+from ortboost.graph.parameters import find_parameters
+from ortboost.mindspore.boost.freeze_opt import FreezeOpt
+from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
+from ortboost.mindspore.boost.optimizer_process import network_of
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    as_argument_error,
+    check_type,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.train_step import TrainOneStepCell
+from ortboost.mindspore.nn.wrap import WithLossCell
+
+__all__ = ["GradientFreeze", "freeze_cell"]
+
+
+class GradientFreeze:
+    """Makes a :class:`FreezeOpt`: divides a network into groups and draws the strategy.
+
+    Args:
+        param_groups: Number of groups.
+        freeze_type: 0 (continuous), 1 (interval) or 2 (by cost, ours); see
+            :mod:`ortboost.boosts.freeze_schedule`.
+        freeze_p: Share of the updates that train everything (MindSpore's documentation calls it the
+            freezing probability).
+        total_steps: Length of the strategy in updates.
+        seed: Seed of the draws. (MindSpore draws from numpy's global generator.)
+
+    Raises:
+        ArgumentValueError: A value out of range.
+
+    Example:
+        >>> freeze = GradientFreeze(10, 1, 0.7, 2000)                  # doctest: +SKIP
+        >>> network, optimizer = freeze.freeze_generate(net_with_loss, opt)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        param_groups: int,
+        freeze_type: int,
+        freeze_p: float,
+        total_steps: int,
+        seed: int = 0,
+    ) -> None:
+        with as_argument_error("GradientFreeze"):
+            self.config = FreezeConfig(param_groups, freeze_type, freeze_p, total_steps, seed)
+
+    @classmethod
+    def of_config(cls, config: FreezeConfig) -> GradientFreeze:
+        """The same from a configuration, with what only that can say."""
+        freeze = cls(1, 0, 0.0, 1)
+        freeze.config = config
+        return freeze
+
+    def split_parameters_groups(
+        self, net: Cell, freeze_para_groups_number: int
+    ) -> list[list[Parameter]]:
+        """Groups of parameters: the first holds all, each next one leaves out more of the front.
+
+        The groups follow the layers of the graph, see :mod:`ortboost.boosts.freeze_groups`. For a
+        cell that is no network and has none in it they follow the names, by MindSpore's rule: a
+        parameter with 'bn' or 'bias' in its name belongs to the one before, any other begins a new
+        part if the present one has three or more.
+
+        Args:
+            net: The network.
+            freeze_para_groups_number: Number of groups.
+
+        Raises:
+            ArgumentTypeError: ``net`` has no parameters.
+            ArgumentValueError: There are fewer layers (or parts) than groups.
+        """
+        owner = "GradientFreeze.split_parameters_groups"
+        check_type(owner, "net", net, Cell)
+        with as_argument_error(owner):
+            config = FreezeConfig(freeze_para_groups_number, self.config.freeze_type)
+            if isinstance(net, Network | WithLossCell):
+                return _by_layers(network_of(owner, net), config)
+            return _by_names(owner, net.trainable_params(), freeze_para_groups_number)
+
+    def generate_freeze_index_sequence(
+        self,
+        parameter_groups_number: int,
+        freeze_strategy: int,
+        freeze_p: float,
+        total_steps: int,
+    ) -> list[int]:
+        """The group of each update; see :mod:`ortboost.boosts.freeze_schedule`.
+
+        Raises:
+            ArgumentValueError: A value out of range.
+
+        Example:
+            >>> GradientFreeze(3, 0, 0.5, 8).generate_freeze_index_sequence(3, 0, 0.5, 8)
+            [0, 0, 1, 2, 0, 0, 1, 2]
+        """
+        with as_argument_error("GradientFreeze.generate_freeze_index_sequence"):
+            sequence: list[int] = generate_freeze_index_sequence(
+                parameter_groups_number,
+                freeze_strategy,
+                freeze_p,
+                total_steps,
+                self.config.seed,
+            ).tolist()
+        return sequence
+
+    def freeze_generate(self, network: Cell, optimizer: Optimizer) -> tuple[Cell, FreezeOpt]:
+        """The network as it is, and the optimizer that freezes.
+
+        Args:
+            network: The network, or one with its loss.
+            optimizer: The optimizer, made with its parameters.
+
+        Raises:
+            ArgumentTypeError: An argument of the wrong type.
+            ArgumentValueError: There are fewer layers than groups, or the optimizer trains nothing of
+                a group.
+        """
+        config = self.config
+        check_type("GradientFreeze.freeze_generate", "optimizer", optimizer, Optimizer)
+        known = {id(p) for p in optimizer.parameters}
+        if config.groups is None:
+            groups = self.split_parameters_groups(network, config.param_groups)
+        else:
+            groups = _by_config("GradientFreeze.freeze_generate", network, config.groups)
+        with as_argument_error("GradientFreeze.freeze_generate"):
+            sequence = freeze_schedule(config).tolist()
+        chosen = [[p for p in group if id(p) in known] for group in groups]
+        made = FreezeOpt(optimizer, chosen, sequence)
+        made.separate_state = config.separate_state
+        return network, made
+
+
+def freeze_cell(
+    reducer_flag: bool,
+    network: Cell,
+    optimizer: FreezeOpt,
+    sens: Any,
+    grad: Any,
+    use_grad_accumulation: bool,
+    mean: Any = None,
+    degree: Any = None,
+    max_accumulation_step: int = 1,
+) -> tuple[TrainOneStepCell, ...]:
+    """A training cell for each group of a :class:`FreezeOpt`, to be called in turns by the user.
+
+    ``BoostTrainOneStepCell`` does that by itself, with one state for all; the cells here have their own
+    optimizers (``optimizer.opts``) and counts of updates and share the weights.
+
+    Args:
+        reducer_flag: Must be False: there is one process.
+        network: The network with its loss.
+        optimizer: The groups.
+        sens: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
+        grad: For compatibility; gradients are made in the graph.
+        use_grad_accumulation: Accumulate in windows of ``max_accumulation_step``, each cell its own.
+        mean: For compatibility, with ``reducer_flag``.
+        degree: For compatibility, with ``reducer_flag``.
+        max_accumulation_step: Steps of a window.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+        NotInThisVersionError: ``reducer_flag`` is True.
+    """
+    check_type("freeze_cell", "reducer_flag", reducer_flag, bool)
+    check_type("freeze_cell", "use_grad_accumulation", use_grad_accumulation, bool)
+    check_type("freeze_cell", "optimizer", optimizer, FreezeOpt)
+    if reducer_flag:
+        raise NotInThisVersionError(
+            "The exchange of gradients between processes is not in this version.",
+            where="freeze_cell, reducer_flag",
+            fix="Give False.",
+        )
+    steps = max_accumulation_step if use_grad_accumulation else 1
+    return tuple(
+        TrainOneStepCell(network, GradientAccumulation(steps, opt), sens) for opt in optimizer.opts
+    )
+
+
+def _by_layers(network: Network, config: FreezeConfig) -> list[list[Parameter]]:
+    own = {p.name: p for p in network.trainable_params()}
+    trained = [p for name, p in find_parameters(network.model).items() if name in own]
+    groups, _ = freeze_groups(network.model, trained, config)
+    return [[own[name] for name in group] for group in groups]
+
+
+def _by_config(owner: str, network: Cell, groups: Sequence[Sequence[str]]) -> list[list[Parameter]]:
+    own = {p.name: p for p in network_of(owner, network).trainable_params()}
+    for name in (name for group in groups for name in group):
+        if name not in own:
+            raise ArgumentValueError(
+                f"'{name}' is not trained.",
+                where=f"{owner}, groups",
+                fix=nearest(name, own),
+            )
+    return [[own[name] for name in group] for group in groups]
+
+
+def _by_names(owner: str, parameters: Sequence[Parameter], number: int) -> list[list[Parameter]]:
+    parts: list[list[Parameter]] = []
+    for parameter in parameters:
+        follows = "bn" in parameter.name or "bias" in parameter.name
+        if parts and (follows or len(parts[-1]) < 3):
+            parts[-1].append(parameter)
+        else:
+            parts.append([parameter])
+    if not parts:
+        raise ArgumentTypeError(
+            "The network has nothing to train.", where=owner, fix="Is everything frozen?"
+        )
+    if len(parts) < number:
+        raise ArgumentValueError(
+            f"{number} groups are wanted, and there are {len(parts)} parts to train.",
+            where=owner,
+            fix=f"Use {len(parts)} groups or less.",
+        )
+    stride = len(parts) // number
+    return [[p for part in parts[index * stride :] for p in part] for index in range(number)]

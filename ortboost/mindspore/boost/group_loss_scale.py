@@ -1,0 +1,267 @@
+"""``GroupLossScaleManager``: a loss scale for each group of layers.
+
+The law and the boundaries between the groups are :mod:`ortboost.core.loss_scale` and
+:mod:`ortboost.boosts.group_loss_scale`; what is here names the groups and shows the scales.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import nearest
+from ortboost.core.loss_scale import GroupedScaleConfig
+from ortboost.mindspore.boost.optimizer_process import network_of
+from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales, positive
+from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    as_argument_error,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.nn.loss_scale import GroupedScaleCell
+from ortboost.program import catalogue as names
+
+__all__ = ["GroupLossScaleManager"]
+
+_OWNER = "GroupLossScaleManager"
+
+
+class GroupLossScaleManager(GroupedScaleCell):
+    """A loss scale for each group of layers, and each moves by itself.
+
+    After every step the scale of a group that overflowed is multiplied by 2^(-1/2), those of the others
+    by 2^(1/1000). Any overflow skips the update. It is given to a training cell as ``scale_sense``, or to
+    :class:`ortboost.Model` as ``loss_scale_manager``.
+
+    The groups are enough: where the scale must change follows from the graph. Who wants to say it calls
+    the manager with a tensor, which marks it: see :meth:`construct`.
+
+    Args:
+        init_loss_scale: First scale of all groups, or a list with one for each.
+        loss_scale_groups: The groups in the order of the network, input first: lists of parameters (or
+            of shell-style patterns of their names), together all that are trained. A number asks for so
+            many ranges of layers. It may be set later, before the training cell is made.
+        min_scale: No scale falls below; ``None`` for no limit, as in MindSpore.
+        max_scale: No scale rises above; ``None`` for no limit, as in MindSpore.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: ``init_loss_scale`` is no number above 0.
+
+    Example:
+        >>> manager = GroupLossScaleManager(4096, [])
+        >>> manager.loss_scale_groups = [["conv*"], ["fc*"]]
+        >>> step = BoostTrainOneStepWithLossScaleCell(net_with_loss, opt, manager)  # doctest: +SKIP
+        >>> loss, overflow, loss_scale = step(images, labels)                       # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        init_loss_scale: Any,
+        loss_scale_groups: Any,
+        *,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._loss_scale = first_scales(_OWNER, init_loss_scale)
+        self.loss_scale_groups = loss_scale_groups
+        self.min_scale, self.max_scale = min_scale, max_scale
+        self.loss_scale_number = 0
+        """Number of groups; 0 until a training cell is made or the status is set."""
+        self._marks: list[tuple[str, int, int]] = []
+        self._marked: weakref.ref[Network] | None = None
+        self._state = LiveState()
+        self._followed = False
+
+    # ---- marks --------------------------------------------------------------------------------
+
+    def construct(self, *args: Any) -> Any:
+        """Mark a tensor as the boundary between two groups: ``manager(net, tensor, layer1, layer2)``.
+
+        In the forward pass nothing changes; the gradient is multiplied by the scale of ``layer1`` over that
+        of ``layer2``. With a mark all boundaries must be marked: ``(i, i + 1)`` between the groups and
+        ``(N, N + 1)`` at the output. ``(0, 1)`` at the input is taken and changes nothing, since no
+        gradient goes there.
+
+        Args:
+            *args: The network (or a cell with it), the name of the tensor, the group that it leaves (from
+                1; 0 is outside) and the group that it enters.
+
+        Returns:
+            The network.
+
+        Raises:
+            ArgumentTypeError: An argument of the wrong type, or a tensor that is an array.
+            ArgumentValueError: The network has no such tensor, or another network was marked before.
+        """
+        if len(args) != 4:
+            raise ArgumentTypeError(
+                f"A mark takes 4 arguments and got {len(args)}.",
+                where=_OWNER,
+                fix="Networks are ONNX files here, so name the tensor: manager(net, 'tensor', 1, 2).",
+            )
+        given, tensor, before, after = args
+        network = network_of(_OWNER, given)
+        check_type(_OWNER, "tensor", tensor, str)
+        for name, number in (("layer1", before), ("layer2", after)):
+            check_type(_OWNER, name, number, int)
+            check_range(_OWNER, name, number, 0)
+        graph = network.model.graph
+        inputs = [value.name for value in graph.inputs]
+        known = [*inputs, *(output.name for node in graph for output in node.outputs)]
+        if tensor not in known:
+            raise ArgumentValueError(
+                f"The network has no tensor '{tensor}'.",
+                where=f"{_OWNER}, tensor",
+                fix=nearest(tensor, [name for name in known if name]),
+            )
+        if (tensor in inputs) != (before == 0):
+            what = "is an input of the network" if tensor in inputs else "comes out of a layer"
+            raise ArgumentValueError(
+                f"'{tensor}' {what}, and the mark says that it leaves group {before}.",
+                where=f"{_OWNER}, layer1",
+                fix="Mark inputs with 0 and 1, and what comes out of group 1 with 1 and 2.",
+            )
+        if self._marked is not None and self._marked() not in (None, network):
+            raise ArgumentValueError(
+                "Another network was marked before.",
+                where=_OWNER,
+                fix="Make a manager for each network.",
+            )
+        self._marked = weakref.ref(network)
+        self._marks = [mark for mark in self._marks if mark[0] != tensor]
+        self._marks.append((tensor, before, after))
+        return given
+
+    # ---- for training cells -------------------------------------------------------------------
+
+    def law(
+        self, owner: str, network: Network, parameters: Iterable[Parameter]
+    ) -> GroupedScaleConfig:
+        """The law for a network and the parameters that are trained.
+
+        Args:
+            owner: Name of the training cell, for errors.
+            network: The network.
+            parameters: The parameters of the optimizer.
+
+        Raises:
+            ArgumentTypeError: ``loss_scale_groups`` is no list of lists.
+            ArgumentValueError: A parameter is in no group or in two, a group is empty or names what is not
+                trained, or the number of first scales is another one.
+        """
+        inputs = {value.name for value in network.model.graph.inputs}
+        groups = self.loss_scale_groups
+        check_type(owner, "loss_scale_groups", groups, int, list, tuple)
+        if not isinstance(groups, int):
+            groups = exact_groups(owner, groups, [parameter.name for parameter in parameters])
+        start = self._loss_scale
+        with as_argument_error(owner):
+            law = GroupedScaleConfig(
+                init=tuple(start) if isinstance(start, list) else start,
+                groups=groups,
+                min_scale=self.min_scale,
+                max_scale=self.max_scale,
+                marks=tuple(mark for mark in self._marks if mark[0] not in inputs),
+            )
+        self._followed = False  # from now on it is the manager of this training cell
+        self.set_loss_scale_status(law.number, law.starts().tolist())
+        return law
+
+    def follow(self, state: LiveState) -> None:
+        """Show and move the scales of a training cell from now on."""
+        self._state, self._followed = state, True
+
+    # ---- MindSpore's methods ------------------------------------------------------------------
+
+    def get_loss_scale(self) -> float | list[float]:
+        """The first scale as it was given; the present ones are :attr:`dynamic_loss_scale`."""
+        return self._loss_scale
+
+    def get_update_cell(self) -> GroupLossScaleManager:
+        """The manager itself."""
+        return self
+
+    @property
+    def dynamic_loss_scale(self) -> tuple[Tensor, ...]:
+        """The present scales, with the 1 of both outsides: group `i` has index `i`. Copies."""
+        one = Tensor(np.float32(1))
+        return (one, *(Tensor(scale) for scale in self._scales()), one)
+
+    def set_loss_scale_status(self, loss_scale_number: int, init_loss_scale: Any) -> None:
+        """Set the number of groups and all scales; a training cell does it when it is made.
+
+        Args:
+            loss_scale_number: Number of groups, at least 1.
+            init_loss_scale: The scale of all groups, or a list with one for each.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore, and another number than the
+                groups of the training cell.
+        """
+        where = f"{_OWNER}.set_loss_scale_status"
+        check_type(where, "loss_scale_number", loss_scale_number, int)
+        check_range(where, "loss_scale_number", loss_scale_number, 1)
+        start = first_scales(_OWNER, init_loss_scale)
+        if isinstance(start, list) and len(start) != loss_scale_number:
+            raise ArgumentValueError(
+                f"There are {len(start)} scales for {loss_scale_number} groups.",
+                where=where,
+                fix="Give one number, or one for each group.",
+            )
+        if self._followed and loss_scale_number != self.loss_scale_number:
+            raise ArgumentValueError(
+                f"The training cell has {self.loss_scale_number} groups.",
+                where=f"{where}, loss_scale_number",
+                fix="Give that number, or make another training cell.",
+            )
+        self.loss_scale_number = loss_scale_number
+        if not self._followed:
+            self._state = LiveState()
+        scales = np.broadcast_to(np.asarray(start, np.float32), (loss_scale_number,))
+        self._state.write(names.SCALE, scales)
+
+    def update_loss_scale_status(self, layer: int, update_ratio: Any) -> Tensor:
+        """Multiply the scale of one group, on top of what the steps do by themselves.
+
+        Args:
+            layer: The group, from 0.
+            update_ratio: Factor, above 0.
+
+        Returns:
+            The new scale, float32.
+
+        Raises:
+            ArgumentRuntimeError: There are no scales yet.
+            ArgumentTypeError, ArgumentValueError: There is no such group, or no such factor.
+        """
+        where = f"{_OWNER}.update_loss_scale_status"
+        scales = self._scales()
+        if not len(scales):
+            raise ArgumentRuntimeError(
+                "There are no scales yet.",
+                where=where,
+                fix="Make the training cell first, or call set_loss_scale_status.",
+            )
+        check_type(where, "layer", layer, int)
+        check_range(where, "layer", layer, 0, len(scales) - 1)
+        scales[layer] *= np.float32(positive(where, "update_ratio", update_ratio))
+        self._state.write(names.SCALE, scales)
+        return Tensor(scales[layer])
+
+    def _scales(self) -> NDArray[np.float32]:
+        """A copy of the present scales, ``[groups]``."""
+        if names.SCALE not in self._state:
+            return np.zeros(0, np.float32)
+        return self._state.read(names.SCALE)

@@ -1,0 +1,183 @@
+"""``OptimizerProcess``: the same optimizer anew, with centralized gradients if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
+from ortboost.graph.parameters import find_parameters
+from ortboost.mindspore.boost.parameter_process import checked_parameters
+from ortboost.mindspore.core.arguments import ArgumentTypeError, check_range, check_type
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.optimizers import LARS
+from ortboost.mindspore.nn.wrap import WithLossCell
+
+__all__ = ["OptimizerProcess", "network_of"]
+
+
+class OptimizerProcess:
+    """Makes an optimizer of the same kind and settings, whose state starts anew.
+
+    Works for every optimizer of :mod:`ortboost.mindspore.nn`, Adam and LARS too (MindSpore: only for those like
+    Momentum and SGD).
+
+    Args:
+        opt: The optimizer.
+
+    Attributes:
+        origin_params: What the new one will be made with: parameters, or dicts; may be replaced.
+
+    Raises:
+        ArgumentTypeError: ``opt`` is no optimizer.
+
+    Example:
+        >>> process = OptimizerProcess(nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
+        >>> process.add_grad_centralization(net)                                       # doctest: +SKIP
+        >>> optimizer = process.generate_new_optimizer()                               # doctest: +SKIP
+    """
+
+    def __init__(self, opt: Optimizer) -> None:
+        if not isinstance(opt, Optimizer):
+            raise ArgumentTypeError(
+                f"'opt' is {type(opt).__name__}.",
+                where="OptimizerProcess",
+                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
+            )
+        self.is_lars = isinstance(opt, LARS)
+        self.single_opt: Optimizer = opt.optimizer if isinstance(opt, LARS) else opt
+        self.opt_class = type(self.single_opt)
+        self.learning_rate = opt.learning_rate
+        self.origin_params: Any = opt.init_params["params"]
+        self._opt = opt
+        self._multiple_of = opt.gc_multiple_of
+
+    @staticmethod
+    def build_params_dict(network: Cell) -> dict[int, str | None]:
+        """What stands against centralizing the gradient of each parameter of a network.
+
+        MindSpore gives the cell that a parameter belongs to, to judge by it; here the graph is asked
+        how the parameter is used.
+
+        Args:
+            network: A network, or one with its loss.
+
+        Returns:
+            ``id`` of the parameter to the reason (a bias, a grouped convolution, the weight of a
+            full-normalization head), ``None`` if there is none.
+
+        Raises:
+            ArgumentTypeError: It is no network.
+        """
+        backbone = network_of("OptimizerProcess", network)
+        found = find_parameters(backbone.model)
+        trained = [p for p in found.values() if p.trainable]
+        _, report = centralize(backbone.model, trained, CentralizeConfig(multiple_of=1))
+        return {id(p): report.kept.get(p.name) for p in backbone.trainable_params()}
+
+    @staticmethod
+    def build_gc_params_group(
+        params_dict: Mapping[int, str | None], parameters: Iterable[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Split groups in what is centralized, which comes first, and the rest.
+
+        Args:
+            params_dict: See :meth:`build_params_dict`.
+            parameters: Groups: dicts with ``params`` and other keys.
+
+        Returns:
+            The new groups; those with ``grad_centralization: True`` are centralized.
+        """
+        groups: list[dict[str, Any]] = []
+        for group in parameters:
+            if "order_params" in group:
+                groups.append(dict(group))
+                continue
+            keys = {key: value for key, value in group.items() if key != "params"}
+            suited = [p for p in group["params"] if params_dict.get(id(p), "not known") is None]
+            rest = [p for p in group["params"] if params_dict.get(id(p), "not known") is not None]
+            if suited:
+                groups.append({"params": suited, **keys, "grad_centralization": True})
+            if rest:
+                groups.append({"params": rest, **keys})
+        return groups
+
+    def add_grad_centralization(self, network: Cell, multiple_of: int | None = None) -> None:
+        """Let the new optimizer centralize the gradients of weights.
+
+        Works for a plain list too (MindSpore only warns there and changes nothing): the parameters
+        become groups.
+
+        Args:
+            network: The network that is trained, or one with its loss.
+            multiple_of: Only weights of layers with a multiple of this many inputs; that of the
+                optimizer if not given, 16 as in MindSpore. 1 is every weight.
+
+        Raises:
+            ArgumentValueError: There are no parameters, or ``multiple_of`` is below 1.
+            ArgumentTypeError: They are neither parameters nor dicts.
+        """
+        owner = "OptimizerProcess.add_grad_centralization"
+        parameters = checked_parameters(owner, self.origin_params)
+        if multiple_of is not None:
+            check_type(owner, "multiple_of", multiple_of, int)
+            check_range(owner, "multiple_of", multiple_of, 1)
+            self._multiple_of = multiple_of
+        if isinstance(parameters[0], Parameter):
+            parameters = [{"params": parameters}]
+        reasons = self.build_params_dict(network)
+        self.origin_params = self.build_gc_params_group(reasons, parameters)
+
+    def generate_new_optimizer(self) -> Optimizer:
+        """The new optimizer.
+
+        If a plain list became groups, what it spared from weight decay (the scale and shift of
+        normalizations) stays spared; MindSpore's groups begin to decay it.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: :attr:`origin_params` cannot be parameters.
+        """
+        owner = "OptimizerProcess.generate_new_optimizer"
+        parameters = checked_parameters(owner, self.origin_params)
+        split = isinstance(parameters[0], Mapping) and not self._opt.is_group
+        if split and not self.is_lars:  # with LARS, its filter says who decays
+            parameters = [part for group in parameters for part in _spared(group)]
+        fresh = self._opt.renewed(parameters)
+        fresh.learning_rate = self.learning_rate
+        fresh.gc_multiple_of = self._multiple_of
+        return fresh
+
+
+def network_of(owner: str, value: Any) -> Network:
+    """The network in a cell that holds one.
+
+    Raises:
+        ArgumentTypeError: It holds none.
+    """
+    if isinstance(value, WithLossCell):
+        return value.backbone_network
+    if isinstance(value, Network):
+        return value
+    raise ArgumentTypeError(
+        f"'network' is {type(value).__name__}.",
+        where=owner,
+        fix="Give a network loaded with ortboost.load(path), or nn.WithLossCell of one.",
+    )
+
+
+def _spared(group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A group in what decays and what a plain list spares."""
+    if "order_params" in group or "weight_decay" in group:
+        return [dict(group)]
+    spared = [p for p in group["params"] if _no_decay(p)]
+    rest = [p for p in group["params"] if not _no_decay(p)]
+    parts = [{**group, "params": rest}] if rest else []
+    return [*parts, {**group, "params": spared, "weight_decay": 0.0}] if spared else parts
+
+
+def _no_decay(parameter: Parameter) -> bool:
+    named = "beta" in parameter.name or "gamma" in parameter.name
+    return named or parameter.role in ("norm_scale", "norm_shift")

@@ -1,0 +1,129 @@
+"""``ParameterProcess``: lists and groups of parameters for a new optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.mindspore.core.parameter import Parameter
+
+__all__ = ["ParameterProcess", "checked_parameters"]
+
+
+class ParameterProcess:
+    """Makes parameter groups for a new optimizer, and numbers parameters for the exchange of gradients.
+
+    Example:
+        >>> new = net.trainable_params()[:2]                                # doctest: +SKIP
+        >>> ParameterProcess.generate_group_params(new, net.trainable_params())  # doctest: +SKIP
+        [{'params': [...]}]
+    """
+
+    def __init__(self) -> None:
+        self._parameter_indices = 1
+
+    @staticmethod
+    def generate_group_params(
+        parameters: Sequence[Parameter], origin_params: Any
+    ) -> list[dict[str, Any]]:
+        """Put parameters into the groups that parameters of the same names were in.
+
+        Args:
+            parameters: The new parameters.
+            origin_params: What the old optimizer was made with: parameters, or dicts.
+
+        Returns:
+            One group for a plain list. Else the old groups with their keys and the new parameters in
+            the order of the old ones; ``order_params`` are ``parameters``; new parameters that were in
+            no group get one with the keys of the group that has most. Groups that are left without
+            parameters are left out (MindSpore keeps them, and its optimizers refuse them).
+
+        Raises:
+            ArgumentValueError: ``origin_params`` is empty.
+            ArgumentTypeError: It holds neither parameters nor dicts.
+
+        Example:
+            >>> import numpy as np
+            >>> a, b = (Parameter(np.zeros(1, np.float32), name) for name in "ab")
+            >>> groups = ParameterProcess.generate_group_params([a, b], [{"params": [b], "lr": 0.1}])
+            >>> [([p.name for p in group["params"]], group["lr"]) for group in groups]
+            [(['b'], 0.1), (['a'], 0.1)]
+        """
+        origin = checked_parameters("ParameterProcess.generate_group_params", origin_params)
+        if isinstance(origin[0], Parameter):
+            return [{"params": list(parameters)}]
+        by_name = {parameter.name: parameter for parameter in parameters}
+        left = dict(by_name)
+        groups: list[dict[str, Any]] = []
+        richest: dict[str, Any] = {}
+        for group in origin:
+            if "order_params" in group:
+                groups.append({"order_params": list(parameters)})
+                continue
+            chosen = [by_name[p.name] for p in group["params"] if p.name in by_name]
+            keys = {key: value for key, value in group.items() if key != "params"}
+            if chosen:
+                groups.append({"params": chosen, **keys})
+            for parameter in chosen:
+                left.pop(parameter.name, None)
+            if len(keys) > len(richest):
+                richest = keys
+        if left:
+            groups.append({"params": list(left.values()), **richest})
+        return groups
+
+    def assign_parameter_group(
+        self, parameters: Any, split_point: Sequence[int] | None = None
+    ) -> Any:
+        """Number parameters with ``comm_fusion``: those of one number would be exchanged together.
+
+        The numbers start at 1 with the first call on an object and go on from there with the next. With
+        one process they change nothing.
+
+        Args:
+            parameters: A list or tuple of parameters.
+            split_point: Positions at which a new number starts; the middle if not given.
+
+        Returns:
+            ``parameters``, what they are.
+
+        Raises:
+            ArgumentTypeError: ``split_point`` is no list of whole numbers.
+        """
+        if not isinstance(parameters, list | tuple) or not parameters:
+            return parameters
+        owner = "ParameterProcess.assign_parameter_group"
+        if split_point is not None:
+            check_type(owner, "split_point", split_point, list, tuple)
+        for point in split_point or ():
+            check_type(owner, "split_point", point, int)
+        points = split_point or [len(parameters) // 2]
+        for index, parameter in enumerate(parameters):
+            self._parameter_indices += index in points
+            parameter.comm_fusion = self._parameter_indices
+        return parameters
+
+
+def checked_parameters(owner: str, value: Any) -> list[Any]:
+    """A list of parameters or of dicts, not empty.
+
+    Raises:
+        ArgumentValueError: It is empty.
+        ArgumentTypeError: It holds something else.
+    """
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
+    if not items:
+        raise ArgumentValueError(
+            "The list of parameters is empty.", where=owner, fix="Give net.trainable_params()."
+        )
+    if not isinstance(items, list) or not (
+        all(isinstance(item, Parameter) for item in items)
+        or all(isinstance(item, Mapping) for item in items)
+    ):
+        raise ArgumentTypeError(
+            "Neither parameters nor dicts of them were given.",
+            where=owner,
+            fix="Give net.trainable_params(), or [{'params': [...], 'lr': 0.1}, ...].",
+        )
+    return items

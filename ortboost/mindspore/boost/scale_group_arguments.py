@@ -1,0 +1,102 @@
+"""What :class:`ortboost.mindspore.boost.GroupLossScaleManager` makes of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ortboost.core.errors import nearest
+from ortboost.graph.query import match_names
+from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type, is_number
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.optimizer import exact_patterns
+
+__all__ = ["exact_groups", "first_scales", "positive"]
+
+_LARGEST = 3.4e38  # float32
+
+
+def exact_groups(
+    owner: str, groups: Sequence[Any], trained: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
+    """The groups as patterns that match one parameter each.
+
+    Args:
+        owner: For errors.
+        groups: Lists of parameters or of shell-style patterns.
+        trained: Names of the optimizer's parameters.
+
+    Raises:
+        ArgumentTypeError: A group is no list, or holds something else.
+        ArgumentValueError: The groups do not hold each of the parameters once, or one is empty.
+    """
+    where = f"{owner}, loss_scale_groups"
+    found: dict[str, int] = {}
+    for number, group in enumerate(groups, 1):
+        check_type(where, f"group {number}", group, list, tuple)
+        for member in group:
+            check_type(where, f"a member of group {number}", member, Parameter, str)
+            given = member.name if isinstance(member, Parameter) else member
+            patterns = exact_patterns([given]) if isinstance(member, Parameter) else (given,)
+            hits, _ = match_names(trained, patterns)
+            if not hits:
+                raise ArgumentValueError(
+                    f"'{given}' is none of the optimizer's parameters.",
+                    where=f"{where}, group {number}",
+                    fix=nearest(given, trained),
+                )
+            for name in hits:
+                if found.setdefault(name, number) != number:
+                    raise ArgumentValueError(
+                        f"'{name}' is in the groups {found[name]} and {number}.",
+                        where=where,
+                        fix="Leave it in one of them.",
+                    )
+        if number not in found.values():
+            raise ArgumentValueError(
+                "There is no parameter in it.",
+                where=f"{where}, group {number}",
+                fix="Give each group the parameters of some layers.",
+            )
+    left = [name for name in trained if name not in found]
+    if left:
+        raise ArgumentValueError(
+            f"{len(left)} of the optimizer's parameters are in no group, '{left[0]}' for one.",
+            where=where,
+            fix="Set manager.loss_scale_groups to lists that together hold them all, or to a number.",
+        )
+    numbers = range(1, len(groups) + 1)
+    return tuple(exact_patterns(n for n in trained if found[n] == number) for number in numbers)
+
+
+def first_scales(owner: str, value: Any) -> float | list[float]:
+    """A number, or a list of them, all above 0.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: It is neither.
+    """
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ArgumentValueError(
+                "The list is empty.",
+                where=f"{owner}, init_loss_scale",
+                fix="Give a number, or one for each group.",
+            )
+        return [positive(owner, "init_loss_scale", number) for number in value]
+    return positive(owner, "init_loss_scale", value)
+
+
+def positive(owner: str, name: str, value: Any) -> float:
+    """A number above 0; an array or parameter with one element will do.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: It is none.
+    """
+    if isinstance(value, np.ndarray | Parameter) and value.size == 1:
+        value = np.asarray(value).item()
+    if not is_number(value):
+        check_type(owner, name, value, int, float)
+    check_range(owner, name, value, 0, _LARGEST, open_low=True)
+    return float(value)

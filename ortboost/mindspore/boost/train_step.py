@@ -1,0 +1,187 @@
+"""``BoostTrainOneStepCell`` and ``BoostTrainOneStepWithLossScaleCell``: training steps with boosts.
+
+What is boosted comes with the optimizer: an :class:`ortboost.mindspore.boost.FreezeOpt`, a
+:class:`ortboost.mindspore.boost.GradientAccumulation` around it or around a plain one. (MindSpore's cells read a
+singleton of ``AutoBoost``; here two cells of one process can differ.) The order is that of
+:mod:`ortboost.program.combine`: the freeze says which gradients there are, the window sums them up, the
+optimizer takes their mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ortboost.mindspore.boost.freeze_opt import FreezeOpt
+from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
+from ortboost.mindspore.nn.compiled import CompiledSteps
+from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.updates import OptimizerWrapper
+
+__all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]
+
+
+class _Boosts:
+    """What the two cells share: which boosts there are, and MindSpore's methods for each."""
+
+    optimizer: Any
+    construct: Any
+    _steps: CompiledSteps
+
+    @property
+    def freeze(self) -> bool:
+        """Whether groups of parameters are trained in turns."""
+        return self._steps.freeze is not None
+
+    @property
+    def train_strategy(self) -> list[int] | None:
+        """The group of each update, if the optimizer has a strategy."""
+        optimizer = self.optimizer
+        while isinstance(optimizer, OptimizerWrapper) and not isinstance(optimizer, FreezeOpt):
+            optimizer = optimizer.optimizer
+        return optimizer.train_strategy if isinstance(optimizer, FreezeOpt) else None
+
+    @property
+    def use_grad_accumulation(self) -> bool:
+        """Whether an update takes several steps."""
+        return self._steps.accumulate > 1
+
+    @property
+    def max_accumulation_step(self) -> int:
+        """Steps of an update."""
+        return self._steps.accumulate
+
+    @property
+    def enable_adasum(self) -> bool:
+        """See :meth:`check_adasum_enable`."""
+        return self.check_adasum_enable()
+
+    @property
+    def enable_dim_reduce(self) -> bool:
+        """See :meth:`check_dim_reduce_enable`."""
+        return self.check_dim_reduce_enable()
+
+    def check_adasum_enable(self) -> bool:
+        """Whether AdaSum joins the updates of several servers: False, there is one process."""
+        return False
+
+    def check_dim_reduce_enable(self) -> bool:
+        """Whether the step is taken in a subspace: False, that is not in this version."""
+        return False
+
+    def gradient_freeze_process(self, *inputs: Any) -> Any:
+        """One step of a cell with gradient freeze; the same as calling it.
+
+        Args:
+            *inputs: Data of each input, then the labels.
+
+        Raises:
+            ArgumentValueError: Nothing is frozen.
+        """
+        if not self.freeze:
+            raise ArgumentValueError(
+                "The optimizer freezes nothing.",
+                where=f"{type(self).__name__}.gradient_freeze_process",
+                fix="Make the cell with a FreezeOpt.",
+            )
+        return self.construct(*inputs)
+
+    def gradient_accumulation_process(self, *inputs: Any) -> Any:
+        """One step of a window of accumulation; the same as calling the cell.
+
+        MindSpore hands it loss and gradients too; here they never leave the graph.
+
+        Args:
+            *inputs: Data of each input, then the labels.
+
+        Raises:
+            ArgumentValueError: Nothing is accumulated.
+        """
+        if not self.use_grad_accumulation:
+            raise ArgumentValueError(
+                "The optimizer accumulates nothing.",
+                where=f"{type(self).__name__}.gradient_accumulation_process",
+                fix="Make the cell with a GradientAccumulation.",
+            )
+        return self.construct(*inputs)
+
+    def adasum_process(self, *args: Any) -> NoReturn:
+        """Not in this version.
+
+        Raises:
+            NotInThisVersionError: Always.
+        """
+        self._missing("AdaSum", "adasum_process")
+
+    def dim_reduce_process(self, *args: Any) -> NoReturn:
+        """Not in this version.
+
+        Raises:
+            NotInThisVersionError: Always.
+        """
+        self._missing("Dimension reduction", "dim_reduce_process")
+
+    def flush(self) -> bool:
+        """Update with what a window of accumulation holds so far, as the mean of its steps.
+
+        Returns:
+            Whether there was anything.
+
+        Raises:
+            ArgumentRuntimeError: The list of learning rates has ended.
+        """
+        return self._steps.flush()
+
+    def _missing(self, boost: str, method: str) -> NoReturn:
+        raise NotInThisVersionError(
+            f"{boost} is not in this version.",
+            where=f"{type(self).__name__}.{method}",
+            fix="Call the cell itself.",
+        )
+
+
+class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
+    """A training step with boosts and without a finite check.
+
+    It always answers the loss before the update, of this batch. (MindSpore's answers nothing if
+    ``sens`` is not given, and its documentation promises a tuple.)
+
+    Args:
+        network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose one output is its loss.
+        optimizer: An optimizer, a :class:`ortboost.mindspore.boost.FreezeOpt` or a
+            :class:`ortboost.mindspore.boost.GradientAccumulation`.
+        sens: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
+
+    Example:
+        >>> step = BoostTrainOneStepCell(net_with_loss, GradientAccumulation(4, opt))  # doctest: +SKIP
+        >>> for images, labels in batches:                                             # doctest: +SKIP
+        ...     loss = step(images, labels)
+        >>> step.flush()                                                               # doctest: +SKIP
+        False
+    """
+
+    def __init__(self, network: Any, optimizer: Any, sens: Any = None) -> None:
+        super().__init__(network, optimizer, sens)
+
+
+class BoostTrainOneStepWithLossScaleCell(_Boosts, TrainOneStepWithLossScaleCell):
+    """A training step with boosts and a loss scale: an overflow skips the update.
+
+    A step of a window that overflows is not counted: the update comes after so many good steps. The
+    group of gradient freeze moves on with the updates, so that an overflow tries the same group again.
+
+    Args:
+        network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose one output is its loss.
+        optimizer: See :class:`BoostTrainOneStepCell`. (MindSpore's cannot take a ``FreezeOpt``.)
+        scale_sense: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
+
+    Example:
+        >>> manager = nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)                      # doctest: +SKIP
+        >>> step = BoostTrainOneStepWithLossScaleCell(net_with_loss, opt, manager)       # doctest: +SKIP
+        >>> loss, overflow, loss_scale = step(images, labels)                            # doctest: +SKIP
+    """

@@ -1,0 +1,1 @@
+"""Networks, cells, parameters and tensors under MindSpore's names."""

@@ -1,0 +1,103 @@
+"""``Cell``: what networks, losses, optimizers and training steps have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ortboost.mindspore.core.arguments import NotInThisVersionError, check_type
+from ortboost.mindspore.core.parameter import Parameter
+
+__all__ = ["Cell"]
+
+
+class Cell:
+    """Base of everything that can be called, with the parameter methods of MindSpore's ``Cell``.
+
+    The parameters of a cell are those of the cells among its attributes. Cells that compute are made
+    by :func:`ortboost.load` from ONNX files; a subclass that computes in Python runs on the host and
+    cannot be trained.
+    """
+
+    def __init__(self) -> None:
+        self.training = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run :meth:`construct`."""
+        return self.construct(*args, **kwargs)
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        """What the cell computes; subclasses say."""
+        raise NotInThisVersionError(
+            f"'{type(self).__name__}' has no construct method.",
+            where=type(self).__name__,
+            fix="Networks come from ONNX files here: ortboost.load(path).",
+        )
+
+    def cells(self) -> Iterator[Cell]:
+        """The cells among the attributes, each once."""
+        seen = set()
+        for value in vars(self).values():
+            if isinstance(value, Cell) and id(value) not in seen:
+                seen.add(id(value))
+                yield value
+
+    def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
+        """All parameters, running statistics too, each once.
+
+        Args:
+            expand: Also those of the cells inside.
+        """
+        seen = set()
+        for cell in self.cells() if expand else ():
+            for parameter in cell.get_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+    def trainable_params(self, recurse: bool = True) -> list[Parameter]:
+        """The parameters with ``requires_grad``, a list to give to an optimizer."""
+        return [p for p in self.get_parameters(recurse) if p.requires_grad]
+
+    def untrainable_params(self, recurse: bool = True) -> list[Parameter]:
+        """The parameters without ``requires_grad``: running statistics and frozen ones."""
+        return [p for p in self.get_parameters(recurse) if not p.requires_grad]
+
+    def parameters_dict(self, recurse: bool = True) -> dict[str, Parameter]:
+        """Name to parameter."""
+        return {p.name: p for p in self.get_parameters(recurse)}
+
+    def parameters_and_names(
+        self, name_prefix: str = "", expand: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Pairs of name and parameter; ``name_prefix`` goes before each name with a dot."""
+        prefix = f"{name_prefix}." if name_prefix else ""
+        for parameter in self.get_parameters(expand):
+            yield prefix + parameter.name, parameter
+
+    def set_train(self, mode: bool = True) -> Cell:
+        """Note whether the user means to train.
+
+        It changes no result: a training step always runs the training graph, and a forward call
+        always the inference graph.
+
+        Returns:
+            The cell itself.
+
+        Raises:
+            ArgumentTypeError: ``mode`` is no bool.
+        """
+        check_type(type(self).__name__, "mode", mode, bool)
+        self.training = mode
+        for cell in self.cells():
+            cell.set_train(mode)
+        return self
+
+    def set_grad(self, requires_grad: bool = True) -> Cell:
+        """Accepted for compatibility; a training step differentiates what it must.
+
+        Returns:
+            The cell itself.
+        """
+        check_type(type(self).__name__, "requires_grad", requires_grad, bool)
+        return self

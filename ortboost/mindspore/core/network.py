@@ -1,0 +1,234 @@
+"""``Network``: an ONNX model with the methods of MindSpore's cells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.errors import UsageError
+from ortboost.graph.io import ModelSource, load_model, save_model
+from ortboost.graph.normalize import normalize
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import known_shape
+from ortboost.graph.store_weights import store_weights
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.session import open_session, runtime
+from ortboost.transforms.precision import PrecisionConfig
+from ortboost.transforms.trainable_norm import to_inference, to_training
+
+__all__ = ["Network", "Parameter", "as_input", "load"]
+
+_OPSETS, _IR_VERSION = range(18, 22), 10
+
+
+class Network(Cell):
+    """A model loaded from ONNX: its parameters, and its forward pass on numpy arrays.
+
+    Calling it always runs the inference graph (running statistics, no dropout), with the newest
+    weights. Training is what ``nn.TrainOneStepCell`` and its like do with it.
+
+    Args:
+        source: Path of an ``.onnx`` file, an :class:`onnx.ModelProto`, or an
+            :class:`onnx_ir.Model`, which is copied.
+        device: ``auto``, ``cpu`` or ``cuda``, for the forward pass and the training steps.
+        threads: Threads within an operator; the runtime's choice if not given.
+        seed: Seed of dropout in the training steps.
+
+    Raises:
+        FileError: The file is missing or damaged.
+        ModelError: It cannot be brought to a supported form.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.device, self.threads, self.seed = device, threads, seed
+        self.precision = PrecisionConfig()  # of the training steps; see ortboost.mindspore.amp
+        self.model = load_model(source)
+        normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
+        store_weights(self.model)
+        # In and out of training form: shared running statistics get the names that they get there.
+        self._forward_model = self.model.clone()
+        to_training(self._forward_model)
+        to_inference(self._forward_model)
+        self._session: Any = None
+        self._device_values: dict[str, Any] = {}
+        self._device_version = -1
+        found = find_parameters(self._forward_model)
+        kept = {n: p for n, p in found.items() if p.trainable or p.role.startswith("running_")}
+        self.state = LiveState(
+            {n: np.array(_initial(self._forward_model, n), copy=True) for n in kept}
+        )
+        self._parameters = {
+            name: Parameter.of_state(
+                self.state, name, requires_grad=parameter.trainable, role=parameter.role
+            )
+            for name, parameter in kept.items()
+        }
+        inputs = self._forward_model.graph.inputs
+        self.inputs: Sequence[TensorSpec] = [TensorSpec.of(value) for value in inputs]
+        self.output_shape = known_shape(self._forward_model.graph.outputs[0])
+        """Shape of the (first) output with names for symbolic axes; ``None`` if not known."""
+        self.outputs = [value.name or "" for value in self._forward_model.graph.outputs]
+
+    def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
+        """All parameters in the order in which the graph uses them, running statistics too."""
+        return iter(self._parameters.values())
+
+    def construct(self, *inputs: Any) -> Any:
+        """The forward pass in inference form.
+
+        Args:
+            *inputs: One array for each input of the model, in its order.
+
+        Returns:
+            The output as a :class:`ortboost.Tensor`, or a tuple of them.
+
+        Raises:
+            ArgumentTypeError: Their number or a dtype does not fit.
+            ArgumentValueError: A shape does not fit.
+        """
+        if len(inputs) != len(self.inputs):
+            raise ArgumentTypeError(
+                f"The network takes {len(self.inputs)} inputs and got {len(inputs)}.",
+                where="network call",
+                fix=f"Give {', '.join(spec.name for spec in self.inputs)}.",
+            )
+        feeds = {
+            spec.name: as_input(value, spec)
+            for spec, value in zip(self.inputs, inputs, strict=True)
+        }
+        outputs = tuple(Tensor(array) for array in self._run(feeds))
+        return outputs if len(outputs) != 1 else outputs[0]
+
+    def _run(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        if self._session is None:
+            self._session = open_session(
+                _lifted(self._forward_model, self._parameters),
+                device=self.device,
+                threads=self.threads,
+            )
+        if self._device_version != self.state.version:
+            cuda = "CUDAExecutionProvider" in self._session.get_providers()
+            place = runtime().OrtValue.ortvalue_from_numpy
+            wanted = {value.name for value in self._session.get_inputs()}
+            self._device_version = self.state.version
+            self._device_values = {
+                name: place(np.array(value, order="C"), "cuda" if cuda else "cpu")
+                for name, value in self.state.values().items()
+                if name in wanted
+            }
+        binding = self._session.io_binding()
+        for name, value in self._device_values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name in self.outputs:
+            binding.bind_output(name, "cpu")
+        try:
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            raise UsageError(
+                "onnxruntime could not run the network on these arrays.",
+                where=str(error).strip().splitlines()[0],
+                fix="Check that their shapes fit the model.",
+            ) from error
+        return [value.numpy() for value in binding.get_outputs()]
+
+    def to_model(self) -> ir.Model:
+        """The inference graph with the present weights as a new model."""
+        model = self._forward_model.clone()
+        for name, array in self.state.values().items():
+            if name in model.graph.initializers:
+                model.graph.initializers[name].const_value = ir.tensor(np.array(array), name=name)
+        return model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the inference graph with the present weights, atomically.
+
+        Raises:
+            FileError: It cannot be written.
+        """
+        save_model(self.to_model(), path)
+
+
+def load(
+    source: ModelSource, *, device: str = "auto", threads: int | None = None, seed: int = 0
+) -> Network:
+    """Load a network from ONNX; see :class:`Network` for the arguments.
+
+    Example:
+        >>> net = load("models/mlp.onnx")  # doctest: +SKIP
+        >>> net(np.zeros([2, 64], np.float32)).shape  # doctest: +SKIP
+        (2, 10)
+    """
+    return Network(source, device=device, threads=threads, seed=seed)
+
+
+def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
+    """An array in the dtype of a graph input, after checking that it fits.
+
+    Raises:
+        ArgumentTypeError: No array, or floats where whole numbers are wanted.
+        ArgumentValueError: The shape does not fit.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        raise ArgumentTypeError(
+            f"The input '{spec.name}' got {type(value).__name__}.",
+            where=f"input '{spec.name}'",
+            fix=f"Give an array of {spec.dtype}, shape {list(spec.shape)}.",
+        )
+    array = as_array(value, spec.name)
+    if array.dtype.kind == "f" and spec.dtype.kind != "f":
+        raise ArgumentTypeError(
+            f"The input '{spec.name}' got {array.dtype}, it takes {spec.dtype}.",
+            where=f"input '{spec.name}'",
+            fix=f"Give an array of {spec.dtype}.",
+        )
+    fits = len(array.shape) == len(spec.shape) and all(
+        not isinstance(want, int) or want == have
+        for have, want in zip(array.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise ArgumentValueError(
+            f"The input '{spec.name}' got the shape {list(array.shape)}.",
+            where=f"input '{spec.name}'",
+            fix=f"Give an array of the shape [{', '.join(str(d) for d in spec.shape)}].",
+        )
+    return np.asarray(array, dtype=spec.dtype, order="C")
+
+
+def _initial(model: ir.Model, name: str) -> NDArray[Any]:
+    tensor = model.graph.initializers[name].const_value
+    if tensor is None:
+        raise UsageError(f"The tensor '{name}' has no value.", where=name, fix="Export again.")
+    return tensor.numpy()
+
+
+def _lifted(model: ir.Model, names: Mapping[str, Parameter]) -> ir.Model:
+    """A copy whose parameters are graph inputs."""
+    copy = model.clone()
+    for name, parameter in names.items():
+        value = copy.graph.initializers.pop(name, None)
+        if value is not None:
+            value.const_value = None
+            value.type = ir.TensorType(ir.DataType.from_numpy(parameter.dtype))
+            value.shape = ir.Shape(parameter.shape)
+            copy.graph.inputs.append(value)
+    return copy

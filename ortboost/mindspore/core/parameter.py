@@ -1,0 +1,150 @@
+"""``Parameter``: a named tensor of a network, wherever its value is at the moment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.core.tensor import Tensor, as_array
+
+__all__ = ["Parameter"]
+
+
+class Parameter:
+    """A named tensor that is trained, or a running statistic (``requires_grad`` is False).
+
+    Its value is that of the network wherever it is at the moment: before training that of the
+    file, after a step the trained one, read back from the device when asked for.
+
+    Args:
+        default_input: The value.
+        name: Its name.
+        requires_grad: Whether it is to be trained. Read when a training step is compiled, so a
+            parameter can be frozen between two steps.
+
+    Example:
+        >>> Parameter(np.ones([2, 3], np.float32), name="w")
+        Parameter (name=w, shape=(2, 3), dtype=float32, requires_grad=True)
+    """
+
+    def __init__(
+        self, default_input: Any, name: str | None = None, requires_grad: bool = True
+    ) -> None:
+        value = np.asarray(Tensor(default_input))
+        self._attach(name or "Parameter", LiveState(), value.shape, value.dtype, requires_grad, "")
+        self.state.write(self.name, value)
+
+    def _attach(
+        self,
+        name: str,
+        state: LiveState,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        requires_grad: bool,
+        role: str,
+    ) -> None:
+        self.name, self.state, self.shape, self.dtype = name, state, shape, dtype
+        self.requires_grad, self.role = requires_grad, role
+        self.comm_fusion = 1
+        """Which parameters several processes exchange together; with one it changes nothing."""
+
+    @classmethod
+    def of_state(
+        cls, state: LiveState, name: str, *, requires_grad: bool = True, role: str = ""
+    ) -> Parameter:
+        """The parameter that stands for one tensor of a state."""
+        value = state.read(name)
+        parameter = cls.__new__(cls)
+        parameter._attach(name, state, value.shape, value.dtype, requires_grad, role)
+        return parameter
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether it is trained; can be set."""
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        check_type(f"parameter '{self.name}'", "requires_grad", value, bool)
+        self._requires_grad = value
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def asnumpy(self) -> NDArray[Any]:
+        """A copy of the present value."""
+        return self.state.read(self.name)
+
+    @property
+    def data(self) -> Tensor:
+        """The present value as a :class:`ortboost.Tensor`; a copy."""
+        return Tensor(self.asnumpy())
+
+    def value(self) -> Tensor:
+        """The same as :attr:`data`."""
+        return self.data
+
+    def set_data(self, data: Any, slice_shape: bool = False) -> Parameter:
+        """Replace the value, on the device too if the network is being trained.
+
+        Args:
+            data: Array or Tensor of this shape; another float precision is converted.
+            slice_shape: For compatibility; True is refused, shapes are fixed in the graph.
+
+        Raises:
+            ArgumentTypeError: It is no array, or not of a kind that can be converted.
+            ArgumentValueError: It has another shape.
+
+        Example:
+            >>> p = Parameter(np.zeros(2, np.float32), name="b")
+            >>> p.set_data(np.ones(2)).asnumpy()
+            array([1., 1.], dtype=float32)
+        """
+        where = f"parameter '{self.name}'"
+        if not isinstance(data, np.ndarray | np.generic | Parameter) and not hasattr(
+            data, "asnumpy"
+        ):
+            raise ArgumentTypeError(
+                f"set_data got {type(data).__name__}.",
+                where=where,
+                fix="Give a numpy array or a Tensor of the parameter's shape.",
+            )
+        array = as_array(data, "data")
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise ArgumentTypeError(
+                f"{array.dtype} cannot become {self.dtype}.",
+                where=where,
+                fix=f"Convert it first: data.astype('{self.dtype}').",
+            )
+        if slice_shape or array.shape != self.shape:
+            raise ArgumentValueError(
+                f"set_data got the shape {array.shape}.",
+                where=where,
+                fix=f"Give an array of the shape {self.shape}.",
+            )
+        self.state.write(self.name, array.astype(self.dtype, copy=False))
+        return self
+
+    def init_data(self) -> Parameter:
+        """For compatibility: the value is always there."""
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.asnumpy(), dtype=dtype)
+
+    def __repr__(self) -> str:
+        return (
+            f"Parameter (name={self.name}, shape={self.shape}, dtype={self.dtype}, "
+            f"requires_grad={self.requires_grad})"
+        )

@@ -1,0 +1,110 @@
+"""Saving and loading weights under MindSpore's names; the files are safetensors.
+
+These are weights and running statistics. To resume a training run bit by bit, use the trainer
+(``ortboost train --resume``), whose checkpoints hold slots, counters and the data position too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save_file
+
+from ortboost.core.files import atomic_path
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.program.program import read_tensors
+
+__all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]
+
+
+def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Path:
+    """Write parameters to a safetensors file, atomically.
+
+    Args:
+        save_obj: A cell, or a dict from name to Parameter.
+        ckpt_file_name: The file; ``.safetensors`` is added if it has no such ending.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ArgumentTypeError: Nothing that can be saved.
+        FileError: The file cannot be written.
+    """
+    if isinstance(save_obj, Cell):
+        save_obj = save_obj.parameters_dict()
+    if not isinstance(save_obj, Mapping) or not all(
+        isinstance(value, Parameter) for value in save_obj.values()
+    ):
+        raise ArgumentTypeError(
+            f"'save_obj' is {type(save_obj).__name__}.",
+            where="save_checkpoint",
+            fix="Give a network, or a dict from name to Parameter.",
+        )
+    path = Path(ckpt_file_name)
+    if path.suffix != ".safetensors":
+        path = path.with_name(f"{path.name}.safetensors")
+    with atomic_path(path) as temporary:
+        save_file({str(name): p.asnumpy() for name, p in save_obj.items()}, temporary)
+    return path
+
+
+def load_checkpoint(
+    ckpt_file_name: str | os.PathLike[str], net: Cell | None = None
+) -> dict[str, Parameter]:
+    """Read parameters from a safetensors file.
+
+    Args:
+        ckpt_file_name: The file.
+        net: If given, the values go into it at once.
+
+    Raises:
+        FileError: The file is missing or damaged.
+    """
+    tensors = read_tensors(ckpt_file_name)
+    loaded = {name: Parameter(array, name=name) for name, array in tensors.items()}
+    if net is not None:
+        load_param_into_net(net, loaded)
+    return loaded
+
+
+def load_param_into_net(
+    net: Cell, parameter_dict: Mapping[str, Parameter], strict_load: bool = False
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Put loaded values into a network, by name.
+
+    Args:
+        net: The network.
+        parameter_dict: From :func:`load_checkpoint`.
+        strict_load: Refuse if a parameter of the network is missing.
+
+    Returns:
+        Names of the network that were not given, and names given that the network does not have.
+
+    Raises:
+        ArgumentTypeError: No network, or no dict of parameters.
+        ArgumentValueError: A shape differs, or with ``strict_load`` a parameter is missing.
+    """
+    if not isinstance(net, Cell) or not isinstance(parameter_dict, Mapping):
+        raise ArgumentTypeError(
+            f"Got {type(net).__name__} and {type(parameter_dict).__name__}.",
+            where="load_param_into_net",
+            fix="Give a network and what load_checkpoint returned.",
+        )
+    own = net.parameters_dict()
+    missing = [name for name in own if name not in parameter_dict]
+    if missing and strict_load:
+        raise ArgumentValueError(
+            f"There is no value for '{missing[0]}'.",
+            where="load_param_into_net",
+            fix="Use the checkpoint of this network, or strict_load=False.",
+        )
+    for name, parameter in own.items():
+        if name in parameter_dict:
+            parameter.set_data(parameter_dict[name])
+    return missing, [name for name in parameter_dict if name not in own]

@@ -1,0 +1,110 @@
+"""``Tensor``: a numpy array with the few methods that MindSpore code calls on tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.mindspore.core.arguments import ArgumentTypeError
+
+__all__ = [
+    "Tensor",
+    "as_array",
+    "bool_",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+]
+
+bool_ = np.dtype("bool")
+int8 = np.dtype("int8")
+int16 = np.dtype("int16")
+int32 = np.dtype("int32")
+int64 = np.dtype("int64")
+uint8 = np.dtype("uint8")
+float16 = np.dtype("float16")
+float32 = np.dtype("float32")
+float64 = np.dtype("float64")
+
+
+class Tensor(np.ndarray[Any, np.dtype[Any]]):
+    """A numpy array that also answers to MindSpore's names.
+
+    It *is* a numpy array: everything that takes one takes it, and its ``dtype`` is numpy's.
+
+    Args:
+        input_data: Number, list, array, or tensor of another framework. Not copied if it is an
+            array of the right dtype.
+        dtype: Element type, such as ``ob.float32``; without it Python floats become float32, as in
+            MindSpore, and arrays keep theirs.
+
+    Raises:
+        ArgumentTypeError: The data are not numbers.
+
+    Example:
+        >>> Tensor([1.0, 2.0]).dtype
+        dtype('float32')
+        >>> Tensor(np.ones([2, 3]), float32).asnumpy().sum()
+        np.float32(6.0)
+    """
+
+    def __new__(cls, input_data: Any, dtype: Any = None) -> Tensor:
+        """See the class."""
+        plain = isinstance(input_data, bool | int | float | list | tuple)
+        array = as_array(input_data, "input_data")
+        if dtype is None and plain and array.dtype == np.float64:
+            dtype = np.float32
+        return np.asarray(array, dtype=dtype).view(cls)
+
+    def asnumpy(self) -> NDArray[Any]:
+        """The same values as a plain numpy array; memory is shared.
+
+        Example:
+            >>> type(Tensor([1, 2]).asnumpy()).__name__
+            'ndarray'
+        """
+        return self.view(np.ndarray)
+
+
+def as_array(value: Any, name: str) -> NDArray[Any]:
+    """A numpy array out of numbers, arrays, or a tensor of any framework.
+
+    Tensors are recognised by what they can do (``asnumpy``, or ``detach``, ``cpu`` and ``numpy``);
+    no framework is imported.
+
+    Args:
+        value: The data.
+        name: What it is called, for the error.
+
+    Raises:
+        ArgumentTypeError: It holds no numbers.
+    """
+    if isinstance(value, np.ndarray):
+        array = value.view(np.ndarray)
+    else:
+        if hasattr(value, "asnumpy"):
+            value = value.asnumpy()
+        else:
+            for method in ("detach", "cpu", "numpy"):
+                if hasattr(value, method):
+                    value = getattr(value, method)()
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ArgumentTypeError(
+                f"'{name}' is a ragged list.", where=name, fix="Make its rows equally long."
+            ) from error
+    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
+        raise ArgumentTypeError(
+            f"'{name}' holds no numbers but {array.dtype}.",
+            where=f"{name}: {type(value).__name__}",
+            fix="Give an array of numbers.",
+        )
+    return array

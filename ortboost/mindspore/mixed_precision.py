@@ -1,0 +1,174 @@
+"""``auto_mixed_precision``, ``custom_mixed_precision`` and the lists of operators behind them.
+
+They decide how the *training steps* of a network compute. Its parameters, its updates and its inference graph
+(calls of the network, ``predict``, evaluation, export) stay in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.transforms.precision import PrecisionConfig, precision_for_level
+from ortboost.transforms.precision.levels import LEVELS
+from ortboost.transforms.precision.policy import LOW, WIDE
+
+__all__ = [
+    "auto_mixed_precision",
+    "check_amp_level",
+    "custom_mixed_precision",
+    "get_black_list",
+    "get_white_list",
+]
+
+_DTYPES: Final[dict[str, Literal["fp16", "bf16"]]] = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def auto_mixed_precision(
+    network: Network | WithLossCell,
+    amp_level: str = "O0",
+    dtype: Any = "float16",
+    *,
+    keep_batchnorm_fp32: bool | None = None,
+) -> Network | WithLossCell:
+    """Let the training steps of a network compute in a shorter number format.
+
+    Args:
+        network: The network, also inside a :class:`ortboost.mindspore.nn.WithLossCell`; changed in place.
+        amp_level: ``O0`` to ``O3`` or ``auto``, see :mod:`ortboost.transforms.precision.levels`.
+        dtype: ``float16`` or ``bfloat16``, by name or as a numpy type.
+        keep_batchnorm_fp32: Overrules what O2 and O3 say of normalizations.
+
+    Returns:
+        The network.
+
+    Raises:
+        ArgumentTypeError: ``network`` is no network.
+        ArgumentValueError: There is no such level or type.
+
+    Example:
+        >>> net = auto_mixed_precision(ob.load("models/lenet5.onnx"), "O2")  # doctest: +SKIP
+    """
+    check_amp_level(amp_level)
+    backbone = _backbone("auto_mixed_precision", network)
+    if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
+        raise ArgumentTypeError(
+            f"'keep_batchnorm_fp32' is {keep_batchnorm_fp32!r}.",
+            where="keep_batchnorm_fp32",
+            fix="Give True or False.",
+        )
+    compute = _compute(dtype)
+    if amp_level != "O0":
+        backbone.precision = precision_for_level(amp_level, keep_batchnorm_fp32, compute)
+    return network
+
+
+def custom_mixed_precision(
+    network: Network | WithLossCell,
+    *,
+    white_list: Sequence[str] | None = None,
+    black_list: Sequence[str] | None = None,
+    dtype: Any = "float16",
+) -> Network | WithLossCell:
+    """Let just some operators compute in a shorter number format.
+
+    MindSpore takes classes of cells; a network from ONNX has operators, and they have names.
+
+    Args:
+        network: As for :func:`auto_mixed_precision`.
+        white_list: Operators that compute in the shorter format; all others stay in float32.
+        black_list: Operators that stay in float32; all others do not. Give one of the two.
+        dtype: As for :func:`auto_mixed_precision`.
+
+    Raises:
+        ArgumentTypeError: A list holds something else than names.
+        ArgumentValueError: None or both of the lists are given, or no operator of the network is in the white list.
+
+    Example:
+        >>> custom_mixed_precision(net, white_list=[*get_white_list(), "Relu"])  # doctest: +SKIP
+    """
+    backbone = _backbone("custom_mixed_precision", network)
+    compute = _compute(dtype)
+    if (white_list is None) == (black_list is None):
+        raise ArgumentValueError(
+            "One of 'white_list' and 'black_list' is needed.",
+            where="custom_mixed_precision",
+            fix="Give one of the two.",
+        )
+    for name in (*(white_list or ()), *(black_list or ())):
+        if not isinstance(name, str):
+            raise ArgumentTypeError(
+                f"The list holds {name!r}.",
+                where="custom_mixed_precision",
+                fix="Give names of ONNX operators, for example 'Conv'.",
+            )
+    there = sorted({node.op_type for node in backbone.model.graph})
+    if white_list is None:
+        kept = tuple(name for name in there if name in set(black_list or ()))
+        backbone.precision = PrecisionConfig(
+            compute, policy="all", keep_batchnorm=False, keep_fp32=kept
+        )
+        return network
+    low = tuple(name for name in there if name in set(white_list))
+    if not low:
+        raise ArgumentValueError(
+            "No operator of the network is in the white list.",
+            where="custom_mixed_precision, white_list",
+            fix=f"The network has {', '.join(there)}.",
+        )
+    kept = tuple(name for name in there if name not in low)
+    backbone.precision = PrecisionConfig(compute, force_low=low, keep_fp32=kept)
+    return network
+
+
+def get_white_list() -> list[str]:
+    """Operators that compute in the shorter format at the levels O1 and auto: a copy."""
+    return list(LOW)
+
+
+def get_black_list() -> list[str]:
+    """Operators that stay in float32 at the levels O1 and auto: a copy."""
+    return list(WIDE)
+
+
+def check_amp_level(level: Any) -> None:
+    """Refuse a level that does not exist.
+
+    Raises:
+        ArgumentValueError: There is no such level.
+    """
+    if level not in LEVELS:
+        raise ArgumentValueError(
+            f"'level' is {level!r}.", where="level", fix=f"Give one of {', '.join(LEVELS)}."
+        )
+
+
+def _backbone(owner: str, network: Any) -> Network:
+    if isinstance(network, WithLossCell):
+        return network.backbone_network
+    if not isinstance(network, Network):
+        raise ArgumentTypeError(
+            f"'network' is {type(network).__name__}.",
+            where=owner,
+            fix="Give a network from ortboost.load(...), or nn.WithLossCell(net, loss).",
+        )
+    return network
+
+
+def _compute(dtype: Any) -> Literal["fp16", "bf16"]:
+    name = dtype if isinstance(dtype, str) else None
+    if name is None:
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = str(dtype)
+    if name not in _DTYPES:
+        raise ArgumentValueError(
+            f"'dtype' is {dtype!r}.", where="dtype", fix="Give 'float16' or 'bfloat16'."
+        )
+    return _DTYPES[name]

@@ -1,0 +1,94 @@
+"""Training cells, losses, optimizers and learning rates under the names that MindSpore users know.
+
+Everything here is thin: a training cell compiles its network, loss, optimizer and scale to one step
+graph at its first call. What carries over from MindSpore and what differs: docs/mindspore.md.
+"""
+
+from __future__ import annotations
+
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.nn.dynamic_lr import (
+    cosine_decay_lr,
+    exponential_decay_lr,
+    inverse_decay_lr,
+    natural_exp_decay_lr,
+    piecewise_constant_lr,
+    polynomial_decay_lr,
+    warmup_lr,
+)
+from ortboost.mindspore.nn.learning_rate_schedule import (
+    CosineDecayLR,
+    ExponentialDecayLR,
+    InverseDecayLR,
+    LearningRateSchedule,
+    NaturalExpDecayLR,
+    PolynomialDecayLR,
+    WarmUpLR,
+)
+from ortboost.mindspore.nn.loss import (
+    BCEWithLogitsLoss,
+    L1Loss,
+    LossBase,
+    MSELoss,
+    SoftmaxCrossEntropyWithLogits,
+)
+from ortboost.mindspore.nn.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell
+from ortboost.mindspore.nn.metrics import (
+    MAE,
+    MSE,
+    Accuracy,
+    Loss,
+    Metric,
+    Top1CategoricalAccuracy,
+    Top5CategoricalAccuracy,
+    TopKCategoricalAccuracy,
+    get_metric_fn,
+)
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.optimizers import LARS, SGD, Adam, AdamWeightDecay, Momentum
+from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
+
+__all__ = [
+    "LARS",
+    "MAE",
+    "MSE",
+    "SGD",
+    "Accuracy",
+    "Adam",
+    "AdamWeightDecay",
+    "BCEWithLogitsLoss",
+    "Cell",
+    "CosineDecayLR",
+    "DynamicLossScaleUpdateCell",
+    "ExponentialDecayLR",
+    "FixedLossScaleUpdateCell",
+    "InverseDecayLR",
+    "L1Loss",
+    "LearningRateSchedule",
+    "Loss",
+    "LossBase",
+    "MSELoss",
+    "Metric",
+    "Momentum",
+    "NaturalExpDecayLR",
+    "Optimizer",
+    "PolynomialDecayLR",
+    "SoftmaxCrossEntropyWithLogits",
+    "Top1CategoricalAccuracy",
+    "Top5CategoricalAccuracy",
+    "TopKCategoricalAccuracy",
+    "TrainOneStepCell",
+    "TrainOneStepWithLossScaleCell",
+    "WarmUpLR",
+    "WithEvalCell",
+    "WithLossCell",
+    "cosine_decay_lr",
+    "exponential_decay_lr",
+    "get_metric_fn",
+    "inverse_decay_lr",
+    "natural_exp_decay_lr",
+    "piecewise_constant_lr",
+    "polynomial_decay_lr",
+    "warmup_lr",
+]

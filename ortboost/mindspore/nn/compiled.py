@@ -1,0 +1,241 @@
+"""From a training cell to a step graph: built at the first call, kept for the next ones.
+
+What is only known at the first call: the form of the labels (they may broadcast against the
+predictions) and which parameters are frozen by then. Calls of another form build another graph; the
+newest weights, slots and scale go along (see :mod:`ortboost.mindspore.core.live_state`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.core.loss_scale import GroupedScaleConfig, ScaleConfig
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.core.network import Network, as_input
+from ortboost.mindspore.nn.loss import LossBase
+from ortboost.mindspore.nn.optimizer import exact_patterns
+from ortboost.mindspore.nn.updates import Updates
+from ortboost.program import catalogue as names
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.program.program import Program
+from ortboost.runtime.stepper import Stepper, StepResult
+from ortboost.training.run_state import step_seed
+from ortboost.transforms.attach_loss import LossConfig
+
+__all__ = ["CompiledSteps"]
+
+_OF_OPTIMIZER = (names.STEP, names.MICRO_STEPS)  # also the counts of freeze groups
+
+
+class CompiledSteps:
+    """The step graphs of one training cell.
+
+    Args:
+        owner: Name of the training cell, for errors.
+        network: The network.
+        loss: Its loss; ``None`` if the model computes its own.
+        updates: The optimizer and how it is applied; its parameters must be the network's.
+        scale: The law of the scale.
+        check_finite: Whether an overflow skips the update.
+        divisor: Gradients are divided by this after un-scaling.
+
+    Raises:
+        ArgumentValueError: A parameter belongs to another network.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        network: Network,
+        loss: LossBase | None,
+        updates: Updates,
+        scale: ScaleConfig,
+        *,
+        check_finite: bool,
+        divisor: float,
+    ) -> None:
+        optimizer = updates.optimizer
+        for parameter in optimizer.parameters:
+            if parameter.state is not network.state:
+                raise ArgumentValueError(
+                    f"The parameter '{parameter.name}' belongs to another network.",
+                    where=owner,
+                    fix="Make the optimizer with net.trainable_params() of this network.",
+                )
+        self.network, self.loss, self.optimizer = network, loss, optimizer
+        self.scale, self.check_finite, self.divisor = scale, check_finite, divisor
+        self.accumulate, self.freeze = updates.accumulate, updates.freeze
+        self.scale_state = LiveState()
+        self.calls = 0
+        self._built: dict[Any, tuple[Stepper, dict[str, list[str]]]] = {}
+        self._last: Any = None
+
+    def step(self, *inputs: Any) -> StepResult:
+        """One step on a batch: data of each input of the network, then the labels.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: The arrays do not fit.
+            ArgumentRuntimeError: The list of learning rates has ended.
+            ModelError: The model cannot be trained so.
+        """
+        data, labels = self._arrays(inputs)
+        hyper = self.optimizer.rates()
+        stepper = self.stepper(labels)
+        feeds = dict(data)
+        if labels is not None:
+            feeds[stepper.program.config.loss.labels] = labels
+        random = stepper.catalogue.randomness
+        seed = step_seed(self.network.seed, self.calls) if random else 0
+        result = stepper.step(feeds, hyper, seed=seed)
+        self.calls += 1
+        self._moved(stepper, result.applied_steps)
+        return result
+
+    def flush(self) -> bool:
+        """Update with what a window of accumulation holds so far; False if that is nothing.
+
+        Raises:
+            ArgumentRuntimeError: The list of learning rates has ended.
+        """
+        if self._last is None:
+            return False
+        stepper = self._lent(self._last)
+        if not stepper.flush(self.optimizer.rates()):
+            return False
+        self._moved(stepper, self.optimizer.applied_steps + 1)
+        return True
+
+    def _moved(self, stepper: Stepper, applied_steps: int) -> None:
+        """A stepper has changed the state."""
+        for state in (self.network.state, self.optimizer.state, self.scale_state):
+            state.touch()
+        self.optimizer.applied_steps = applied_steps
+
+    def stepper(self, labels: NDArray[Any] | None) -> Stepper:
+        """The compiled step for labels of this form, holding the newest state."""
+        trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
+        config = self._loss_config(labels)
+        key = (trained, config.label_shape, self.network.precision)
+        if key not in self._built:
+            self._built[key] = self._build(trained, config)
+        self._last = key
+        return self._lent(key)
+
+    def _lent(self, key: Any) -> Stepper:
+        """A compiled step, holding the newest state."""
+        stepper, names_of = self._built[key]
+        self.network.state.lend(stepper, names_of["network"])
+        self.optimizer.state.lend(stepper, names_of["optimizer"])
+        self.scale_state.lend(stepper, names_of["scale"])
+        return stepper
+
+    def _build(
+        self, trained: tuple[str, ...], loss: LossConfig
+    ) -> tuple[Stepper, dict[str, list[str]]]:
+        """A compiled step, and which of its states belong to whom."""
+        stepper = Stepper(
+            self._program(trained, loss), device=self.network.device, threads=self.network.threads
+        )
+        names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
+        for entry in stepper.catalogue.state:
+            if entry.kind in ("parameter", "buffer"):
+                names_of["network"].append(entry.name)
+            elif entry.kind == "slot" or entry.name.startswith(_OF_OPTIMIZER):
+                names_of["optimizer"].append(entry.name)
+            else:
+                names_of["scale"].append(entry.name)
+        return stepper, names_of
+
+    def _program(self, trained: tuple[str, ...], loss: LossConfig) -> Program:
+        if not trained:
+            raise ArgumentValueError(
+                "All parameters of the optimizer are frozen.",
+                where="requires_grad",
+                fix="Set requires_grad = True on those to train.",
+            )
+        optimizer = self.optimizer
+        adapted = optimizer.adapted()
+        return build_program(
+            self.network.model,
+            ProgramConfig(
+                loss=loss,
+                optimizer=optimizer.rule(),
+                learning_rate="by the host",
+                weight_decay=optimizer.weight_decay,
+                # With LARS the filter alone says who decays.
+                decay="no-norm" if adapted is None else "all",
+                groups=optimizer.groups(),
+                loss_scale=self._scale(trained),
+                check_finite=self.check_finite,
+                gradient_divisor=self.divisor,
+                adapt=adapted,
+                trainable=exact_patterns(trained),
+                accumulate=self.accumulate,
+                centralize=self._centralize(trained),
+                grad_freeze=self._freeze(trained),
+                precision=self.network.precision,
+            ),
+        )
+
+    def _centralize(self, trained: tuple[str, ...]) -> CentralizeConfig | None:
+        chosen = set(self.optimizer.centralized())
+        patterns = exact_patterns(name for name in trained if name in chosen)
+        return CentralizeConfig(patterns, self.optimizer.gc_multiple_of) if patterns else None
+
+    def _scale(self, trained: tuple[str, ...]) -> ScaleConfig:
+        """The law without what is frozen anyway; its groups name each parameter."""
+        law = self.scale
+        if not isinstance(law, GroupedScaleConfig) or isinstance(law.groups, int):
+            return law
+        known = set(exact_patterns(trained))
+        groups = tuple(tuple(name for name in group if name in known) for group in law.groups)
+        return dataclasses.replace(law, groups=groups)
+
+    def _freeze(self, trained: tuple[str, ...]) -> FreezeConfig | None:
+        """The freeze without what is frozen anyway."""
+        if self.freeze is None or self.freeze.groups is None:
+            return self.freeze
+        groups = tuple(
+            tuple(name for name in group if name in trained) for group in self.freeze.groups
+        )
+        return dataclasses.replace(self.freeze, groups=groups)
+
+    def _arrays(self, inputs: tuple[Any, ...]) -> tuple[dict[str, NDArray[Any]], Any]:
+        specs = self.network.inputs
+        wanted = len(specs) + (self.loss is not None)
+        if len(inputs) != wanted:
+            raise ArgumentTypeError(
+                f"{wanted} arguments are needed and {len(inputs)} were given.",
+                where="training step",
+                fix=f"Give {', '.join(spec.name for spec in specs)}"
+                + (" and the labels." if self.loss is not None else "."),
+            )
+        data = {
+            spec.name: as_input(value, spec) for spec, value in zip(specs, inputs, strict=False)
+        }
+        return data, None if self.loss is None else self.loss.labels(inputs[-1])
+
+    def _loss_config(self, labels: NDArray[Any] | None) -> LossConfig:
+        if self.loss is None or labels is None:
+            return LossConfig(name="output")
+        return self.loss.config(None if self._usual(labels) else labels.shape)
+
+    def _usual(self, labels: NDArray[Any]) -> bool:
+        """Whether the shape of the labels follows from that of the prediction."""
+        prediction = self.network.output_shape
+        if prediction is None:
+            return False
+        sparse = labels.dtype == np.int64
+        wanted = (prediction[0], *prediction[2:]) if sparse and len(prediction) > 1 else prediction
+        return len(wanted) == len(labels.shape) and all(
+            not isinstance(want, int) or want == have
+            for want, have in zip(wanted, labels.shape, strict=True)
+        )

@@ -1,0 +1,253 @@
+"""Losses with MindSpore's names and arguments.
+
+In a training step they become part of the graph (see :mod:`ortboost.transforms.attach_loss` for the
+formulas); called directly they compute the same in numpy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_choice,
+    check_type,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.transforms.attach_loss import LossConfig
+
+__all__ = [
+    "BCEWithLogitsLoss",
+    "L1Loss",
+    "LossBase",
+    "MSELoss",
+    "SoftmaxCrossEntropyWithLogits",
+]
+
+_Array = NDArray[Any]
+_Reduction = Literal["mean", "sum", "none"]
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+class LossBase(Cell):
+    """Base of the losses.
+
+    Args:
+        reduction: ``mean``, ``sum`` or ``none``. A training step differentiates the sum of a loss
+            of reduction ``none`` and answers all its values.
+
+    Raises:
+        ArgumentValueError: Another reduction.
+    """
+
+    kind = ""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        super().__init__()
+        check_choice(type(self).__name__, "reduction", reduction, _REDUCTIONS)
+        self.reduction = cast(_Reduction, reduction)
+
+    def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
+        """The loss as the graph layer knows it.
+
+        Args:
+            label_shape: Shape of the labels where it does not follow from the model's output.
+        """
+        return LossConfig(
+            name=self.kind, reduction=self.reduction, label_shape=label_shape, broadcast=True
+        )
+
+    def labels(self, value: Any) -> _Array:
+        """Labels in the dtype that the graph takes.
+
+        Raises:
+            ArgumentTypeError: They are no array, or of the wrong kind.
+        """
+        return _float(value, "labels", type(self).__name__)
+
+    def construct(self, logits: Any, labels: Any) -> Tensor:
+        """The loss of numpy arrays.
+
+        Args:
+            logits: Predictions, float.
+            labels: What they should be.
+
+        Returns:
+            float32 Tensor: a scalar, or all values for the reduction ``none``.
+
+        Raises:
+            ArgumentTypeError: An argument is no array, or of the wrong kind.
+            ArgumentValueError: The shapes do not fit.
+        """
+        predicted = _float(logits, "logits", type(self).__name__).astype(np.float64)
+        target = self.labels(labels)
+        self._check_shapes(predicted, target)
+        losses = self._losses(predicted, target)
+        if self.reduction == "mean":
+            losses = np.asarray(losses.mean())
+        elif self.reduction == "sum":
+            losses = np.asarray(losses.sum())
+        return Tensor(losses.astype(np.float32))
+
+    def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        raise NotImplementedError
+
+    def _check_shapes(self, logits: _Array, labels: _Array) -> None:
+        try:
+            np.broadcast_shapes(logits.shape, labels.shape)
+        except ValueError:
+            raise self._misfit(logits, labels) from None
+
+    def _misfit(self, logits: _Array, labels: _Array) -> ArgumentValueError:
+        return ArgumentValueError(
+            f"Predictions {list(logits.shape)} and labels {list(labels.shape)} do not fit.",
+            where=type(self).__name__,
+            fix="Check what the network and the data give.",
+        )
+
+
+class SoftmaxCrossEntropyWithLogits(LossBase):
+    """Softmax cross entropy of logits ``[N, C]``.
+
+    Args:
+        sparse: Labels are class numbers ``[N]`` (int32 or int64) instead of rows ``[N, C]`` of
+            probabilities.
+        reduction: ``none`` (MindSpore's default), ``mean`` or ``sum`` over the rows.
+
+    Raises:
+        ArgumentTypeError: ``sparse`` is no bool.
+        ArgumentValueError: Unknown reduction.
+
+    Example:
+        >>> loss = SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        >>> round(float(loss(np.zeros([2, 4], np.float32), np.array([0, 3]))), 4)
+        1.3863
+    """
+
+    kind = "softmax-cross-entropy"
+
+    def __init__(self, sparse: bool = False, reduction: str = "none") -> None:
+        super().__init__(reduction)
+        check_type(type(self).__name__, "sparse", sparse, bool)
+        self.sparse = sparse
+
+    def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
+        """The loss as the graph layer knows it."""
+        return LossConfig(
+            name=self.kind,
+            reduction=self.reduction,
+            sparse=self.sparse,
+            label_shape=label_shape,
+            class_axis=1,
+            broadcast=True,
+        )
+
+    def labels(self, value: Any) -> _Array:
+        """Class numbers as int64, or probabilities as float32."""
+        array = _array(value, "labels", type(self).__name__)
+        if self.sparse != (array.dtype.kind in "iu"):
+            raise ArgumentTypeError(
+                f"The labels are {array.dtype} and 'sparse' is {self.sparse}.",
+                where=f"{type(self).__name__}, labels",
+                fix="Class numbers (int32) need sparse=True, float probabilities sparse=False.",
+            )
+        return array.astype(np.int64 if self.sparse else np.float32)
+
+    def _check_shapes(self, logits: _Array, labels: _Array) -> None:
+        wanted = (logits.shape[0], *logits.shape[2:]) if self.sparse else logits.shape
+        if logits.ndim < 2 or labels.shape != wanted:
+            raise self._misfit(logits, labels)
+        if self.sparse and labels.size and not 0 <= labels.min() <= labels.max() < logits.shape[1]:
+            raise ArgumentValueError(
+                f"Labels go from {labels.min()} to {labels.max()}; there are {logits.shape[1]} classes.",
+                where=type(self).__name__,
+                fix="Count classes from 0.",
+            )
+
+    def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        if self.sparse:
+            picked = np.take_along_axis(log_prob, np.expand_dims(labels, 1), axis=1)
+            return np.asarray(-picked.squeeze(1))
+        return np.asarray(-(log_prob * labels).sum(axis=1))
+
+
+class MSELoss(LossBase):
+    """Mean squared error; predictions and labels broadcast against each other.
+
+    Example:
+        >>> float(MSELoss()(np.zeros([2, 3], np.float32), np.full(3, 2.0)))
+        4.0
+    """
+
+    kind = "mse"
+
+    def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        return np.asarray((logits - labels) ** 2)
+
+
+class L1Loss(LossBase):
+    """Mean absolute error; the derivative at 0 is 0."""
+
+    kind = "l1"
+
+    def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        return np.asarray(np.abs(logits - labels))
+
+
+class BCEWithLogitsLoss(LossBase):
+    """Binary cross entropy of logits, numerically safe.
+
+    Args:
+        reduction: ``mean`` (over elements, whatever the weights), ``sum`` or ``none``.
+        weight: Factor of each element, an array that broadcasts against the logits.
+        pos_weight: Factor of the positive part, an array that broadcasts likewise.
+
+    Raises:
+        ArgumentTypeError: A weight is no array.
+        ArgumentValueError: Unknown reduction.
+    """
+
+    kind = "bce-with-logits"
+
+    def __init__(self, reduction: str = "mean", weight: Any = None, pos_weight: Any = None) -> None:
+        super().__init__(reduction)
+        owner = type(self).__name__
+        self.weight = None if weight is None else _float(weight, "weight", owner)
+        self.pos_weight = None if pos_weight is None else _float(pos_weight, "pos_weight", owner)
+
+    def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
+        """The loss as the graph layer knows it."""
+        return LossConfig(
+            name=self.kind,
+            reduction=self.reduction,
+            label_shape=label_shape,
+            broadcast=True,
+            weight=self.weight,
+            pos_weight=self.pos_weight,
+        )
+
+    def _losses(self, logits: _Array, labels: _Array) -> _Array:
+        positive = labels * np.logaddexp(0, -logits)
+        if self.pos_weight is not None:
+            positive = positive * self.pos_weight
+        losses = positive + (1 - labels) * np.logaddexp(0, logits)
+        return np.asarray(losses if self.weight is None else losses * self.weight)
+
+
+def _array(value: Any, name: str, owner: str) -> _Array:
+    if value is None or isinstance(value, bool | int | float | str):
+        raise ArgumentTypeError(
+            f"'{name}' is {type(value).__name__}.", where=owner, fix="Give a Tensor or an array."
+        )
+    return as_array(value, name)
+
+
+def _float(value: Any, name: str, owner: str) -> _Array:
+    return _array(value, name, owner).astype(np.float32)

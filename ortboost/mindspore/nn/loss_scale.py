@@ -1,0 +1,190 @@
+"""The loss-scale update cells.
+
+They say how the scale moves; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell` builds that law into
+its graph. Called directly, they move a scale on the host by the same law, see
+:mod:`ortboost.core.loss_scale`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ortboost.core.loss_scale import (
+    DynamicScaleConfig,
+    FixedScaleConfig,
+    GroupedScaleConfig,
+    ScaleConfig,
+    initial_state,
+    update,
+)
+from ortboost.mindspore.core.arguments import ArgumentTypeError, check_range, check_type, is_number
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+
+__all__ = [
+    "DynamicLossScaleUpdateCell",
+    "FixedLossScaleUpdateCell",
+    "GroupedScaleCell",
+    "LossScaleUpdateCell",
+]
+
+
+class LossScaleUpdateCell(Cell):
+    """Base of the two: a law for the scale.
+
+    Args:
+        config: The law.
+    """
+
+    def __init__(self, config: ScaleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._state = initial_state(config)
+
+    def get_loss_scale(self) -> float:
+        """The scale at the *start*, as in MindSpore; the present one is the training cell's."""
+        raise NotImplementedError
+
+    def construct(self, loss_scale: Any, overflow: Any) -> Any:
+        """Move a scale on the host.
+
+        Args:
+            loss_scale: :class:`ortboost.Parameter` with the scale; it is changed.
+            overflow: Whether the gradients overflowed.
+
+        Returns:
+            ``overflow``, unchanged.
+
+        Raises:
+            ArgumentTypeError: ``loss_scale`` is no Parameter.
+        """
+        if not isinstance(loss_scale, Parameter):
+            raise ArgumentTypeError(
+                f"'loss_scale' is {type(loss_scale).__name__}.",
+                where=type(self).__name__,
+                fix="Give a Parameter that holds the scale: Parameter(Tensor(4096.0)).",
+            )
+        before = np.float32(loss_scale.asnumpy().item())
+        self._state = update(
+            dataclasses.replace(self._state, scale=before),
+            bool(np.asarray(overflow).item()),
+            self.config,
+        )
+        value = np.full(loss_scale.shape, self._state.scale, loss_scale.dtype)
+        loss_scale.set_data(value)
+        return overflow
+
+
+class GroupedScaleCell(Cell):
+    """Base of what gives each group of layers a scale: :class:`ortboost.mindspore.boost.GroupLossScaleManager`."""
+
+    def law(
+        self, owner: str, network: Network, parameters: Iterable[Parameter]
+    ) -> GroupedScaleConfig:
+        """The law for a network and the parameters that are trained.
+
+        Args:
+            owner: Name of the training cell, for errors.
+            network: The network.
+            parameters: The parameters of the optimizer.
+        """
+        raise NotImplementedError
+
+    def follow(self, state: LiveState) -> None:
+        """Show and move the scales of this state from now on: those of a training cell."""
+        raise NotImplementedError
+
+
+class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
+    """A scale that shrinks on overflow and grows after a window of good steps.
+
+    The law is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
+
+    Args:
+        loss_scale_value: The scale at the start, above 0.
+        scale_factor: It shrinks and grows by this, above 1.
+        scale_window: Good steps before it grows, at least 1.
+        hysteresis: It shrinks at the so-manieth overflow only, see
+            :class:`ortboost.core.loss_scale.DynamicScaleConfig`. MindSpore has only 1, at once.
+        consecutive_hysteresis: Whether every good step takes back the overflows that were counted.
+
+    Raises:
+        ArgumentTypeError: An argument is no number, or ``scale_window`` no int.
+        ArgumentValueError: It is out of range.
+
+    Example:
+        >>> cell = DynamicLossScaleUpdateCell(2**12, scale_factor=2, scale_window=1000)
+        >>> scale = Parameter(np.float32(cell.get_loss_scale()))
+        >>> cell(scale, True), float(scale.asnumpy())
+        (True, 2048.0)
+    """
+
+    def __init__(
+        self,
+        loss_scale_value: float,
+        scale_factor: float,
+        scale_window: int,
+        *,
+        hysteresis: int = 1,
+        consecutive_hysteresis: bool = False,
+    ) -> None:
+        owner = type(self).__name__
+        _check_number(owner, "loss_scale_value", loss_scale_value)
+        check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
+        _check_number(owner, "scale_factor", scale_factor)
+        check_range(owner, "scale_factor", scale_factor, 1, 1e30, open_low=True)
+        check_type(owner, "scale_window", scale_window, int)
+        check_range(owner, "scale_window", scale_window, 1)
+        check_type(owner, "hysteresis", hysteresis, int)
+        check_range(owner, "hysteresis", hysteresis, 1)
+        check_type(owner, "consecutive_hysteresis", consecutive_hysteresis, bool)
+        super().__init__(
+            DynamicScaleConfig(
+                init=float(loss_scale_value),
+                factor=float(scale_factor),
+                window=scale_window,
+                max_scale=None,
+                hysteresis=hysteresis,
+                consecutive_hysteresis=consecutive_hysteresis,
+            )
+        )
+        self.loss_scale_value = loss_scale_value
+        self.scale_factor, self.scale_window = scale_factor, scale_window
+
+    def get_loss_scale(self) -> float:
+        """The scale at the start."""
+        return self.loss_scale_value
+
+
+class FixedLossScaleUpdateCell(LossScaleUpdateCell):
+    """A scale that stays; an overflow still skips the update.
+
+    Args:
+        loss_scale_value: The scale, above 0.
+
+    Raises:
+        ArgumentTypeError: It is no number.
+        ArgumentValueError: It is out of range.
+    """
+
+    def __init__(self, loss_scale_value: float) -> None:
+        owner = type(self).__name__
+        _check_number(owner, "loss_scale_value", loss_scale_value)
+        check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
+        super().__init__(FixedScaleConfig(float(loss_scale_value)))
+        self.loss_scale_value = loss_scale_value
+
+    def get_loss_scale(self) -> float:
+        """The scale."""
+        return self.loss_scale_value
+
+
+def _check_number(owner: str, name: str, value: object) -> None:
+    if not is_number(value):
+        check_type(owner, name, value, int, float)

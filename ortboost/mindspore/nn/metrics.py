@@ -1,0 +1,266 @@
+"""Metrics with MindSpore's names: ``clear``, then ``update`` for each batch, then ``eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import nearest
+from ortboost.mindspore.core.arguments import (
+    ArgumentKeyError,
+    ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.core.tensor import as_array
+
+__all__ = [
+    "MAE",
+    "MSE",
+    "Accuracy",
+    "Loss",
+    "Metric",
+    "Top1CategoricalAccuracy",
+    "Top5CategoricalAccuracy",
+    "TopKCategoricalAccuracy",
+    "get_metric_fn",
+    "get_metrics",
+    "names",
+]
+
+
+class Metric:
+    """Base of the metrics: a sum over samples and their number."""
+
+    def __init__(self) -> None:
+        self.indexes: Sequence[int] | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._total, self._count = 0.0, 0
+
+    def update(self, *inputs: Any) -> None:
+        """Add a batch: predictions and labels."""
+        raise NotImplementedError
+
+    def eval(self) -> float:
+        """The mean over all samples so far.
+
+        Raises:
+            ArgumentRuntimeError: There were none.
+        """
+        if not self._count:
+            raise ArgumentRuntimeError(
+                f"'{type(self).__name__}' has seen no samples.",
+                where=type(self).__name__,
+                fix="Call update first; is the data set empty?",
+            )
+        return self._total / self._count
+
+    def set_indexes(self, indexes: Sequence[int]) -> Metric:
+        """Say which of the outputs of the evaluation network it takes."""
+        self.indexes = list(indexes)
+        return self
+
+    def _add(self, values: NDArray[Any]) -> None:
+        """Add one value for each sample."""
+        self._total += float(np.sum(values, dtype=np.float64))
+        self._count += len(values)
+
+
+class Accuracy(Metric):
+    """Share of samples whose highest score is the label's.
+
+    Args:
+        eval_type: ``classification``; ``multilabel`` is not in this version.
+
+    Raises:
+        ArgumentTypeError: Another type, as in MindSpore.
+
+    Example:
+        >>> metric = Accuracy()
+        >>> metric.update(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1]))
+        >>> metric.eval()
+        0.5
+    """
+
+    def __init__(self, eval_type: str = "classification") -> None:
+        super().__init__()
+        if eval_type not in ("classification", "multilabel"):
+            raise ArgumentTypeError(
+                f"'eval_type' is {eval_type!r}.", where="Accuracy", fix="Give 'classification'."
+            )
+        if eval_type == "multilabel":
+            raise NotInThisVersionError(
+                "Accuracy('multilabel') is not in this version.",
+                where="Accuracy",
+                fix="Give 'classification'.",
+            )
+        self.eval_type = eval_type
+
+    def update(self, *inputs: Any) -> None:
+        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
+        scores, labels = _pair(self, inputs)
+        classes = _classes(self, scores, labels)
+        self._add((scores.argmax(axis=1) == classes).reshape(-1))
+
+
+class TopKCategoricalAccuracy(Metric):
+    """Share of samples whose label is among the `k` highest scores.
+
+    Raises:
+        ArgumentTypeError: ``k`` is no int.
+        ArgumentValueError: It is below 1.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        check_type(type(self).__name__, "k", k, int)
+        check_range(type(self).__name__, "k", k, 1)
+        self.k = k
+
+    def update(self, *inputs: Any) -> None:
+        """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
+        scores, labels = _pair(self, inputs)
+        classes = _classes(self, scores, labels)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
+        self._add((best == classes[:, None]).any(axis=1))
+
+
+class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
+    """:class:`TopKCategoricalAccuracy` of 1."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+
+class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
+    """:class:`TopKCategoricalAccuracy` of 5."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+
+class MSE(Metric):
+    """Squared errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
+
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and labels of one shape ``[N, ...]``."""
+        predicted, wanted = _same_shape(self, inputs)
+        self._add(((predicted - wanted) ** 2).reshape(len(predicted), -1).sum(axis=1))
+
+
+class MAE(Metric):
+    """Absolute errors summed in each sample, averaged over the samples (rows), as in MindSpore."""
+
+    def update(self, *inputs: Any) -> None:
+        """Add predictions and labels of one shape ``[N, ...]``."""
+        predicted, wanted = _same_shape(self, inputs)
+        self._add(np.abs(predicted - wanted).reshape(len(predicted), -1).sum(axis=1))
+
+
+class Loss(Metric):
+    """Mean of the losses of the batches, each batch counting the same, as in MindSpore."""
+
+    def update(self, *inputs: Any) -> None:
+        """Add the loss of one batch, a scalar."""
+        loss = as_array(inputs[0], "loss")
+        if loss.size != 1:
+            raise ArgumentValueError(
+                f"The loss has the shape {list(loss.shape)}.",
+                where="Loss",
+                fix="Use a loss with the reduction 'mean' or 'sum'.",
+            )
+        self._add(loss.reshape(1))
+
+
+_METRICS: Mapping[str, Callable[..., Metric]] = {
+    "acc": Accuracy,
+    "accuracy": Accuracy,
+    "loss": Loss,
+    "mae": MAE,
+    "mse": MSE,
+    "top_1_accuracy": Top1CategoricalAccuracy,
+    "top_5_accuracy": Top5CategoricalAccuracy,
+    "topk": TopKCategoricalAccuracy,
+}
+
+
+def names() -> list[str]:
+    """The names for :func:`get_metric_fn`."""
+    return sorted(_METRICS)
+
+
+def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
+    """A metric by name; further arguments go to it.
+
+    Raises:
+        ArgumentKeyError: The name is unknown; the nearest one is named.
+    """
+    if name not in _METRICS:
+        raise ArgumentKeyError(
+            f"There is no metric '{name}'.", where="metrics", fix=nearest(str(name), _METRICS)
+        )
+    return _METRICS[name](*args, **kwargs)
+
+
+def get_metrics(metrics: Any) -> dict[str, Metric]:
+    """The metrics of a model: a set of names, or a dict from a name to a metric.
+
+    Raises:
+        ArgumentTypeError: Something else.
+        ArgumentKeyError: An unknown name.
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, set | frozenset):
+        return {name: get_metric_fn(name) for name in sorted(metrics, key=str)}
+    if isinstance(metrics, Mapping) and all(
+        isinstance(key, str) and isinstance(value, Metric) for key, value in metrics.items()
+    ):
+        return dict(metrics)
+    raise ArgumentTypeError(
+        f"'metrics' is {metrics!r}.",
+        where="metrics",
+        fix="Give a set of names, {'acc', 'loss'}, or a dict from a name to a Metric.",
+    )
+
+
+def _pair(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    if len(inputs) != 2:
+        raise ArgumentValueError(
+            f"'{type(metric).__name__}' takes predictions and labels, not {len(inputs)} arrays.",
+            where=type(metric).__name__,
+            fix="Give two, or set eval_indexes.",
+        )
+    return as_array(inputs[0], "predictions"), as_array(inputs[1], "labels")
+
+
+def _same_shape(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    predicted, wanted = _pair(metric, inputs)
+    if predicted.shape != wanted.shape:
+        raise ArgumentValueError(
+            f"Predictions {list(predicted.shape)} and labels {list(wanted.shape)} differ in shape.",
+            where=type(metric).__name__,
+            fix="Reshape the labels.",
+        )
+    return predicted.astype(np.float64), wanted.astype(np.float64)
+
+
+def _classes(metric: Metric, scores: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
+    if scores.ndim > 1 and labels.shape == scores.shape:
+        return np.asarray(labels.argmax(axis=1))
+    if scores.ndim < 2 or labels.shape != (scores.shape[0], *scores.shape[2:]):
+        raise ArgumentValueError(
+            f"Scores {list(scores.shape)} and labels {list(labels.shape)} do not fit.",
+            where=type(metric).__name__,
+            fix="Give scores [N, C] and labels [N] or one-hot [N, C].",
+        )
+    return labels

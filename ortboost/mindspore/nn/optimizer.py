@@ -1,0 +1,217 @@
+"""The base of the optimizers: parameter groups, learning rates, and the optimizer's own state.
+
+An optimizer here is a description. The training step that uses it builds the update rule into its
+graph; the slots (moments) and the count of applied updates belong to the optimizer and follow it to
+another training step.
+"""
+
+from __future__ import annotations
+
+import copy
+import glob
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from ortboost.mindspore.core.arguments import (
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.live_state import LiveState
+from ortboost.mindspore.nn.parameter_groups import (
+    check_decay,
+    check_rate,
+    rate_at,
+    read_parameters,
+    shown_rate,
+)
+from ortboost.optimizers import Optimizer as Rule
+from ortboost.program import catalogue as names
+from ortboost.program.config import ParameterGroup
+
+__all__ = ["Optimizer", "exact_patterns"]
+
+_Self = TypeVar("_Self", bound="Optimizer")
+
+
+class Optimizer(Cell):
+    """Base of the optimizers.
+
+    Args:
+        learning_rate: A number; a list, tuple or 1-D array with one number for each applied
+            update; or a :class:`LearningRateSchedule`.
+        parameters: A list of parameters, or of dicts with the keys ``params``, ``lr``,
+            ``weight_decay``, ``grad_centralization`` and, in one of them alone, ``order_params``.
+            What a group leaves out is as the optimizer's own, and not centralized.
+        weight_decay: Coefficient `wd`, 0 or more. With a plain list it spares the scale and shift of
+            normalizations and names with ``beta`` or ``gamma``; in groups it takes all.
+        loss_scale: Gradients are divided by it; for a fixed scale whose step does not un-scale
+            (``TrainOneStepCell(sens=...)``).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        ArgumentKeyError: A group lacks ``params`` or has an unknown key.
+        ArgumentRuntimeError: A parameter is in two groups.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        parameters: Any,
+        weight_decay: float = 0.0,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        self._learning_rate = check_rate(owner, learning_rate)
+        self.weight_decay = check_decay(owner, weight_decay)
+        if isinstance(loss_scale, int) and not isinstance(loss_scale, bool):
+            loss_scale = float(loss_scale)
+        check_type(owner, "loss_scale", loss_scale, float)
+        check_range(owner, "loss_scale", loss_scale, 0, open_low=True)
+        self.loss_scale = loss_scale
+        read = read_parameters(owner, parameters)
+        self.is_group, self._groups, self.parameters, self._ordered = read
+        self.state = LiveState()
+        self.applied_steps = 0
+        """Updates applied so far; skipped steps do not count."""
+        self.gc_multiple_of = 16
+        """Only weights of layers with a multiple of this many inputs are centralized; 1 is every weight."""
+
+    # ---- what a training step asks for --------------------------------------------------------
+
+    def rule(self) -> Rule:
+        """The update rule that goes into the graph."""
+        raise NotInThisVersionError(
+            f"'{type(self).__name__}' has no update rule.",
+            where=type(self).__name__,
+            fix="Use SGD, Momentum, Adam, AdamWeightDecay or LARS.",
+        )
+
+    def adapted(self) -> tuple[str, ...] | None:
+        """Patterns of the parameters that LARS adapts; ``None`` without LARS."""
+        return None
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """The parameter groups as the program knows them."""
+        if self.is_group:
+            return tuple(
+                ParameterGroup(
+                    name=f"group{index}",
+                    patterns=exact_patterns(p.name for p in group.params),
+                    learning_rate=None if group.rate is None else str(shown_rate(group.rate)),
+                    weight_decay=self.weight_decay
+                    if group.weight_decay is None
+                    else group.weight_decay,
+                )
+                for index, group in enumerate(self._groups)
+            )
+        spared = [p.name for p in self.parameters if "beta" in p.name or "gamma" in p.name]
+        if not spared or not self.weight_decay:
+            return ()
+        return (ParameterGroup("spared", exact_patterns(spared), weight_decay=0.0),)
+
+    def rates(self) -> dict[str, float]:
+        """Learning-rate input to its number for the next update.
+
+        Raises:
+            ArgumentRuntimeError: A list of rates has no entry for it.
+        """
+        step = self.applied_steps
+        rates = {names.LEARNING_RATE: rate_at(self._learning_rate, step)}
+        for index, group in enumerate(self._groups if self.is_group else ()):
+            if group.rate is not None:
+                rates[names.learning_rate_name(f"group{index}")] = rate_at(group.rate, step)
+        return rates
+
+    def centralized(self) -> tuple[str, ...]:
+        """Names of the parameters in groups with ``grad_centralization``."""
+        return tuple(p.name for group in self._groups if group.centralize for p in group.params)
+
+    # ---- what users ask for -------------------------------------------------------------------
+
+    @property
+    def init_params(self) -> dict[str, Any]:
+        """Under ``params`` what it was made with, as a list of parameters or of dicts."""
+        if not self.is_group:
+            return {"params": list(self.parameters)}
+        groups = [
+            {
+                "params": list(group.params),
+                **({} if group.rate is None else {"lr": group.rate}),
+                **({} if group.weight_decay is None else {"weight_decay": group.weight_decay}),
+                **({"grad_centralization": True} if group.centralize else {}),
+            }
+            for group in self._groups
+        ]
+        if self._ordered:
+            groups.append({"order_params": list(self.parameters)})
+        return {"params": groups}
+
+    def renewed(self: _Self, parameters: Any) -> _Self:
+        """One of the same kind and settings for other parameters; its state starts anew.
+
+        Args:
+            parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As for :class:`Optimizer`.
+        """
+        fresh = copy.copy(self)
+        owner = type(self).__name__
+        read = read_parameters(owner, parameters)
+        fresh.is_group, fresh._groups, fresh.parameters, fresh._ordered = read
+        fresh.state, fresh.applied_steps = LiveState(), 0
+        return fresh
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate as it was given; can be replaced by another of any form."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._learning_rate = check_rate(type(self).__name__, value)
+
+    @property
+    def global_step(self) -> int:
+        """Updates applied so far."""
+        return self.applied_steps
+
+    def get_lr(self) -> float | tuple[float, ...]:
+        """The rate of the next update; with groups one for each parameter, in their order."""
+        rates = self.rates()
+        own = rates[names.LEARNING_RATE]
+        if not self.is_group:
+            return own
+        by_name = {
+            p.name: rates.get(names.learning_rate_name(f"group{index}"), own)
+            for index, group in enumerate(self._groups)
+            for p in group.params
+        }
+        return tuple(by_name[p.name] for p in self.parameters)
+
+    def get_weight_decay(self) -> float | tuple[float, ...]:
+        """The weight decay; with groups one for each parameter, in their order."""
+        if not self.is_group:
+            return self.weight_decay
+        by_name = {
+            p.name: self.weight_decay if group.weight_decay is None else group.weight_decay
+            for group in self._groups
+            for p in group.params
+        }
+        return tuple(by_name[p.name] for p in self.parameters)
+
+    def construct(self, *gradients: Any) -> Any:
+        """Not here: the update is part of the step graph."""
+        raise NotInThisVersionError(
+            "An optimizer cannot be called with gradients.",
+            where=type(self).__name__,
+            fix="Give it to nn.TrainOneStepCell or nn.TrainOneStepWithLossScaleCell.",
+        )
+
+
+def exact_patterns(parameters: Iterable[str]) -> tuple[str, ...]:
+    """Patterns that match just these names, whatever characters they hold."""
+    return tuple(glob.escape(name) for name in parameters)

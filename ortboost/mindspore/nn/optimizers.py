@@ -1,0 +1,301 @@
+"""The optimizers under MindSpore's names; the formulas are in :mod:`ortboost.optimizers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ortboost.core.errors import nearest
+from ortboost.mindspore.core.arguments import (
+    ArgumentKeyError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
+from ortboost.optimizers import Adam as AdamRule
+from ortboost.optimizers import AdamW as AdamWRule
+from ortboost.optimizers import Lars as LarsRule
+from ortboost.optimizers import Momentum as MomentumRule
+from ortboost.optimizers import Optimizer as Rule
+from ortboost.optimizers import Sgd as SgdRule
+from ortboost.program.config import ParameterGroup
+
+__all__ = ["LARS", "SGD", "Adam", "AdamWeightDecay", "Momentum"]
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, :mod:`ortboost.optimizers.sgd`.
+
+    Args:
+        params: Parameters or groups, see :class:`Optimizer`.
+        learning_rate: See :class:`Optimizer`.
+        momentum: 0 or more.
+        dampening: 0 to 1; not applied on the first update.
+        weight_decay: See :class:`Optimizer`.
+        nesterov: Needs a momentum and no dampening.
+        loss_scale: See :class:`Optimizer`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any = 0.1,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        loss_scale: float = 1.0,
+    ) -> None:
+        super().__init__(learning_rate, params, weight_decay, loss_scale)
+        check_type("SGD", "momentum", momentum, int, float)
+        check_range("SGD", "momentum", momentum, 0, 1e30)
+        check_type("SGD", "dampening", dampening, int, float)
+        check_range("SGD", "dampening", dampening, 0, 1)
+        check_type("SGD", "nesterov", nesterov, bool)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise ArgumentValueError(
+                "Nesterov needs a momentum above 0 and a dampening of 0.",
+                where="SGD, nesterov",
+                fix="Set momentum, for example 0.9, and leave dampening out.",
+            )
+        self.momentum, self.dampening, self.nesterov = float(momentum), float(dampening), nesterov
+
+    def rule(self) -> Rule:
+        """The update rule."""
+        return SgdRule(self.momentum, self.dampening, self.nesterov)
+
+
+class Momentum(Optimizer):
+    """Momentum, :mod:`ortboost.optimizers.sgd`.
+
+    Args:
+        params: Parameters or groups, see :class:`Optimizer`.
+        learning_rate: See :class:`Optimizer`.
+        momentum: A float, 0 or more.
+        weight_decay: See :class:`Optimizer`.
+        loss_scale: See :class:`Optimizer`.
+        use_nesterov: Look ahead. It works here; MindSpore 2.10 ignores it on the CPU.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any,
+        momentum: float,
+        weight_decay: float = 0.0,
+        loss_scale: float = 1.0,
+        use_nesterov: bool = False,
+    ) -> None:
+        super().__init__(learning_rate, params, weight_decay, loss_scale)
+        check_type("Momentum", "momentum", momentum, float)
+        check_range("Momentum", "momentum", momentum, 0, 1e30)
+        check_type("Momentum", "use_nesterov", use_nesterov, bool)
+        self.momentum, self.use_nesterov = momentum, use_nesterov
+
+    def rule(self) -> Rule:
+        """The update rule."""
+        return MomentumRule(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
+
+
+class Adam(Optimizer):
+    """Adam with MindSpore's place of `eps`, :mod:`ortboost.optimizers.adam`.
+
+    Args:
+        params: Parameters or groups, see :class:`Optimizer`.
+        learning_rate: See :class:`Optimizer`.
+        beta1: Between 0 and 1, exclusive.
+        beta2: Between 0 and 1, exclusive.
+        eps: Above 0; added to the square root before any bias correction.
+        use_locking: For compatibility; updates never interleave here.
+        use_nesterov: Nesterov's form.
+        weight_decay: Added to the gradient; see :class:`Optimizer`.
+        loss_scale: See :class:`Optimizer`.
+        use_amsgrad: Divide by the largest second moment so far.
+        **kwargs: ``use_lazy`` and ``use_offload``, only as False.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+        ArgumentKeyError: An unknown argument.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        use_locking: bool = False,
+        use_nesterov: bool = False,
+        weight_decay: float = 0.0,
+        loss_scale: float = 1.0,
+        use_amsgrad: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, params, weight_decay, loss_scale)
+        for key, value in kwargs.items():
+            if key not in ("use_lazy", "use_offload"):
+                raise ArgumentKeyError(
+                    f"Adam has no argument '{key}'.",
+                    where="Adam",
+                    fix=nearest(key, ("use_lazy", "use_offload", "use_amsgrad", "use_nesterov")),
+                )
+            check_type("Adam", key, value, bool)
+            if value:
+                raise NotInThisVersionError(
+                    f"Adam({key}=True) is not in this version.", where="Adam", fix="Leave it out."
+                )
+        _check_betas("Adam", beta1, beta2, eps)
+        for name, flag in (
+            ("use_locking", use_locking),
+            ("use_nesterov", use_nesterov),
+            ("use_amsgrad", use_amsgrad),
+        ):
+            check_type("Adam", name, flag, bool)
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.use_nesterov, self.use_amsgrad = use_nesterov, use_amsgrad
+
+    def rule(self) -> Rule:
+        """The update rule."""
+        return AdamRule(
+            self.beta1,
+            self.beta2,
+            self.eps,
+            amsgrad=self.use_amsgrad,
+            nesterov=self.use_nesterov,
+            eps_hat=True,
+        )
+
+
+class AdamWeightDecay(Optimizer):
+    """Adam with decoupled weight decay and, as in MindSpore, without bias correction.
+
+    Args:
+        params: Parameters or groups, see :class:`Optimizer`.
+        learning_rate: See :class:`Optimizer`.
+        beta1: Between 0 and 1, exclusive.
+        beta2: Between 0 and 1, exclusive.
+        eps: Above 0.
+        weight_decay: `w` shrinks by `lr wd w`; see :class:`Optimizer`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        learning_rate: Any = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(learning_rate, params, weight_decay)
+        _check_betas("AdamWeightDecay", beta1, beta2, eps)
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+
+    def rule(self) -> Rule:
+        """The update rule."""
+        return AdamWRule(self.beta1, self.beta2, self.eps, bias_correction=False)
+
+
+class LARS(Optimizer):
+    """LARS around another optimizer, :mod:`ortboost.optimizers.lars`.
+
+    Args:
+        optimizer: The optimizer that takes the adapted gradients; its weight decay becomes LARS's.
+            Its parameters, rates and count of updates are shared.
+        epsilon: Added to the denominator, a float.
+        coefficient: Trust coefficient, a float above 0.
+        use_clip: Bound the adapted rate by the learning rate.
+        lars_filter: Says of a parameter whether it is adapted; others get their plain gradient and
+            no weight decay. By default all but biases and normalizations, judged by use and by
+            name.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        epsilon: float = 1e-5,
+        coefficient: float = 1e-3,
+        use_clip: bool = False,
+        lars_filter: Callable[[Parameter], bool] | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LARS):
+            raise ArgumentTypeError(
+                f"'optimizer' is {type(optimizer).__name__}.",
+                where="LARS",
+                fix="Give an optimizer, for example nn.Momentum(...).",
+            )
+        super().__init__(0.0, optimizer.parameters, loss_scale=optimizer.loss_scale)
+        check_type("LARS", "epsilon", epsilon, float)
+        check_range("LARS", "epsilon", epsilon, 0)
+        check_type("LARS", "coefficient", coefficient, float)
+        check_range("LARS", "coefficient", coefficient, 0, open_low=True)
+        check_type("LARS", "use_clip", use_clip, bool)
+        self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
+        self.use_clip, self.lars_filter = use_clip, lars_filter
+        self.is_group, self._groups = optimizer.is_group, optimizer._groups
+        self._ordered = optimizer._ordered
+        self.weight_decay = optimizer.weight_decay
+
+    @property
+    def learning_rate(self) -> Any:
+        """That of the inner optimizer."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.optimizer.learning_rate = value
+
+    def renewed(self, parameters: Any) -> LARS:
+        """One around a renewed inner optimizer."""
+        fresh = super().renewed(parameters)
+        fresh.optimizer = self.optimizer.renewed(parameters)
+        fresh._groups = fresh.optimizer._groups
+        return fresh
+
+    def rule(self) -> Rule:
+        """The update rule."""
+        return LarsRule(self.optimizer.rule(), self.coefficient, self.epsilon, self.use_clip)
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Those of the inner optimizer; a plain list has none, the filter says who decays."""
+        return self.optimizer.groups() if self.is_group else ()
+
+    def rates(self) -> dict[str, float]:
+        """Those of the inner optimizer at this one's count of updates."""
+        self.optimizer.applied_steps = self.applied_steps
+        return self.optimizer.rates()
+
+    def adapted(self) -> tuple[str, ...] | None:
+        """Patterns of the adapted parameters."""
+        chosen = self.lars_filter or _adapts_by_default
+        return exact_patterns(p.name for p in self.parameters if chosen(p))
+
+
+def _adapts_by_default(parameter: Parameter) -> bool:
+    named = "LayerNorm" in parameter.name or "bias" in parameter.name
+    return not named and parameter.role in ("weight", "")
+
+
+def _check_betas(owner: str, beta1: float, beta2: float, eps: float) -> None:
+    for name, value in (("beta1", beta1), ("beta2", beta2)):
+        check_type(owner, name, value, float)
+        check_range(owner, name, value, 0, 1, open_low=True, open_high=True)
+    check_type(owner, "eps", eps, float)
+    check_range(owner, "eps", eps, 0, open_low=True)

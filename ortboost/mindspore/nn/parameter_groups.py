@@ -1,0 +1,214 @@
+"""What an optimizer is given: parameters in a list or in groups, rates, weight decays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ortboost.core.errors import UsageError, nearest
+from ortboost.mindspore.core.arguments import (
+    ArgumentKeyError,
+    ArgumentRuntimeError,
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+    is_number,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
+
+__all__ = ["Group", "check_decay", "check_rate", "rate_at", "read_parameters", "shown_rate"]
+
+_GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share a rate and a decay; ``None`` is the optimizer's own."""
+
+    params: list[Parameter]
+    rate: Any = None
+    weight_decay: float | None = None
+    centralize: bool = False
+
+
+def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter], bool]:
+    """Whether groups were given, the groups, all parameters in order, whether the order was given.
+
+    Args:
+        owner: Name of the optimizer, for errors.
+        parameters: Parameters, or dicts; see :class:`ortboost.mindspore.nn.Optimizer`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: Neither of the two, empty, or given twice in a list.
+        ArgumentKeyError: A group lacks ``params`` or has an unknown key.
+        ArgumentRuntimeError: A parameter is in two groups.
+    """
+    if parameters is None:
+        raise ArgumentValueError(
+            "No parameters were given.", where=owner, fix="Give net.trainable_params()."
+        )
+    if isinstance(parameters, Parameter | Mapping) or not isinstance(parameters, Iterable):
+        raise ArgumentTypeError(
+            f"'params' is {type(parameters).__name__}.",
+            where=owner,
+            fix="Give a list of parameters or of dicts: net.trainable_params().",
+        )
+    items = list(parameters)
+    if not items:
+        raise ArgumentValueError(
+            "The list of parameters is empty.", where=owner, fix="Is everything frozen?"
+        )
+    if isinstance(items[0], Mapping):
+        return True, *_read_groups(owner, items)
+    _check_parameters(owner, items)
+    _check_unique(owner, items, ArgumentValueError)
+    return False, [Group(items)], items, False
+
+
+def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Parameter], bool]:
+    groups: list[Group] = []
+    order: list[Parameter] | None = None
+    for index, item in enumerate(items):
+        where = f"{owner}, group {index}"
+        if not isinstance(item, Mapping):
+            raise ArgumentTypeError(
+                f"Group {index} is {type(item).__name__}.", where=where, fix="Give dicts only."
+            )
+        for key in item:
+            if key not in _GROUP_KEYS:
+                raise ArgumentKeyError(
+                    f"A group has no key '{key}'.", where=where, fix=nearest(str(key), _GROUP_KEYS)
+                )
+        if "order_params" in item:
+            if len(item) > 1:
+                raise ArgumentValueError(
+                    "'order_params' stands in a dict of its own.", where=where, fix="Split it."
+                )
+            order = list(item["order_params"])
+            _check_parameters(where, order)
+            continue
+        if "params" not in item:
+            raise ArgumentKeyError(
+                "A group has no 'params'.", where=where, fix="Give {'params': [...], 'lr': ...}."
+            )
+        params = list(item["params"])
+        if not params:
+            raise ArgumentValueError(
+                "A group has an empty 'params'.", where=where, fix="Leave the group out."
+            )
+        _check_parameters(where, params)
+        centralize = item.get("grad_centralization", False)
+        check_type(where, "grad_centralization", centralize, bool)
+        rate = item.get("lr")
+        decay = item.get("weight_decay")
+        groups.append(
+            Group(
+                params,
+                None if rate is None else check_rate(where, rate, "lr"),
+                None if decay is None else check_decay(where, decay),
+                centralize,
+            )
+        )
+    everything = [p for group in groups for p in group.params]
+    _check_unique(owner, everything, ArgumentRuntimeError)
+    if order is not None and {id(p) for p in order} != {id(p) for p in everything}:
+        raise ArgumentValueError(
+            "'order_params' does not list just the parameters of the groups.",
+            where=owner,
+            fix="Give net.trainable_params() there.",
+        )
+    return groups, everything if order is None else order, order is not None
+
+
+def _check_parameters(where: str, items: Sequence[Any]) -> None:
+    for item in items:
+        if not isinstance(item, Parameter):
+            raise ArgumentTypeError(
+                f"A {type(item).__name__} is no parameter.",
+                where=where,
+                fix="Give parameters of the network: net.trainable_params().",
+            )
+
+
+def _check_unique(owner: str, items: Sequence[Parameter], kind: type[UsageError]) -> None:
+    seen = set()
+    for item in items:
+        if id(item) in seen:
+            raise kind(
+                f"The parameter '{item.name}' was given twice.",
+                where=owner,
+                fix="Give each parameter once.",
+            )
+        seen.add(id(item))
+
+
+def check_decay(owner: str, value: Any) -> float:
+    """A weight decay as float, if it is 0 or more."""
+    if isinstance(value, Cell):
+        raise NotInThisVersionError(
+            "A weight decay that is a Cell is not in this version.",
+            where=owner,
+            fix="Give a float.",
+        )
+    if not is_number(value):
+        check_type(owner, "weight_decay", value, int, float)
+    check_range(owner, "weight_decay", value, 0)
+    return float(value)
+
+
+def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
+    """A number, a 1-D float array, or a schedule."""
+    if isinstance(value, LearningRateSchedule):
+        return value
+    if isinstance(value, str | bytes | bool) or (
+        not is_number(value) and not isinstance(value, Iterable)
+    ):
+        raise ArgumentTypeError(
+            f"'{name}' is {type(value).__name__}.",
+            where=owner,
+            fix="Give a number, a list of numbers, or a schedule such as nn.CosineDecayLR.",
+        )
+    array = np.asarray(value if is_number(value) or hasattr(value, "shape") else list(value))
+    if array.dtype.kind not in "iuf" and array.size:
+        raise ArgumentTypeError(
+            f"'{name}' holds no numbers.", where=owner, fix="Give numbers of 0 or more."
+        )
+    if array.ndim > 1 or not array.size:
+        raise ArgumentValueError(
+            f"'{name}' has the shape {array.shape}.",
+            where=owner,
+            fix="Give a number, or one number for each step.",
+        )
+    check_range(owner, name, float(array.min()), 0)
+    return float(array) if array.ndim == 0 else array.astype(np.float64)
+
+
+def rate_at(rate: Any, step: int) -> float:
+    """The number of one update, counted from 0.
+
+    Raises:
+        ArgumentRuntimeError: The list has ended.
+    """
+    if isinstance(rate, LearningRateSchedule):
+        return float(rate(step))
+    if isinstance(rate, float):
+        return rate
+    if step >= len(rate):
+        raise ArgumentRuntimeError(
+            f"The list of learning rates ends after {len(rate)} updates.",
+            where=f"update {step + 1}",
+            fix="Give a rate for every step, or use a schedule.",
+        )
+    return float(rate[step])
+
+
+def shown_rate(rate: Any) -> Any:
+    """What the program's manifest says of a rate that the host feeds."""
+    return rate if isinstance(rate, float) else f"by the host: {type(rate).__name__}"

@@ -1,0 +1,241 @@
+"""``TrainOneStepCell`` and ``TrainOneStepWithLossScaleCell``: one call is one step.
+
+The whole step (forward, loss, backward, un-scaling, finite check, update, scale) is one graph; see
+:mod:`ortboost.program.step`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_type,
+    is_number,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.nn.compiled import CompiledSteps
+from ortboost.mindspore.nn.loss import LossBase
+from ortboost.mindspore.nn.loss_scale import GroupedScaleCell, LossScaleUpdateCell
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
+from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.program import catalogue as names
+from ortboost.runtime.stepper import StepResult
+
+__all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
+
+
+class TrainOneStepCell(Cell):
+    """A training step without a finite check.
+
+    Args:
+        network: A :class:`WithLossCell`, or a network whose one output is its loss.
+        optimizer: The optimizer, made with the parameters of that network.
+        sens: The loss is multiplied by it before the backward pass. Nothing divides by it again but
+            the optimizer's ``loss_scale``. ``None`` is 1.
+        return_grad: Must be False; True is not in this version.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, ``sens`` not above 0,
+            or parameters of another network.
+
+    Example:
+        >>> step = TrainOneStepCell(WithLossCell(net, loss), opt)  # doctest: +SKIP
+        >>> step(images, labels)                                   # doctest: +SKIP
+        Tensor(2.31, dtype=float32)
+    """
+
+    def __init__(
+        self,
+        network: Cell,
+        optimizer: Optimizer | OptimizerWrapper,
+        sens: Any = None,
+        return_grad: bool = False,
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        check_type(owner, "return_grad", return_grad, bool)
+        if return_grad:
+            raise NotInThisVersionError(
+                "return_grad=True is not in this version.",
+                where=owner,
+                fix="Leave it out; gradients stay in the graph.",
+            )
+        self.sens = 1.0 if sens is None else _positive(owner, "sens", sens)
+        scale = NO_SCALE if self.sens == 1 else FixedScaleConfig(self.sens)
+        self.network, self.optimizer = network, optimizer
+        self._steps = _compile(owner, network, optimizer, scale, 1 / self.sens, finite=False)
+
+    def construct(self, *inputs: Any) -> Tensor:
+        """One step: data of each input, then the labels.
+
+        Returns:
+            The loss before the update, float32; with a loss of reduction ``none`` all its values.
+        """
+        return _loss(self._steps.step(*inputs))
+
+
+class TrainOneStepWithLossScaleCell(Cell):
+    """A training step with a loss scale: an overflow skips the update.
+
+    Order: loss times scale, backward, gradients divided by the scale, finite check, update of the
+    scale, and if all was finite the optimizer (whose ``loss_scale`` divides once more).
+
+    Args:
+        network: A :class:`WithLossCell`, or a network whose one output is its loss.
+        optimizer: The optimizer, made with the parameters of that network.
+        scale_sense: An update cell (``nn.DynamicLossScaleUpdateCell``,
+            ``nn.FixedLossScaleUpdateCell``), a :class:`ortboost.mindspore.boost.GroupLossScaleManager`, or an
+            array of shape ``()`` or ``(1,)`` for a fixed scale that :meth:`set_sense_scale` moves.
+
+    Raises:
+        ArgumentTypeError: An argument of the wrong type.
+        ArgumentValueError: ``scale_sense`` has another shape or is not above 0.
+
+    Example:
+        >>> manager = DynamicLossScaleUpdateCell(2**12, 2, 1000)            # doctest: +SKIP
+        >>> step = TrainOneStepWithLossScaleCell(net_with_loss, opt, manager)  # doctest: +SKIP
+        >>> loss, overflow, loss_scale = step(images, labels)              # doctest: +SKIP
+    """
+
+    def __init__(
+        self, network: Cell, optimizer: Optimizer | OptimizerWrapper, scale_sense: Any
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        law: ScaleConfig
+        start: Any
+        if isinstance(scale_sense, LossScaleUpdateCell):
+            law, start = scale_sense.config, scale_sense.get_loss_scale()
+        elif isinstance(scale_sense, GroupedScaleCell):
+            trained = updates_of(owner, optimizer).optimizer.parameters
+            law = scale_sense.law(owner, _backbone(owner, network)[0], trained)
+            start = law.starts()
+        elif isinstance(scale_sense, np.ndarray):
+            start = _scale_value(owner, "scale_sense", scale_sense)
+            law = FixedScaleConfig(start)
+        else:
+            raise ArgumentTypeError(
+                f"'scale_sense' is {type(scale_sense).__name__}.",
+                where=owner,
+                fix="Give an update cell such as nn.DynamicLossScaleUpdateCell(...), or a Tensor.",
+            )
+        self.network, self.optimizer = network, optimizer
+        self.loss_scaling_manager = scale_sense if isinstance(scale_sense, Cell) else None
+        self._steps = _compile(owner, network, optimizer, law, 1.0, finite=True)
+        self._scale_shape = np.shape(start)
+        self._steps.scale_state.write(names.SCALE, np.asarray(start, np.float32))
+        if isinstance(scale_sense, GroupedScaleCell):
+            scale_sense.follow(self._steps.scale_state)
+
+    @property
+    def scale_sense(self) -> Parameter:
+        """The present scale, as a parameter; with groups ``[groups]``."""
+        return Parameter.of_state(self._steps.scale_state, names.SCALE, requires_grad=False)
+
+    def set_sense_scale(self, sens: Any) -> None:
+        """Set the scale of the next step.
+
+        Args:
+            sens: Array of shape ``()`` or ``(1,)``, above 0; with groups it may have a number for
+                each.
+
+        Raises:
+            ArgumentTypeError: No array.
+            ArgumentValueError: Another shape, or not above 0.
+        """
+        owner = type(self).__name__
+        if not isinstance(sens, np.ndarray):
+            raise ArgumentTypeError(
+                f"'sens' is {type(sens).__name__}.",
+                where=f"{owner}.set_sense_scale",
+                fix="Give a Tensor: Tensor(1024.0).",
+            )
+        value: Any
+        if self._scale_shape and sens.shape == self._scale_shape:
+            value = [_positive(owner, "sens", number) for number in sens.tolist()]
+        else:
+            value = _scale_value(owner, "sens", sens)
+        scale = np.broadcast_to(np.asarray(value, np.float32), self._scale_shape)
+        self._steps.scale_state.write(names.SCALE, scale)
+
+    def construct(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """One step: data of each input, then the labels.
+
+        Returns:
+            ``(loss, overflow, loss_scale)``: the un-scaled loss before the update, float32; whether
+            a gradient was not finite, bool; the scale *after* this step, float32, with groups that
+            of the first.
+        """
+        result = self._steps.step(*inputs)
+        return (
+            _loss(result),
+            Tensor(np.bool_(result.overflow)),
+            Tensor(np.float32(result.loss_scale)),
+        )
+
+
+def _compile(
+    owner: str,
+    network: Cell,
+    optimizer: Optimizer | OptimizerWrapper,
+    scale: ScaleConfig,
+    factor: float,
+    *,
+    finite: bool,
+) -> CompiledSteps:
+    """Prepare the steps; ``factor`` takes back the un-scaling where none is wanted."""
+    backbone, loss = _backbone(owner, network)
+    updates = updates_of(owner, optimizer)
+    divisor = factor * updates.optimizer.loss_scale
+    return CompiledSteps(
+        owner, backbone, loss, updates, scale, check_finite=finite, divisor=divisor
+    )
+
+
+def _backbone(owner: str, network: Cell) -> tuple[Network, LossBase | None]:
+    """The network, and its loss if that is not part of it."""
+    if isinstance(network, WithLossCell):
+        return network.backbone_network, network.loss_fn
+    if isinstance(network, Network):
+        return network, None
+    raise ArgumentTypeError(
+        f"'network' is {type(network).__name__}.",
+        where=owner,
+        fix="Give nn.WithLossCell(net, loss), or a network that computes its loss.",
+    )
+
+
+def _loss(result: StepResult) -> Tensor:
+    return Tensor(result.losses)
+
+
+def _positive(owner: str, name: str, value: Any) -> float:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if not is_number(value):
+        check_type(owner, name, value, int, float)
+    if not 0 < value < float("inf"):
+        raise ArgumentValueError(
+            f"'{name}' is {value}.", where=f"{owner}, {name}", fix="Give a finite number above 0."
+        )
+    return float(value)
+
+
+def _scale_value(owner: str, name: str, value: np.ndarray[Any, Any]) -> float:
+    if value.shape not in ((), (1,)):
+        raise ArgumentValueError(
+            f"'{name}' has the shape {value.shape}.",
+            where=f"{owner}, {name}",
+            fix="Give a Tensor of the shape () or (1,).",
+        )
+    return _positive(owner, name, value)

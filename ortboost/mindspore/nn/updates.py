@@ -1,0 +1,86 @@
+"""How an optimizer is applied: at every step, to groups in turns, over windows of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.mindspore.core.arguments import ArgumentTypeError
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.nn.optimizer import Optimizer
+
+__all__ = ["OptimizerWrapper", "Updates", "updates_of"]
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What a training step makes of its optimizer.
+
+    Args:
+        optimizer: The update rule with its parameters and rates.
+        accumulate: Micro-batches an update.
+        freeze: Which parameters are trained at which update; ``None`` for all.
+    """
+
+    optimizer: Optimizer
+    accumulate: int = 1
+    freeze: FreezeConfig | None = None
+
+
+class OptimizerWrapper(Cell):
+    """Base of what stands around an optimizer: it answers like the optimizer inside.
+
+    Args:
+        optimizer: An optimizer, or another wrapper.
+    """
+
+    def __init__(self, optimizer: Optimizer | OptimizerWrapper) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+
+    def updates(self) -> Updates:
+        """What a training step makes of it."""
+        return updates_of(type(self).__name__, self.optimizer)
+
+    @property
+    def parameters(self) -> Any:
+        """The parameters of the optimizer."""
+        return self.optimizer.parameters
+
+    @property
+    def learning_rate(self) -> Any:
+        """The rate as it was given; can be replaced."""
+        return self.optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.optimizer.learning_rate = value
+
+    @property
+    def global_step(self) -> int:
+        """Updates applied so far."""
+        step: int = self.optimizer.global_step
+        return step
+
+    def get_lr(self) -> float | tuple[float, ...]:
+        """The rate of the next update; with groups one for each parameter."""
+        rate: float | tuple[float, ...] = self.optimizer.get_lr()
+        return rate
+
+
+def updates_of(owner: str, optimizer: Any) -> Updates:
+    """How an optimizer, or what stands around one, is applied.
+
+    Raises:
+        ArgumentTypeError: It is neither.
+    """
+    if isinstance(optimizer, OptimizerWrapper):
+        return optimizer.updates()
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(
+            f"'optimizer' is {type(optimizer).__name__}.",
+            where=owner,
+            fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
+        )
+    return Updates(optimizer)

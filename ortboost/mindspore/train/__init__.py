@@ -1,0 +1,1 @@
+"""``Model``, its callbacks and checkpoints under MindSpore's names."""

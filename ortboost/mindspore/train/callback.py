@@ -1,0 +1,156 @@
+"""The callback interface of :class:`ortboost.Model`, as in MindSpore.
+
+A callback's methods get a :class:`RunContext`; ``run_context.original_args()`` holds, as attributes:
+``epoch_num``, ``batch_num`` (steps in an epoch, 0 if not known), ``cur_epoch_num`` and
+``cur_step_num`` (from 1), ``cur_step_in_epoch``, ``network``, ``train_network``, ``loss_fn``,
+``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``; in
+validation also ``valid_dataset``, ``metrics`` and, after it, ``eval_results``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ortboost.mindspore.core.arguments import ArgumentTypeError
+
+__all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all"]
+
+
+class CallbackParam(dict[str, Any]):
+    """A dict whose items are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class RunContext:
+    """What a callback is told, and how it stops the run.
+
+    Args:
+        original_args: The parameters of the run.
+    """
+
+    def __init__(self, original_args: Mapping[str, Any]) -> None:
+        self._original_args = (
+            original_args
+            if isinstance(original_args, CallbackParam)
+            else CallbackParam(original_args)
+        )
+        self._stop = False
+
+    def original_args(self) -> CallbackParam:
+        """The parameters of the run; see the module."""
+        return self._original_args
+
+    def request_stop(self) -> None:
+        """Stop after this step."""
+        self._stop = True
+
+    def get_stop_requested(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._stop
+
+
+class Callback:
+    """Base of the callbacks; override what is needed.
+
+    The ``on_train_*`` and ``on_eval_*`` methods call the short ones (``begin``, ``epoch_begin``,
+    ``step_begin``, ``step_end``, ``epoch_end``, ``end``) unless overridden.
+    """
+
+    def begin(self, run_context: RunContext) -> None:
+        """Before everything."""
+
+    def epoch_begin(self, run_context: RunContext) -> None:
+        """Before an epoch."""
+
+    def step_begin(self, run_context: RunContext) -> None:
+        """Before a step."""
+
+    def step_end(self, run_context: RunContext) -> None:
+        """After a step."""
+
+    def epoch_end(self, run_context: RunContext) -> None:
+        """After an epoch."""
+
+    def end(self, run_context: RunContext) -> None:
+        """After everything."""
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Before training."""
+        self.begin(run_context)
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Before an epoch of training."""
+        self.epoch_begin(run_context)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Before a step of training."""
+        self.step_begin(run_context)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """After a step of training."""
+        self.step_end(run_context)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """After an epoch of training."""
+        self.epoch_end(run_context)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """After training."""
+        self.end(run_context)
+
+    def on_eval_begin(self, run_context: RunContext) -> None:
+        """Before validation."""
+        self.begin(run_context)
+
+    def on_eval_epoch_begin(self, run_context: RunContext) -> None:
+        """Before the pass of validation."""
+        self.epoch_begin(run_context)
+
+    def on_eval_step_begin(self, run_context: RunContext) -> None:
+        """Before a batch of validation."""
+        self.step_begin(run_context)
+
+    def on_eval_step_end(self, run_context: RunContext) -> None:
+        """After a batch of validation."""
+        self.step_end(run_context)
+
+    def on_eval_epoch_end(self, run_context: RunContext) -> None:
+        """After the pass of validation."""
+        self.epoch_end(run_context)
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        """After validation."""
+        self.end(run_context)
+
+
+def as_callbacks(value: Any) -> list[Callback]:
+    """Callbacks as a list.
+
+    Raises:
+        ArgumentTypeError: Something is no callback.
+    """
+    items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    for item in items:
+        if not isinstance(item, Callback):
+            raise ArgumentTypeError(
+                f"A {type(item).__name__} is no callback.",
+                where="callbacks",
+                fix="Give a Callback or a list of them.",
+            )
+    return items
+
+
+def call_all(callbacks: Sequence[Callback], method: str, run_context: RunContext) -> None:
+    """Call one method of every callback."""
+    for callback in callbacks:
+        function: Callable[[RunContext], None] = getattr(callback, method)
+        function(run_context)

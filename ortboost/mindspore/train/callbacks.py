@@ -1,0 +1,193 @@
+"""The callbacks that come with :class:`ortboost.Model`, under MindSpore's names."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+from ortboost.mindspore.train.model_checkpoint import CheckpointConfig, ModelCheckpoint
+
+__all__ = [
+    "Callback",
+    "CheckpointConfig",
+    "EarlyStopping",
+    "LossMonitor",
+    "ModelCheckpoint",
+    "RunContext",
+    "TimeMonitor",
+]
+
+
+class LossMonitor(Callback):
+    """Print the loss of a step.
+
+    It stops the run when the loss of a step that was *not* skipped is not finite. (MindSpore also
+    stops at the overflow of a skipped step, from which a dynamic scale recovers.)
+
+    Args:
+        per_print_times: Print at every so many steps; 0 never.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: It is no int, or below 0.
+    """
+
+    def __init__(self, per_print_times: int = 1) -> None:
+        check_type("LossMonitor", "per_print_times", per_print_times, int)
+        check_range("LossMonitor", "per_print_times", per_print_times, 0)
+        self._per_print_times = per_print_times
+        self._last_print_time = 0
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Print, or stop."""
+        args = run_context.original_args()
+        loss = _loss_of(args.net_outputs)
+        if not math.isfinite(loss) and not _skipped(args.net_outputs):
+            raise ArgumentValueError(
+                f"The loss is {loss}.",
+                where=f"epoch {args.cur_epoch_num}, step {args.cur_step_in_epoch}",
+                fix="Lower the learning rate, or look for NaN in the data.",
+            )
+        if args.cur_step_num < self._last_print_time:  # a new run
+            self._last_print_time = 0
+        passed = args.cur_step_num - self._last_print_time
+        if self._per_print_times and passed >= self._per_print_times:
+            self._last_print_time = args.cur_step_num
+            print(  # what the callback is for
+                f"epoch: {args.cur_epoch_num} step: {args.cur_step_in_epoch}, loss is {loss}",
+                flush=True,
+            )
+
+
+class TimeMonitor(Callback):
+    """Print the time of an epoch and of a step, in milliseconds.
+
+    Args:
+        data_size: Steps in an epoch; counted if not given.
+    """
+
+    def __init__(self, data_size: int | None = None) -> None:
+        if data_size is not None:
+            check_type("TimeMonitor", "data_size", data_size, int)
+            check_range("TimeMonitor", "data_size", data_size, 1)
+        self.data_size = data_size
+        self._started = 0.0
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Print."""
+        args = run_context.original_args()
+        spent = (time.perf_counter() - self._started) * 1000
+        steps = self.data_size or args.cur_step_in_epoch or 1
+        print(
+            f"Train epoch time: {spent:.3f} ms, per step time: {spent / steps:.3f} ms", flush=True
+        )
+
+
+class EarlyStopping(Callback):
+    """Stop when a number no longer improves.
+
+    Args:
+        monitor: ``eval_loss`` or a metric of the model (both need a validation in ``Model.fit``),
+            or ``loss``, the loss of the last step of the epoch.
+        min_delta: Less than this is no improvement, 0 or more.
+        patience: Epochs without improvement that are endured.
+        verbose: Print when it stops.
+        mode: ``min``, ``max``, or ``auto``: max if ``acc`` is part of the name.
+        baseline: The number must be better than this.
+        restore_best_weights: Put the weights of the best epoch back when it stops.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "eval_loss",
+        min_delta: float = 0,
+        patience: int = 0,
+        verbose: bool = False,
+        mode: str = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+    ) -> None:
+        owner = "EarlyStopping"
+        check_type(owner, "monitor", monitor, str)
+        check_type(owner, "min_delta", min_delta, float, int)
+        check_type(owner, "patience", patience, int)
+        check_range(owner, "patience", patience, 0)
+        check_type(owner, "verbose", verbose, bool)
+        check_type(owner, "restore_best_weights", restore_best_weights, bool)
+        if mode not in ("auto", "min", "max"):
+            raise ArgumentValueError(
+                f"'mode' is {mode!r}.", where=owner, fix="Give 'auto', 'min' or 'max'."
+            )
+        if baseline is not None:
+            check_type(owner, "baseline", baseline, float, int)
+        self.monitor, self.patience, self.verbose = monitor, patience, verbose
+        self.baseline, self.restore_best_weights = baseline, restore_best_weights
+        largest = mode == "max" or (mode == "auto" and "acc" in monitor)
+        self._sign = 1.0 if largest else -1.0
+        self._min_delta = abs(min_delta)
+        self._best = -math.inf
+        self._wait = 0
+        self._weights: dict[str, Any] = {}
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Start anew."""
+        self._best = -math.inf if self.baseline is None else self._sign * self.baseline
+        self._wait, self._weights = 0, {}
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Look at the number, and stop if it is time."""
+        args = run_context.original_args()
+        value = self._value(args)
+        if value is None:
+            return
+        network: Network = args.network
+        if self._sign * value > self._best + self._min_delta:
+            self._best, self._wait = self._sign * value, 0
+            if self.restore_best_weights:
+                self._weights = {p.name: p.asnumpy() for p in network.get_parameters()}
+            return
+        self._wait += 1
+        if self._wait >= max(self.patience, 1):
+            run_context.request_stop()
+            if self.verbose:
+                print(f"Epoch {args.cur_epoch_num}: early stopping, {self.monitor} is {value}")
+            for parameter in network.get_parameters() if self._weights else ():
+                parameter.set_data(self._weights[parameter.name])
+
+    def _value(self, args: CallbackParam) -> float | None:
+        if self.monitor == "loss":
+            return _loss_of(args.net_outputs)
+        results: Mapping[str, float] = args.get("eval_results") or {}
+        if not results:
+            return None  # no validation in this epoch
+        for name in (self.monitor, self.monitor.removeprefix("eval_")):
+            if name in results:
+                return float(results[name])
+        raise ArgumentValueError(
+            f"There is no '{self.monitor}' to watch.",
+            where="EarlyStopping, monitor",
+            fix=f"Give one of loss, {', '.join(results)}; eval_loss needs the metric 'loss'.",
+        )
+
+
+def _loss_of(outputs: Any) -> float:
+    """The loss of a step; the mean where the reduction is ``none``."""
+    loss = outputs[0] if isinstance(outputs, tuple) else outputs
+    return float(np.mean(np.asarray(loss)))
+
+
+def _skipped(outputs: Any) -> bool:
+    return isinstance(outputs, tuple) and len(outputs) > 1 and bool(np.any(np.asarray(outputs[1])))

@@ -1,0 +1,391 @@
+"""``Model``: training, validation and prediction in one object, as in MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ortboost.core.errors import nearest
+from ortboost.mindspore.amp import LossScaleManager, build_train_network, check_level
+from ortboost.mindspore.boost.auto_boost import AutoBoost
+from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.nn.loss import LossBase
+from ortboost.mindspore.nn.metrics import Loss, Metric, get_metrics
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.updates import OptimizerWrapper
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, check_loss
+from ortboost.mindspore.train.batches import Batches
+from ortboost.mindspore.train.callback import (
+    Callback,
+    CallbackParam,
+    RunContext,
+    as_callbacks,
+    call_all,
+)
+from ortboost.mindspore.train.model_arguments import (
+    backbone_of,
+    boosted,
+    check_indexes,
+    check_scale_groups,
+    check_sink,
+    validation_epochs,
+)
+
+__all__ = ["Model"]
+
+_KEYWORDS = ("boost_config_dict", "loss_scale_manager", "keep_batchnorm_fp32")
+
+
+class Model:
+    """A network with what it takes to train and validate it.
+
+    Args:
+        network: The network. Without an optimizer it may be a training cell.
+        loss_fn: The loss; ``None`` if the network computes its own, or is a
+            :class:`ortboost.mindspore.nn.WithLossCell`.
+        optimizer: The optimizer, made with the network's parameters.
+        metrics: A set of names (``{"accuracy", "loss"}``, see :func:`ortboost.mindspore.nn.metrics.names`) or
+            a dict from a name to a metric.
+        eval_network: A cell that answers what the metrics take; by default
+            :class:`ortboost.mindspore.nn.WithEvalCell`.
+        eval_indexes: Which of its outputs are loss, prediction and label.
+        amp_level: Mixed precision of the training steps, see :func:`ortboost.mindspore.amp.build_train_network`.
+            Evaluation and prediction are in float32.
+        boost_level: ``O0``, ``O1`` or ``O2``: what :class:`ortboost.mindspore.boost.AutoBoost` makes of network and
+            optimizer is trained. With LessBN that is a new network, :attr:`predict_network`; the one
+            that was given keeps its weights.
+        **kwargs: ``boost_config_dict`` for :class:`ortboost.mindspore.boost.AutoBoost`; ``loss_scale_manager``,
+            also a :class:`ortboost.mindspore.boost.GroupLossScaleManager`; ``keep_batchnorm_fp32`` is taken and
+            changes nothing.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError, ArgumentKeyError: As documented by MindSpore.
+        NotInThisVersionError: A boost that is not there yet.
+
+    Example:
+        >>> model = Model(net, loss, opt, metrics={"accuracy"})        # doctest: +SKIP
+        >>> model.train(2, [(images, labels)], callbacks=LossMonitor())  # doctest: +SKIP
+        epoch: 1 step: 1, loss is 2.302585
+        epoch: 2 step: 1, loss is 2.2811
+        >>> model.eval([(images, labels)])                             # doctest: +SKIP
+        {'accuracy': 0.25}
+    """
+
+    def __init__(
+        self,
+        network: Cell,
+        loss_fn: LossBase | None = None,
+        optimizer: Optimizer | OptimizerWrapper | None = None,
+        metrics: Any = None,
+        eval_network: Cell | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str = "O0",
+        **kwargs: Any,
+    ) -> None:
+        check_type("Model", "network", network, Cell)
+        if loss_fn is not None:
+            check_loss("Model", loss_fn)
+        if optimizer is not None:
+            check_type("Model", "optimizer", optimizer, Optimizer, OptimizerWrapper)
+        if eval_network is not None:
+            check_type("Model", "eval_network", eval_network, Cell)
+        for key in kwargs:
+            if key not in _KEYWORDS:
+                raise ArgumentValueError(
+                    f"There is no argument '{key}'.", where="Model", fix=nearest(key, _KEYWORDS)
+                )
+        manager = kwargs.get("loss_scale_manager")
+        if manager is not None:
+            check_type(
+                "Model", "loss_scale_manager", manager, LossScaleManager, GroupLossScaleManager
+            )
+        # MindSpore's name for the argument of build_train_network is 'level'.
+        check_level("level", amp_level)
+        check_level("boost_level", boost_level)
+        boost = AutoBoost(boost_level, kwargs.get("boost_config_dict", ""))
+        if any(boost.boost_config.values()):
+            network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
+            check_scale_groups(boost, manager)
+        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
+        self._metrics = get_metrics(metrics)
+        self._eval_indexes = check_indexes(eval_indexes)
+        self._backbone = backbone_of(network)
+        given = ("loss_scale_manager", "keep_batchnorm_fp32")
+        precision = {key: kwargs[key] for key in given if key in kwargs}
+        self._train_network: Any = network
+        if optimizer is not None:
+            self._train_network = build_train_network(
+                network, optimizer, loss_fn, amp_level, boost_level, **precision
+            )
+        elif loss_fn is not None and isinstance(network, Network):
+            self._train_network = WithLossCell(network, loss_fn)
+        self._eval_network = eval_network
+        if eval_network is None and self._metrics:
+            self._eval_network = self._default_eval_network()
+
+    def _default_eval_network(self) -> WithEvalCell:
+        loss = self._loss_fn
+        if loss is None and isinstance(self._network, WithLossCell):
+            loss = self._network.loss_fn
+        if loss is None:
+            raise ArgumentValueError(
+                "Metrics need a loss function or an evaluation network.",
+                where="Model, metrics",
+                fix="Give loss_fn, or eval_network and eval_indexes.",
+            )
+        return WithEvalCell(self._backbone, loss)
+
+    @property
+    def train_network(self) -> Cell:
+        """The cell that is called at each step."""
+        cell: Cell = self._train_network
+        return cell
+
+    @property
+    def eval_network(self) -> Cell | None:
+        """The cell that is called for each batch of validation."""
+        return self._eval_network
+
+    @property
+    def predict_network(self) -> Network:
+        """The network."""
+        return self._backbone
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train.
+
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches, see :class:`ortboost.mindspore.train.batches.Batches`.
+            callbacks: A callback or a list of them.
+            dataset_sink_mode: Taken and without effect: data is fed step by step.
+            sink_size: Must be -1 with ``dataset_sink_mode``; ignored without, as in MindSpore.
+            initial_epoch: Epochs that are done already, below ``epoch``.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        """
+        check_sink("Model.train", dataset_sink_mode, sink_size)
+        self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
+
+    def fit(
+        self,
+        epoch: int,
+        train_dataset: Any,
+        valid_dataset: Any = None,
+        valid_frequency: int | Sequence[int] = 1,
+        callbacks: Any = None,
+        dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train, with a validation after some epochs; prints its result.
+
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches to train on.
+            valid_dataset: Batches to validate on; ``None`` for no validation.
+            valid_frequency: Validate after every so many epochs, or after just these.
+            callbacks: A callback or a list of them.
+            dataset_sink_mode: Taken and without effect.
+            valid_dataset_sink_mode: Taken and without effect.
+            sink_size: As for :meth:`train`.
+            initial_epoch: Epochs that are done already.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        """
+        owner = "Model.fit"
+        check_sink(owner, dataset_sink_mode, sink_size)
+        check_type(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
+        chosen = validation_epochs(owner, valid_frequency)
+        if valid_dataset is None:
+            self._run(owner, epoch, train_dataset, callbacks, initial_epoch)
+            return
+        self._need_metrics(owner)
+        batches = self._batches(valid_dataset, owner)
+        listeners = as_callbacks(callbacks)
+
+        def validate(number: int, args: CallbackParam) -> None:
+            if chosen(number):
+                args.eval_results = self._evaluate(batches, listeners)
+                print(f"Eval result: epoch {number}, metrics: {args.eval_results}", flush=True)
+            else:
+                args.eval_results = {}
+
+        self._run(owner, epoch, train_dataset, callbacks, initial_epoch, validate)
+
+    def _run(
+        self,
+        owner: str,
+        epoch: Any,
+        dataset: Any,
+        callbacks: Any,
+        initial_epoch: Any,
+        validate: Callable[[int, CallbackParam], None] | None = None,
+    ) -> None:
+        check_type(owner, "epoch", epoch, int)
+        check_range(owner, "epoch", epoch, 1)
+        check_type(owner, "initial_epoch", initial_epoch, int)
+        check_range(owner, "initial_epoch", initial_epoch, 0, epoch, open_high=True)
+        if not isinstance(self._train_network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+            raise ArgumentTypeError(
+                "There is no optimizer to train with.",
+                where=owner,
+                fix="Give Model a loss_fn and an optimizer, or a training cell as network.",
+            )
+        listeners = as_callbacks(callbacks)
+        batches = self._batches(dataset, owner)
+        args = CallbackParam(
+            mode="train",
+            epoch_num=epoch,
+            batch_num=batches.size,
+            cur_epoch_num=initial_epoch,
+            cur_step_num=initial_epoch * batches.size,
+            cur_step_in_epoch=0,
+            network=self._backbone,
+            train_network=self._train_network,
+            eval_network=self._eval_network,
+            loss_fn=self._loss_fn,
+            optimizer=self._train_network.optimizer,
+            train_dataset=dataset,
+            train_dataset_element=None,
+            net_outputs=None,
+            dataset_sink_mode=False,
+            list_callback=listeners,
+        )
+        context = RunContext(args)
+        self._train_network.set_train(True)
+        call_all(listeners, "on_train_begin", context)
+        for number in range(initial_epoch, epoch):
+            args.cur_epoch_num, args.cur_step_in_epoch = number + 1, 0
+            call_all(listeners, "on_train_epoch_begin", context)
+            for batch in batches.epoch(number):
+                args.cur_step_num += 1
+                args.cur_step_in_epoch += 1
+                args.train_dataset_element = batch
+                call_all(listeners, "on_train_step_begin", context)
+                args.net_outputs = self._train_network(*batch)
+                call_all(listeners, "on_train_step_end", context)
+                if context.get_stop_requested():
+                    break
+            if validate is not None and not context.get_stop_requested():
+                validate(number + 1, args)
+            call_all(listeners, "on_train_epoch_end", context)
+            if context.get_stop_requested():
+                break
+        call_all(listeners, "on_train_end", context)
+
+    # ---- validation and prediction ------------------------------------------------------------
+
+    def eval(
+        self, valid_dataset: Any, callbacks: Any = None, dataset_sink_mode: bool = False
+    ) -> dict[str, float]:
+        """Validate.
+
+        Args:
+            valid_dataset: Batches, see :class:`ortboost.mindspore.train.batches.Batches`.
+            callbacks: A callback or a list of them.
+            dataset_sink_mode: Taken and without effect.
+
+        Returns:
+            Name of the metric to its value.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+        """
+        check_type("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
+        self._need_metrics("Model.eval")
+        batches = self._batches(valid_dataset, "Model.eval")
+        return self._evaluate(batches, as_callbacks(callbacks))
+
+    def _evaluate(self, batches: Batches, listeners: list[Callback]) -> dict[str, float]:
+        network = self._eval_network
+        if network is None:
+            raise ArgumentValueError("There is nothing to validate.", where="Model.eval", fix="")
+        for metric in self._metrics.values():
+            metric.clear()
+        args = CallbackParam(
+            mode="eval",
+            batch_num=batches.size,
+            cur_step_num=0,
+            network=self._backbone,
+            eval_network=network,
+            metrics=self._metrics,
+            net_outputs=None,
+            list_callback=listeners,
+        )
+        context = RunContext(args)
+        network.set_train(False)
+        call_all(listeners, "on_eval_begin", context)
+        call_all(listeners, "on_eval_epoch_begin", context)
+        for batch in batches.epoch(0):
+            args.cur_step_num += 1
+            call_all(listeners, "on_eval_step_begin", context)
+            args.net_outputs = outputs = network(*batch)
+            for metric in self._metrics.values():
+                self._feed(metric, outputs if isinstance(outputs, tuple) else (outputs,))
+            call_all(listeners, "on_eval_step_end", context)
+            if context.get_stop_requested():
+                break
+        args.eval_results = {name: metric.eval() for name, metric in self._metrics.items()}
+        call_all(listeners, "on_eval_epoch_end", context)
+        call_all(listeners, "on_eval_end", context)
+        results: dict[str, float] = args.eval_results
+        return results
+
+    def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
+        """Give a metric its part of the outputs of the evaluation network."""
+        if metric.indexes is not None:
+            metric.update(*(outputs[index] for index in metric.indexes))
+        elif self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
+            metric.update(*outputs)
+        else:
+            loss, prediction, label = self._eval_indexes or (0, 1, 2)
+            chosen = [loss] if isinstance(metric, Loss) else [prediction, label]
+            metric.update(*(outputs[index] for index in chosen))
+
+    def predict(self, *predict_data: Any) -> Tensor | tuple[Tensor, ...]:
+        """The network's outputs, by the inference graph.
+
+        Args:
+            *predict_data: One array for each input.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: The arrays do not fit.
+        """
+        result: Tensor | tuple[Tensor, ...] = self._backbone(*predict_data)
+        return result
+
+    def _need_metrics(self, owner: str) -> None:
+        if not self._metrics:
+            raise ArgumentValueError(
+                "There are no metrics.",
+                where=owner,
+                fix="Give Model(metrics={'accuracy', 'loss'}).",
+            )
+
+    def _batches(self, dataset: Any, owner: str) -> Batches:
+        return Batches(dataset, [spec.name for spec in self._backbone.inputs], owner)

@@ -1,0 +1,124 @@
+"""Checks of the arguments of :class:`ortboost.Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ortboost.mindspore.boost.auto_boost import AutoBoost
+from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+    check_range,
+    check_type,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
+
+__all__ = [
+    "backbone_of",
+    "boosted",
+    "check_indexes",
+    "check_scale_groups",
+    "check_sink",
+    "validation_epochs",
+]
+
+
+def backbone_of(network: Cell) -> Network:
+    """The network within wrapping cells."""
+    if isinstance(network, Network):
+        return network
+    if isinstance(network, WithLossCell):
+        return network.backbone_network
+    if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+        return backbone_of(network.network)
+    raise ArgumentTypeError(
+        f"'network' is {type(network).__name__}.",
+        where="Model, network",
+        fix="Give a network loaded with ortboost.load(path).",
+    )
+
+
+def boosted(
+    boost: AutoBoost, network: Cell, optimizer: Any, eval_network: Cell | None
+) -> tuple[Cell, Any, Cell | None]:
+    """Network, optimizer and evaluation network with the boosts.
+
+    Raises:
+        ArgumentValueError: There is nothing to train, or the evaluation network holds the network
+            before the boost in a way that cannot be seen through.
+    """
+    if optimizer is None:
+        raise ArgumentValueError(
+            "There is no optimizer, so there is nothing to boost.",
+            where="Model, boost_level",
+            fix="Give an optimizer, or leave boost_level out: a boosted network is evaluated as it is.",
+        )
+    network, optimizer = boost.network_auto_process_train(network, optimizer)
+    if eval_network is not None and boost.boost_config["less_bn"]:
+        if not isinstance(eval_network, Network | WithLossCell | WithEvalCell):
+            raise ArgumentValueError(
+                "With LessBN the network that is trained is a new one, and 'eval_network' has another.",
+                where="Model, eval_network",
+                fix="Leave it out, or give nn.WithEvalCell(net, loss).",
+            )
+        eval_network = boost.network_auto_process_eval(eval_network)
+    return network, optimizer, eval_network
+
+
+def check_scale_groups(boost: AutoBoost, manager: Any) -> None:
+    """Refuse the boost ``loss_scale_group`` without a manager that names the groups.
+
+    Raises:
+        ArgumentTypeError: The manager is another one, or none.
+    """
+    if boost.boost_config["loss_scale_group"] and not isinstance(manager, GroupLossScaleManager):
+        raise ArgumentTypeError(
+            f"With 'loss_scale_group' the manager must name groups, this one is "
+            f"{type(manager).__name__}.",
+            where="Model, loss_scale_manager",
+            fix="Give a boost.GroupLossScaleManager.",
+        )
+
+
+def check_indexes(value: Any) -> tuple[int, int, int] | None:
+    """``eval_indexes``, if they are three numbers."""
+    if value is None:
+        return None
+    check_type("Model", "eval_indexes", value, list, tuple)
+    if len(value) != 3 or not all(isinstance(index, int) for index in value):
+        raise ArgumentValueError(
+            f"'eval_indexes' is {value!r}.",
+            where="Model, eval_indexes",
+            fix="Give three numbers: of the loss, the prediction and the label.",
+        )
+    return value[0], value[1], value[2]
+
+
+def check_sink(owner: str, mode: Any, size: Any) -> None:
+    """Refuse a sink size; the mode itself has no effect."""
+    check_type(owner, "dataset_sink_mode", mode, bool)
+    check_type(owner, "sink_size", size, int)
+    if size != -1 and size < 1:
+        raise ArgumentValueError(
+            f"'sink_size' is {size}.", where=owner, fix="Give -1, or a number above 0."
+        )
+    if mode and size != -1:
+        raise NotInThisVersionError(
+            "A sink size is not in this version.", where=owner, fix="Leave sink_size out."
+        )
+
+
+def validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
+    """Whether an epoch, counted from 1, is followed by a validation."""
+    if isinstance(frequency, list | tuple | set | range):
+        epochs = set(frequency)
+        return lambda number: number in epochs
+    check_type(owner, "valid_frequency", frequency, int, list)
+    check_range(owner, "valid_frequency", frequency, 1)
+    return lambda number: number % frequency == 0

@@ -1,0 +1,110 @@
+"""``ModelCheckpoint``: saves the weights in the course of training."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
+from ortboost.mindspore.core.serialization import save_checkpoint
+from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+
+__all__ = ["CheckpointConfig", "ModelCheckpoint"]
+
+
+class CheckpointConfig:
+    """When :class:`ModelCheckpoint` saves, and how many files it keeps.
+
+    Args:
+        save_checkpoint_steps: Save at every so many steps; 0 goes by seconds.
+        save_checkpoint_seconds: Save after so many seconds, if above 0 and steps are 0.
+        keep_checkpoint_max: The oldest files beyond this number are removed; 0 keeps all.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: An argument is no int, or below 0.
+    """
+
+    def __init__(
+        self,
+        save_checkpoint_steps: int = 1,
+        save_checkpoint_seconds: int = 0,
+        keep_checkpoint_max: int = 5,
+    ) -> None:
+        for name, value in (
+            ("save_checkpoint_steps", save_checkpoint_steps),
+            ("save_checkpoint_seconds", save_checkpoint_seconds),
+            ("keep_checkpoint_max", keep_checkpoint_max),
+        ):
+            check_type("CheckpointConfig", name, value, int)
+            check_range("CheckpointConfig", name, value, 0)
+        self.save_checkpoint_steps = save_checkpoint_steps
+        self.save_checkpoint_seconds = save_checkpoint_seconds
+        self.keep_checkpoint_max = keep_checkpoint_max
+
+
+class ModelCheckpoint(Callback):
+    """Save the weights as ``<directory>/<prefix>-<epoch>_<step>.safetensors``.
+
+    Args:
+        prefix: Start of the names.
+        directory: Folder; made if missing, the present one if not given.
+        config: When to save.
+
+    Raises:
+        ArgumentTypeError: ``config`` is no CheckpointConfig.
+        ArgumentValueError: ``prefix`` is no text, or holds a '/'.
+    """
+
+    def __init__(
+        self,
+        prefix: str = "CKP",
+        directory: str | None = None,
+        config: CheckpointConfig | None = None,
+    ) -> None:
+        if not isinstance(prefix, str) or "/" in prefix or not prefix:
+            raise ArgumentValueError(
+                f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short text."
+            )
+        if config is not None:
+            check_type("ModelCheckpoint", "config", config, CheckpointConfig)
+        self._prefix, self._directory = prefix, Path(directory or ".")
+        self._config = config or CheckpointConfig()
+        self._last_step, self._last_time = 0, 0.0
+        self._files: list[Path] = []
+
+    @property
+    def latest_ckpt_file_name(self) -> str:
+        """The newest file; empty before the first."""
+        return str(self._files[-1]) if self._files else ""
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Make the folder."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._last_step = run_context.original_args().cur_step_num
+        self._last_time = time.monotonic()
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Save if it is time."""
+        args, config = run_context.original_args(), self._config
+        if config.save_checkpoint_steps:
+            due = args.cur_step_num - self._last_step >= config.save_checkpoint_steps
+        else:
+            passed = time.monotonic() - self._last_time
+            due = 0 < config.save_checkpoint_seconds <= passed
+        if due:
+            self._save(args)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Save the last state, unless that was just done."""
+        args = run_context.original_args()
+        if args.cur_step_num != self._last_step:
+            self._save(args)
+
+    def _save(self, args: CallbackParam) -> None:
+        name = f"{self._prefix}-{args.cur_epoch_num}_{args.cur_step_in_epoch}"
+        path = save_checkpoint(args.network, self._directory / f"{name}.safetensors")
+        self._last_step, self._last_time = args.cur_step_num, time.monotonic()
+        self._files = [file for file in self._files if file != path] + [path]
+        keep = self._config.keep_checkpoint_max
+        while keep and len(self._files) > keep:
+            self._files.pop(0).unlink(missing_ok=True)

@@ -1,0 +1,332 @@
+"""Exports of plain models, comparisons, and their verbs."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.api import verbs as api
+from ortboost.cli import main
+from ortboost.core.errors import OrtBoostError, ParityError, UsageError
+from ortboost.deploy.pipeline import REWRITES
+from ortboost.graph import io
+from ortboost.graph.io import load_model, save_model
+from tests.support import (
+    ROOT,
+    assert_three_lines,
+    digits,
+    model_path,
+    run,
+    small_convnet,
+    small_mlp,
+    text_model,
+    weights,
+)
+
+DIGITS = str(ROOT / "models/digits.npz")
+
+
+@pytest.fixture
+def convnet(tmp_path):
+    path = tmp_path / "net.onnx"
+    save_model(small_convnet(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exporting") / "run"
+    api.convert(model_path("mlp"), folder)
+    api.train(folder, DIGITS, epochs=2, learning_rate="0.1", device="cpu", threads=1)
+    return folder
+
+
+# ---- a plain model --------------------------------------------------------------------------------
+
+
+def test_a_plain_model(convnet, tmp_path):
+    out = tmp_path / "out.onnx"
+    result = api.export(convnet, out, device="cpu")
+    assert result.made_up
+    assert result.parity.ok
+    assert result.step is None
+    proto = onnx.load(out)
+    onnx.checker.check_model(proto, full_check=True)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    assert metadata["ortboost.source"] == "net.onnx"
+    assert metadata["ortboost.target"] == "onnxruntime"
+    assert "fold_bn" in metadata["ortboost.rewrites"]
+    x = {"x": weights(2, 1, 6, 6)}
+    want, have = run(convnet, x), run(out, x)
+    np.testing.assert_allclose(have["logits"], want["logits"], rtol=1e-4, atol=1e-5)
+    assert json.dumps(result.to_dict())
+
+
+def test_with_data_the_accuracy_is_told(tmp_path):
+    result = api.export(
+        model_path("lenet5"), tmp_path / "out.onnx", verify=DIGITS, device="cpu", batch_size=50
+    )
+    assert not result.made_up
+    assert result.parity.samples == 360
+    before, after = result.metrics["accuracy"]
+    scores = run(model_path("lenet5"), {"x": digits()["x_test"].astype(np.float32) / 255})
+    labels = digits()["y_test"]
+    assert before == after == pytest.approx(float((scores["logits"].argmax(1) == labels).mean()))
+
+
+def test_texts_are_fed_and_compared(tmp_path):
+    path = tmp_path / "text.onnx"
+    save_model(
+        text_model(
+            """<ir_version: 10, opset_import: ["" : 18]>
+            net (string[n] x) => (string[n] y, int64 count) { i = Identity(x) y = Identity(i) count = Size(i) }"""
+        ),
+        path,
+    )
+    assert api.export(path, tmp_path / "o.onnx", device="cpu").parity.ok
+
+
+def test_data_without_labels_will_do(convnet, tmp_path):
+    data = tmp_path / "x.npz"
+    np.savez(data, x=weights(9, 1, 6, 6))
+    result = api.export(convnet, tmp_path / "o.onnx", verify=data, device="cpu")
+    assert result.parity.samples == 9
+    assert result.metrics == {}
+
+
+def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
+    result = api.export(trained, tmp_path / "o.onnx", verify=DIGITS, device="cpu")
+    measured = api.evaluate(tmp_path / "o.onnx", DIGITS, device="cpu")["accuracy"]
+    assert result.metrics["accuracy"] == (pytest.approx(measured), pytest.approx(measured))
+    fixed = tmp_path / "fixed.onnx"
+    model = load_model(tmp_path / "o.onnx")
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = ir.Shape(
+            [7, *value.shape[1:]]
+        )  # 360 is no multiple: the last batch is padded
+    save_model(model, fixed)
+    result = api.export(fixed, tmp_path / "p.onnx", verify=DIGITS, device="cpu")
+    assert result.metrics["accuracy"][1] == pytest.approx(measured)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"target": "tensorrt=9"}, "Unknown target"),
+        ({"target": "tensorrt=10", "opset": 21}, "does not read opset 21"),
+        ({"precision": "bf16"}, "no bfloat16"),
+        ({"precision": "half"}, "Unknown precision"),
+        ({"calibration": DIGITS}, "shorter precision"),
+        ({"rtols": {"nope": 1.0}}, "no such output"),
+        ({"opset": 4}, "opset 4"),
+    ],
+)
+def test_what_is_refused(settings, text, convnet, tmp_path):
+    out = tmp_path / "o.onnx"
+    with pytest.raises(OrtBoostError, match=text) as info:
+        api.export(convnet, out, device="cpu", **settings)
+    assert_three_lines(info.value)
+    assert not out.exists()
+
+
+def test_the_model_itself_is_not_overwritten(convnet):
+    before = convnet.read_bytes()
+    with pytest.raises(UsageError, match="overwrite the model"):
+        api.export(convnet, convnet.parent / "." / convnet.name, device="cpu")
+    assert convnet.read_bytes() == before
+
+
+def test_a_model_in_training_mode(tmp_path):
+    """The comparison is with its inference form: Dropout off, running statistics."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[n,4,5,5] x, float[4] s, float[4] b, float[4] m, float[4] v, float r, bool t)
+        => (float[n,4,5,5] y) {
+          h, nm, nv = BatchNormalization<training_mode = 1>(x, s, b, m, v)
+          d = Dropout(h, r, t)  y = Relu(d)
+        }""",
+        s=weights(4), b=weights(4), m=weights(4), v=1 + weights(4) ** 2,
+        r=np.float32(0.5), t=np.array(True),
+    )  # fmt: skip
+    save_model(model, tmp_path / "t.onnx")
+    result = api.export(tmp_path / "t.onnx", tmp_path / "o.onnx", device="cpu")
+    assert result.parity.ok
+    assert [node.op_type for node in result.exported.model.graph] == ["BatchNormalization", "Relu"]
+    assert "training mode" in result.notes[0]
+    found = api.compare(tmp_path / "t.onnx", tmp_path / "o.onnx", bisect=True, device="cpu")
+    assert not found.parity.ok  # compared as it is
+    assert found.first.op_type == "BatchNormalization"
+
+
+def test_a_note_on_integers_only_where_there_are_some(convnet, tmp_path):
+    result = api.export(convnet, tmp_path / "o.onnx", target="tensorrt=10", device="cpu")
+    assert not any("INT64" in note for note in result.notes)
+    words = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[n,4] ids, float[9,2] table) => (float[n,4,2] y) { y = Gather(table, ids) }""",
+        table=weights(9, 2),
+    )
+    save_model(words, tmp_path / "w.onnx")
+    result = api.export(
+        tmp_path / "w.onnx", tmp_path / "p.onnx", target="tensorrt=10", device="cpu"
+    )
+    assert any("INT64" in note for note in result.notes)
+
+
+def test_external_data_everywhere(tmp_path, monkeypatch):
+    """Beyond the limit nothing is ever one message: the files are read by the runtime itself."""
+    monkeypatch.setattr(io.save_model, "__kwdefaults__", {"external_data_threshold": 100})
+    source, out = tmp_path / "net.onnx", tmp_path / "out" / "net.onnx"
+    out.parent.mkdir()
+    save_model(small_convnet(), source)
+    assert (tmp_path / "net.onnx.data").is_file()
+
+    opened = []
+    original = api.ModelEvaluator.__init__
+
+    def watch(self, model, **kwargs):
+        opened.append(type(model).__name__)
+        original(self, model, **kwargs)
+
+    monkeypatch.setattr(api.ModelEvaluator, "__init__", watch)
+    result = api.export(source, out, device="cpu")
+    assert result.parity.ok
+    assert sorted(os.listdir(out.parent)) == ["net.onnx", "net.onnx.data"]
+    assert "Model" not in opened
+    x = {"x": weights(2, 1, 6, 6)}
+    np.testing.assert_allclose(
+        run(out, x)["logits"], run(source, x)["logits"], rtol=1e-4, atol=1e-5
+    )
+    assert api.compare(source, out, bisect=True, device="cpu").first is None
+
+
+def test_an_output_of_nan_is_told(tmp_path):
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]> net (float[n,4] x, float c) => (float[n,4] y, float[n,4] z)
+        { z = Relu(x) y = Add(x, c) }""",
+        c=np.float32(np.nan),
+    )
+    save_model(model, tmp_path / "n.onnx")
+    result = api.export(tmp_path / "n.onnx", tmp_path / "o.onnx", device="cpu")
+    assert ["'y'" in note for note in result.notes if "NaN" in note] == [True]
+
+
+# ---- compare --------------------------------------------------------------------------------------
+
+
+def spoilt(path, target, name="s", factor=1.5):
+    model = load_model(path)
+    value = model.graph.initializers[name]
+    value.const_value = ir.tensor(value.const_value.numpy() * np.float32(factor), name=name)
+    save_model(model, target)
+    return target
+
+
+def test_compare(convnet, tmp_path):
+    found = api.compare(convnet, convnet, device="cpu")
+    assert found.parity.ok
+    assert found.parity.worst.max_abs == 0
+    other = spoilt(convnet, tmp_path / "b.onnx")
+    found = api.compare(convnet, other, bisect=True, device="cpu")
+    assert not found.parity.ok
+    assert found.first.node == "bn"
+    assert "'n' of BatchNormalization 'bn'" in found.first_text()
+    assert found.to_dict()["first"]["tensor"] == "n"
+    assert api.compare(convnet, other, device="cpu", atol=100.0).parity.ok
+    assert api.compare(convnet, other, device="cpu", atols={"logits": 100.0}).parity.ok
+
+
+def test_a_program_and_its_export(trained, tmp_path):
+    out = tmp_path / "o.onnx"
+    api.export(trained, out, device="cpu")
+    found = api.compare(trained, out, data=DIGITS, device="cpu", bisect=True)
+    assert found.parity.ok
+    assert found.metrics["accuracy"][0] == found.metrics["accuracy"][1]
+    found = api.compare(trained, spoilt(out, tmp_path / "b.onnx", "fc2.bias", 3.0), data=DIGITS,
+                        device="cpu", bisect=True)  # fmt: skip
+    assert not found.parity.ok
+    assert found.first.difference.output == "logits"
+
+
+def test_a_file_is_compared_as_its_precision_allows(trained, tmp_path):
+    out = tmp_path / "h.onnx"
+    allowed = api.export(trained, out, precision="fp16", verify=DIGITS, device="cpu").parity
+    found = api.compare(trained, out, data=DIGITS, device="cpu").parity
+    assert found.tolerance == allowed.tolerance
+    assert found.ok
+    assert not api.compare(trained, out, data=DIGITS, device="cpu", rtol=0, atol=0).parity.ok
+    model = load_model(out)
+    model.metadata_props["ortboost.precision"] = "fp4"  # of another version
+    save_model(model, out)
+    assert api.compare(trained, out, data=DIGITS, device="cpu").parity.tolerance.rtol == 1e-3
+
+
+def test_models_that_have_nothing_in_common(convnet, tmp_path):
+    save_model(small_mlp(), tmp_path / "mlp.onnx")
+    with pytest.raises(OrtBoostError) as info:
+        api.compare(convnet, tmp_path / "mlp.onnx", device="cpu")
+    assert_three_lines(info.value)
+    model = small_convnet()
+    model.graph.outputs[0].name = "other"
+    save_model(model, tmp_path / "c.onnx")
+    with pytest.raises(UsageError, match="no output in common"):
+        api.compare(convnet, tmp_path / "c.onnx", device="cpu")
+    model = small_convnet()
+    model.graph.inputs[0].name = "image"
+    save_model(model, tmp_path / "d.onnx")
+    with pytest.raises(UsageError, match="takes 'image'"):
+        api.compare(convnet, tmp_path / "d.onnx", device="cpu")
+
+
+# ---- the verbs ------------------------------------------------------------------------------------
+
+
+def test_export_and_compare_as_verbs(convnet, tmp_path, capsys):
+    out = str(tmp_path / "o.onnx")
+    words = ["export", str(convnet), "-o", out, "--target", "generic", "--explain"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "generic, fp32" in text
+    assert "bn: folded into conv" in text
+    assert main(["compare", str(convnet), out, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["ok"]
+    assert data["compared_on"] == "made-up inputs"
+    other = spoilt(convnet, tmp_path / "b.onnx")
+    assert main(["compare", str(convnet), str(other), "--bisect"]) == 5
+    text = capsys.readouterr().out
+    assert "NO" in text
+    assert "First difference: 'n'" in text
+    loose = ["--rtol", "logits:1e9", "--atol", "1e9"]
+    assert main(["compare", str(convnet), str(other), *loose]) == 0
+
+
+def test_a_rewrite_that_is_wrong_is_named(convnet, tmp_path, capsys, monkeypatch):
+    def wrong(model, target):
+        value = model.graph.initializers["fb"]
+        value.const_value = ir.tensor(value.const_value.numpy() + 1, name="fb")
+        return original(model, target)
+
+    original = REWRITES["merge_views"]
+    monkeypatch.setitem(REWRITES, "merge_views", wrong)
+    out = tmp_path / "o.onnx"
+    assert main(["export", str(convnet), "-o", str(out)]) == 5
+    captured = capsys.readouterr()
+    assert "the rewrite 'merge_views'" in captured.err
+    assert captured.out == ""
+    assert not out.exists()
+    with pytest.raises(ParityError):
+        api.export(convnet, out, device="cpu")
+    monkeypatch.undo()
+    assert main(["export", str(convnet), "-o", str(out), "--no-optimize", "-q"]) == 0
+
+
+@pytest.mark.parametrize("text", ["x", "logits:", "-1", "logits:inf", "nan"])
+def test_a_tolerance_that_is_none(text, convnet, capsys):
+    assert main(["compare", str(convnet), str(convnet), "--rtol", text]) == 2
+    assert "is not a tolerance" in capsys.readouterr().err

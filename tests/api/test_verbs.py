@@ -1,0 +1,362 @@
+"""The verbs end to end on real data, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+
+from ortboost.api import verbs as api
+from ortboost.core.errors import FileError, ParityError, UsageError
+from ortboost.core.report import Report
+from ortboost.deploy.pipeline import REWRITES
+from ortboost.optimizers import Adam
+from ortboost.program.config import ParameterGroup, ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
+from tests.support import (
+    MODELS,
+    assert_same_bits,
+    assert_three_lines,
+    digits,
+    model_path,
+    run,
+    small_mlp,
+    text_model,
+    weights,
+)
+
+DIGITS = MODELS / "digits.npz"
+CONFIG = ProgramConfig(learning_rate="0.1", metrics=("accuracy",))
+CPU = {"device": "cpu", "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """An mlp that was trained on the digits; shared, so only to be read."""
+    folder = tmp_path_factory.mktemp("api") / "run"
+    api.convert(model_path("mlp"), folder, CONFIG)
+    summary = api.train(folder, DIGITS, DIGITS, epochs=6, batch_size=32, **CPU)
+    return folder, summary
+
+
+def converted(folder, model=None, config=CONFIG):
+    api.convert(model or model_path("mlp"), folder, config)
+    return folder
+
+
+def caught(kind, function, *args, **kwargs):
+    with pytest.raises(kind) as info:
+        function(*args, **kwargs)
+    assert_three_lines(info.value)
+    return info.value
+
+
+# ---- the way through --------------------------------------------------------------------------
+
+
+def test_the_run_learned_and_left_its_files(finished):
+    folder, summary = finished
+    assert summary.reason == "all epochs done"
+    assert summary.metrics["val_accuracy"] > 0.9
+    assert (summary.epochs, summary.steps) == (6, 6 * 45)
+    assert summary.applied_steps + summary.skipped_steps == summary.steps
+    assert {"program.json", "checkpoints", "log.jsonl"} <= set(os.listdir(folder))
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert events[0]["event"] == "start"
+    assert events[-1]["event"] == "end"
+
+
+def test_evaluating_the_run_and_the_export_agree(finished, tmp_path):
+    folder, summary = finished
+    best = max(entry["value"] for entry in summary.best.values())
+    found = api.evaluate(folder, DIGITS, **CPU)
+    assert found["accuracy"] == pytest.approx(best)
+    result = api.export(folder, tmp_path / "mlp.onnx", verify=DIGITS, device="cpu")
+    assert result.parity.ok
+    assert not result.made_up
+    assert result.parity.samples == 360
+    assert result.bytes == (tmp_path / "mlp.onnx").stat().st_size
+    assert json.loads(json.dumps(result.to_dict()))["verified_on"] == "data"
+    again = api.evaluate(tmp_path / "mlp.onnx", DIGITS, **CPU)
+    assert again["accuracy"] == found["accuracy"]
+    test = digits()
+    logits = run(tmp_path / "mlp.onnx", {"x": test["x_test"].reshape(-1, 64)})["logits"]
+    assert (logits.argmax(1) == test["y_test"]).mean() == pytest.approx(found["accuracy"])
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_the_batch_size_changes_no_result(finished, size):
+    folder, _ = finished
+    whole = api.evaluate(folder, DIGITS, batch_size=360, **CPU)
+    found = api.evaluate(folder, DIGITS, batch_size=size, **CPU)
+    assert found["accuracy"] == whole["accuracy"]
+    assert found["loss"] == pytest.approx(whole["loss"], rel=1e-5)
+
+
+def test_the_split_can_be_chosen(finished):
+    folder, _ = finished
+    accuracy = [api.evaluate(folder, DIGITS, split=s, **CPU)["accuracy"] for s in ("train", "test")]
+    assert accuracy[0] != accuracy[1]
+
+
+def test_arrays_in_memory_are_data_too(finished):
+    folder, _ = finished
+    data = {"x": digits()["x_test"], "labels": digits()["y_test"]}
+    expected = api.evaluate(folder, DIGITS, **CPU)
+    assert api.evaluate(folder, data, **CPU) == expected
+
+
+def test_export_without_data_is_checked_on_made_up_inputs(finished, tmp_path):
+    result = api.export(finished[0], tmp_path / "m.onnx", device="cpu")
+    assert result.made_up
+    assert result.parity.ok
+    metadata = {e.key: e.value for e in onnx.load(tmp_path / "m.onnx").metadata_props}
+    assert metadata["ortboost.step"] == str(result.step)
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_export_to_an_opset(finished, tmp_path, opset):
+    api.export(finished[0], tmp_path / "m.onnx", opset=opset, device="cpu")
+    assert onnx.load(tmp_path / "m.onnx").opset_import[0].version == opset
+
+
+# ---- checkpoints ------------------------------------------------------------------------------
+
+
+def test_which_checkpoint(finished):
+    folder, summary = finished
+    program, initial, none = api.load_run(folder, "initial")
+    assert none is None
+    assert_same_bits(initial, {n: np.asarray(a) for n, a in program.initial.items()})
+    _, last, found = api.load_run(folder, "last")
+    assert found.step == summary.steps
+    assert int(last["ortboost/step"]) == summary.applied_steps
+    _, best, found = api.load_run(folder)
+    assert found.path.with_suffix("") == summary.best_checkpoint.with_suffix("")
+    _, by_path, _ = api.load_run(folder, str(summary.best_checkpoint))
+    assert_same_bits(best, by_path)
+
+
+def test_evaluation_follows_the_checkpoint(finished):
+    folder, _ = finished
+    accuracy = {
+        c: api.evaluate(folder, DIGITS, checkpoint=c, **CPU)["accuracy"]
+        for c in ("initial", "last", "best")
+    }
+    assert accuracy["initial"] < 0.4
+    assert accuracy["best"] >= accuracy["last"] > 0.9
+
+
+def test_an_untrained_run_says_so(tmp_path):
+    folder = converted(tmp_path / "run")
+    for verb in (
+        lambda: api.evaluate(folder, DIGITS, **CPU),
+        lambda: api.export(folder, tmp_path / "m.onnx"),
+        lambda: api.load_run(folder, "last"),
+    ):
+        error = caught(FileError, verb)
+        assert "not been trained" in error.what
+        assert "initial" in error.fix
+        assert "checkpoints" not in os.listdir(folder)
+    assert api.evaluate(folder, DIGITS, checkpoint="initial", **CPU)["accuracy"] < 0.4
+    assert api.export(folder, tmp_path / "m.onnx", checkpoint="initial").step is None
+
+
+def test_a_checkpoint_that_is_not_there(finished):
+    caught(FileError, api.load_run, finished[0], str(finished[0] / "checkpoints" / "no.json"))
+
+
+def test_a_checkpoint_of_another_program(finished, tmp_path):
+    other = converted(tmp_path / "run", config=ProgramConfig(optimizer=Adam()))
+    shutil.copytree(finished[0] / "checkpoints", other / "checkpoints")
+    caught(FileError, api.load_run, other, "best")
+
+
+def test_training_twice_needs_a_word(finished):
+    error = caught(UsageError, api.train, finished[0], DIGITS, epochs=1, **CPU)
+    assert "resume" in error.fix
+
+
+# ---- convert ------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    caught(UsageError, api.convert, model_path("mlp"), tmp_path)
+    caught(UsageError, api.convert, model_path("mlp"), tmp_path, overwrite=True)
+    assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+def test_an_empty_folder_is_fine(tmp_path):
+    assert (converted(tmp_path) / "program.json").exists()
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "run").write_text("precious")
+    caught(UsageError, api.convert, model_path("mlp"), tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "precious"
+
+
+def test_a_program_is_replaced_on_request_only(tmp_path):
+    folder = converted(tmp_path / "run")
+    api.train(folder, DIGITS, epochs=1, max_steps=2, **CPU)
+    (folder / "notes.txt").write_text("mine")
+    before = (folder / "program.json").read_bytes()
+    error = caught(UsageError, api.convert, model_path("mlp"), folder)
+    assert "--overwrite" in error.fix
+    assert (folder / "program.json").read_bytes() == before
+    api.convert(model_path("lenet5"), folder, CONFIG, overwrite=True)
+    assert set(os.listdir(folder)) == {
+        "program.json",
+        "step.onnx",
+        "eval.onnx",
+        "state.safetensors",
+        "notes.txt",
+    }
+    assert api.load_run(folder, "initial")[0].source.endswith("lenet5.onnx")
+
+
+def test_a_conversion_that_fails_leaves_the_old_program(tmp_path):
+    folder = converted(tmp_path / "run")
+    api.train(folder, DIGITS, epochs=1, max_steps=2, **CPU)
+    bad = ProgramConfig(freeze=("nothing*",))
+    caught(UsageError, api.convert, model_path("mlp"), folder, bad, overwrite=True)
+    assert api.load_run(folder, "last")[2].step == 2
+
+
+def test_a_model_that_is_no_model(tmp_path):
+    (tmp_path / "bad.onnx").write_bytes(b"no")
+    caught(FileError, api.convert, tmp_path / "bad.onnx", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda folder: api.train(folder, DIGITS),
+        lambda folder: api.evaluate(folder, DIGITS),
+        lambda folder: api.export(folder, folder / "m.onnx"),
+    ],
+)
+def test_a_folder_that_is_no_program(tmp_path, verb):
+    assert "ortboost convert" in caught(FileError, verb, tmp_path).fix
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_target_that_is_not_there(tmp_path):
+    caught(FileError, api.evaluate, tmp_path / "no.onnx", DIGITS)
+
+
+def test_check_lists_what_stands_in_the_way():
+    report = api.check(model_path("lenet5"))
+    assert not report.blockers
+    blocked = api.check(
+        text_model(
+            """<ir_version: 10, opset_import: ["" : 18]>
+            net (float[batch,4] x, float[4,4] w) => (float[batch,4] y) {
+              a = MatMul(x, w)
+              [hard] y = Hardmax(a)
+            }""",
+            w=weights(4, 4),
+        )
+    )
+    assert [blocker.node for blocker in blocked.blockers] == ["hard"]
+
+
+# ---- parity -------------------------------------------------------------------------------------
+
+
+def test_an_export_that_differs_is_not_written(finished, tmp_path, monkeypatch):
+    path = tmp_path / "m.onnx"
+    api.export(finished[0], path, verify=DIGITS, device="cpu")
+    before = path.read_bytes()
+    monkeypatch.setitem(REWRITES, "fold_bn", lambda model, _: (spoil(model), Report("fold_bn"))[1])
+    error = caught(ParityError, api.export, finished[0], path, verify=DIGITS, device="cpu")
+    assert error.exit_status == 5
+    assert "the rewrite 'fold_bn'" in error.what
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["m.onnx"]
+
+
+def spoil(model):
+    import onnx_ir as ir
+
+    value = model.graph.initializers["fc2.bias"]
+    value.const_value = ir.tensor(value.const_value.numpy() + np.float32(0.1), name=value.name)
+
+
+# ---- other jobs ---------------------------------------------------------------------------------
+
+
+def test_groups_have_their_schedules(tmp_path):
+    config = ProgramConfig(
+        learning_rate="0.1", groups=(ParameterGroup("frozenish", ("fc1.*",), "1e-30"),)
+    )
+    folder = converted(tmp_path / "run", config=config)
+    api.train(folder, DIGITS, epochs=1, **CPU)
+    program, state, _ = api.load_run(folder, "last")
+    assert state["fc1.weight"].tobytes() == program.initial["fc1.weight"].tobytes()
+    assert state["fc2.weight"].tobytes() != program.initial["fc2.weight"].tobytes()
+
+
+def test_regression(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((256, 4)).astype(np.float32)
+    data = {"x": x, "labels": (x[:, :3] * 2 - 1).astype(np.float32)}
+    folder = converted(
+        tmp_path / "run",
+        small_mlp(hidden=32),
+        ProgramConfig(loss=LossConfig("mse"), learning_rate="0.05"),
+    )
+    summary = api.train(folder, data, data, epochs=40, batch_size=32, **CPU)
+    assert summary.metrics["val_loss"] < 0.05
+    assert api.evaluate(folder, data, **CPU)["loss"] == pytest.approx(
+        summary.best["BestModel"]["value"]
+        if "BestModel" in summary.best
+        else next(iter(summary.best.values()))["value"]
+    )
+
+
+def few(wanted, shift):
+    """Digits of these classes only, with labels that start from zero."""
+    z, parts = digits(), {}
+    for split in ("train", "test"):
+        rows = np.isin(z[f"y_{split}"], wanted)
+        parts[split] = {"x": z[f"x_{split}"][rows], "labels": z[f"y_{split}"][rows] - shift}
+    return parts["train"], parts["test"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_fine_tuning(name, tmp_path):
+    """Trained on 0-4, a new head on the frozen backbone learns 5-9."""
+    train, test = few(range(5), 0)
+    first = converted(
+        tmp_path / "first", model_path(name), ProgramConfig(learning_rate="0.05", new_head=5)
+    )
+    summary = api.train(first, train, test, epochs=6, batch_size=32, **CPU)
+    assert summary.metrics["val_accuracy"] > 0.95
+    backbone = tmp_path / "backbone.onnx"
+    api.export(first, backbone, verify=test, device="cpu", optimize=False)
+
+    head = {"mlp": "fc2.*", "lenet5": "fc3.*"}[name]
+    train, test = few(range(5, 10), 5)
+    config = ProgramConfig(learning_rate="0.1", new_head=5, seed=7, trainable=(head,))
+    second = converted(tmp_path / "second", backbone, config)
+    before = api.evaluate(second, test, checkpoint="initial", **CPU)["accuracy"]
+    summary = api.train(second, train, test, epochs=8, batch_size=32, **CPU)
+    assert before < 0.5
+    assert summary.metrics["val_accuracy"] > 0.8
+
+    program, state, _ = api.load_run(second, "last")
+    _, trained, _ = api.load_run(first, "best")
+    frozen = [e.name for e in program.catalogue.entries("parameter") if e.next is None]
+    assert len(frozen) == {"mlp": 2, "lenet5": 8}[name]
+    for key in frozen:
+        assert state[key].tobytes() == trained[key].tobytes()
+    moved = [e.name for e in program.catalogue.entries("parameter") if e.next]
+    assert len(moved) == 2
+    assert all(state[key].tobytes() != program.initial[key].tobytes() for key in moved)

@@ -1,0 +1,101 @@
+"""Resize decomposed has the values of the runtime's kernel, where rounding in float32 decides too."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ortboost.autodiff.decompose import decompose
+from ortboost.autodiff.engine import differentiate, get_engine
+from tests.autodiff.oracle import graph
+from tests.support import ENGINES, run
+
+# Without round_prefer_ceil: at ties the kernels of onnxruntime 1.19 and 1.31 differ.
+FORMS = [
+    'mode="linear"',
+    'mode="cubic"',
+    'mode="cubic", cubic_coeff_a=-0.5, exclude_outside=1',
+    *(f'mode="nearest", nearest_mode="{way}"' for way in ("floor", "ceil", "round_prefer_floor")),
+]
+COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+SCALES = (2, 0.5, 1 / 3, 0.6, 0.7, 0.9, 1.7, 2.3)
+SIZES = (1, 3, 4, 9, 14)
+
+
+def resized(length, factor, attributes):
+    number = "ints" if isinstance(factor, str) else "floats"
+    last = factor if isinstance(factor, str) else repr(float(np.float32(factor)))
+    one, two, before = ("1", "2", ", ,") if number == "ints" else ("1.0", "1.0", ",")
+    return graph(
+        f"g (float[1,1,2,{length}] x, float[1] w) => (float[A,B,C,D] y, float loss) {{ "
+        f"h = Mul(x, w) r = Constant<value_{number}=[{one},{one},{two},{last}]>() "
+        f"y = Resize<{attributes}>(h, {before} r) loss = ReduceSum<keepdims=0>(y) }}"
+    )
+
+
+@pytest.mark.parametrize(("form", "coordinates"), [*itertools.product(FORMS, COORDINATES)])
+def test_same_values_as_the_kernel(form, coordinates):
+    attributes = f'{form}, coordinate_transformation_mode="{coordinates}"'
+    for length, factor in itertools.product((5, 6, 10), (*SCALES, *map(str, SIZES))):
+        model = resized(length, factor, attributes)
+        x = np.random.default_rng(length).uniform(-1, 1, size=(1, 1, 2, length))
+        feeds = {"x": x.astype(np.float32), "w": np.ones(1, np.float32)}
+        work = model.clone()
+        assert not decompose(work, wrt=["w"], loss="loss", engine=get_engine("portable")).kept
+        expected = run(model, feeds)["y"]
+        np.testing.assert_allclose(run(work, feeds)["y"], expected, atol=2e-5, err_msg=str(factor))
+
+
+COMPUTED = {
+    # as torch writes interpolate(x, size=other.shape[-2:]), interpolate(x, scale_factor=2), and opset 9
+    "sizes": "a = Shape<start=0, end=2>(h) b = Shape<start=2>(other) s = Concat<axis=0>(a, b) "
+    "y = Resize<{0}>(h, , , s)",
+    "gathered": "a = Shape(h) b = Slice(a, zero, two) c = Shape(other) d = Gather(c, two) e = Gather(c, three) "
+    "f = Concat<axis=0>(b, d, e) s = Cast<to=7>(f) y = Resize<{0}>(h, , , s)",
+    "axes": "s = Shape<start=2>(other) y = Resize<{0}, axes=[2, 3]>(h, , , s)",
+    "constant_scales": "s = Constant<value_floats=[1.0, 1.0, 2.0, 1.5]>() y = Resize<{0}>(h, , s)",
+    "scales": "a = Shape<start=2>(other) b = Cast<to=1>(a) c = Shape<start=2>(h) d = Cast<to=1>(c) e = Div(b, d) "
+    "s = Concat<axis=0>(ones, e) y = Resize<{0}>(h, , s)",
+    "everything": "a = Shape(other) s = Identity(a) y = Resize<{0}>(h, , , s)",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("way", COMPUTED)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_computed_sizes(mode, way, engine):
+    """Lengths of the image and of the answer are known at run time only; the oracle is differences."""
+    attributes = f'mode="{mode}", coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
+    model = graph(
+        f"g (float[N,2,H,W] x, float[2,1,1] w, float[M,K,P,Q] other) => (float[A,B,C,D] y, float loss) "
+        "<int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}, float[2] ones = {1, 1}> "
+        f"{{ h = Mul(x, w) {COMPUTED[way].format(attributes)} z = Mul(y, y) "
+        "loss = ReduceSum<keepdims=0>(z) }"
+    )
+    work = model.clone()
+    report = decompose(work, wrt=["w", "x"], loss="loss", engine=get_engine(engine))
+    assert not report.kept
+    products = [node.op_type for node in work.graph].count("MatMul")
+    if mode != "nearest":  # batch and channels are seen to stay as they are
+        assert products == (4 if way == "everything" else 2)
+    result = differentiate(work, "loss", ["w", "x"], engine)
+    for height, width in ((3, 5), (1, 2)):
+        rng = np.random.default_rng(height)
+        feeds = {
+            "x": rng.uniform(-1, 1, size=(2, 2, height, width)).astype(np.float32),
+            "w": rng.uniform(0.5, 1, size=(2, 1, 1)).astype(np.float32),
+            "other": np.zeros((2, 2, 4, 3), np.float32),
+        }
+        found = run(result, feeds)
+        expected = run(model, feeds)
+        np.testing.assert_allclose(found["y"], expected["y"], atol=2e-5)
+        # y is linear in w and in x, so the loss is a square form: its differences are exact
+        for name in ("w", "x"):
+            moved = {
+                sign: run(model, {**feeds, name: feeds[name] * np.float32(1 + sign * 0.5)})["loss"]
+                for sign in (1, -1)
+            }
+            slope = float(moved[1] - moved[-1])
+            assert (found[f"{name}_grad"] * feeds[name]).sum() == pytest.approx(slope, rel=1e-4)

@@ -1,0 +1,202 @@
+"""Decompositions: the same values, right gradients, dynamic batches, and only where needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.autodiff.decompose import DECOMPOSITIONS, decompose
+from ortboost.autodiff.engine import get_engine
+from tests.autodiff.oracle import assert_gradients, graph, random_feeds
+from tests.support import native_only, run
+
+native_only()
+
+
+ENGINE = get_engine("native")
+
+# operator: (inputs beside x, input shape, node text)
+NODES = {
+    "Acos": ("", "N,4", "c = Tanh(h) y = Acos(c)"),
+    "Acosh": (
+        "",
+        "N,4",
+        "e = Exp(h) two = Constant<value_float=1.5>() c = Add(e, two) y = Acosh(c)",
+    ),
+    "Asin": ("", "N,4", "c = Tanh(h) y = Asin(c)"),
+    "Asinh": ("", "N,4", "y = Asinh(h)"),
+    "Atan": ("", "N,4", "y = Atan(h)"),
+    "Atanh": ("", "N,4", "t = Tanh(h) d = Constant<value_float=0.9>() c = Mul(t, d) y = Atanh(c)"),
+    "Celu": ("", "N,4", "y = Celu<alpha=0.7>(h)"),
+    "ConvTranspose": (
+        "float[4,2,3,3] k",
+        "N,4,H,W",
+        "y = ConvTranspose<strides=[2,2], pads=[1,1,1,1], output_padding=[1,1]>(h, k)",
+    ),
+    "Cosh": ("", "N,4", "y = Cosh(h)"),
+    "CumSum": ("", "N,L", "a = Constant<value_int=1>() y = CumSum(h, a)"),
+    "DepthToSpace": ("", "N,8,H,W", "y = DepthToSpace<blocksize=2>(h)"),
+    "Einsum": ("float[4,5] k", "N,L,4", 'y = Einsum<equation="blc,cd->bld">(h, k)'),
+    "Elu": ("", "N,4", "y = Elu(h)"),
+    "GlobalMaxPool": ("", "N,2,H,W", "y = GlobalMaxPool(h)"),
+    "GridSample": ("float[N,2,5,2] k", "N,2,H,W", "y = GridSample(h, k)"),
+    "GroupNormalization": (
+        "float[2] s, float[2] b",
+        "N,4,H,W",
+        "y = GroupNormalization<num_groups=2>(h, s, b)",
+    ),
+    "HardSigmoid": ("", "N,4", "y = HardSigmoid(h)"),
+    "HardSwish": ("", "N,4", "y = HardSwish(h)"),
+    "InstanceNormalization": (
+        "float[4] s, float[4] b",
+        "N,4,L",
+        "y = InstanceNormalization(h, s, b)",
+    ),
+    "LRN": ("", "N,5,H,W", "y = LRN<size=3, alpha=0.3>(h)"),
+    "LpNormalization": ("", "N,4", "y = LpNormalization(h)"),
+    "Mean": ("float[4] s", "N,4", "y = Mean(h, s, x)"),
+    "MeanVarianceNormalization": ("", "N,2,H,W", "y = MeanVarianceNormalization(h)"),
+    "Mish": ("", "N,4", "y = Mish(h)"),
+    "NegativeLogLikelihoodLoss": (
+        "",
+        "3,4",
+        "k = Constant<value_ints=[0,3,1]>() y = NegativeLogLikelihoodLoss(h, k)",
+    ),
+    "PRelu": ("float[4] s", "N,4", "y = PRelu(h, s)"),
+    "Pad": ("", "N,4", 'p = Constant<value_ints=[0,2,0,3]>() y = Pad<mode="reflect">(h, p)'),
+    "ReduceL1": ("", "N,4", "a = Constant<value_ints=[1]>() y = ReduceL1(h, a)"),
+    "ReduceLogSum": ("", "N,4", "e = Exp(h) a = Constant<value_ints=[1]>() y = ReduceLogSum(e, a)"),
+    "ReduceMax": ("", "N,4", "a = Constant<value_ints=[-1]>() y = ReduceMax<keepdims=0>(h, a)"),
+    "ReduceMin": ("", "N,4", "a = Constant<value_ints=[0]>() y = ReduceMin(h, a)"),
+    "ReduceProd": ("", "N,4", "a = Constant<value_ints=[1]>() y = ReduceProd<keepdims=0>(h, a)"),
+    "ReduceSumSquare": ("", "N,4", "y = ReduceSumSquare(h)"),
+    "Resize": (
+        "",
+        "N,2,3,4",
+        'r = Constant<value_floats=[1.0,1.0,2.0,2.0]>() y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(h, , r)',
+    ),
+    "Selu": ("", "N,4", "y = Selu(h)"),
+    "Shrink": ("", "N,4", "y = Shrink<lambd=0.3, bias=0.1>(h)"),
+    "Sinh": ("", "N,4", "y = Sinh(h)"),
+    "Softplus": ("", "N,4", "y = Softplus(h)"),
+    "Softsign": ("", "N,4", "y = Softsign(h)"),
+    "SpaceToDepth": ("", "N,2,4,6", "y = SpaceToDepth<blocksize=2>(h)"),
+    "Sum": ("float[4] s", "N,4", "y = Sum(h, s, x)"),
+    "Tan": ("", "N,4", "t = Tanh(h) y = Tan(t)"),
+    "ThresholdedRelu": ("", "N,4", "y = ThresholdedRelu<alpha=0.3>(h)"),
+}
+
+
+def net(op):
+    more, shape, body = NODES[op]
+    inputs = f"float[{shape}] x, float[1] w" + (f", {more}" if more else "")
+    wrt = ["w", *[part.split()[-1] for part in more.split(", ") if part]]
+    model = graph(
+        f"g ({inputs}) => (float loss) {{ h = Mul(x, w) {body} q = Mul(y, y) z = Sum(q) "
+        "loss = ReduceMean<keepdims=0>(z) }".replace(
+            "z = Sum(q) ", "z = Exp(y) u = Sub(q, z) "
+        ).replace("(z) }", "(u) }")
+    )
+    return model, wrt
+
+
+def test_every_rule_has_a_case():
+    assert set(NODES) == set(DECOMPOSITIONS)
+
+
+@pytest.mark.parametrize("op", sorted(NODES))
+def test_values_gradients_and_idempotence(op):
+    model, wrt = net(op)
+    feeds = random_feeds(model, seed=3, N=3, L=4, H=3, W=4)
+    work = model.clone()
+    report = decompose(work, wrt=wrt, loss="loss", engine=ENGINE)
+    assert any(what.startswith(op) for what in report.changed.values())
+    assert not report.kept
+    assert (
+        op not in {node.op_type for node in work.graph} or op == "Pad" or op.startswith("ReduceM")
+    )
+    onnx.checker.check_model(ir.to_proto(work), full_check=True)
+    np.testing.assert_allclose(
+        run(work, feeds)["loss"], run(model, feeds)["loss"], rtol=1e-4, atol=1e-5
+    )
+    assert not decompose(work, wrt=wrt, loss="loss", engine=ENGINE).modified
+    # The reference evaluator cannot run the body of MeanVarianceNormalization in float64.
+    source = work if op == "MeanVarianceNormalization" else model
+    assert_gradients(source, wrt, feeds, tolerance=3e-3)
+
+
+@pytest.mark.parametrize("op", sorted(NODES))
+def test_only_where_a_gradient_has_to_pass(op):
+    model, _ = net(op)
+    report = decompose(model, wrt=[], loss="loss", engine=ENGINE)
+    assert not report.modified
+    assert op in {node.op_type for node in model.graph}
+
+
+def test_an_engine_that_knows_the_operator_keeps_it():
+    class Knows:
+        def gradient_support(self, node):
+            return None
+
+    model, wrt = net("HardSwish")
+    assert not decompose(model, wrt=wrt, loss="loss", engine=Knows()).modified
+
+
+EXTREMES = {
+    "Softplus": ([-1000, 0, 1000], [0, np.log(2), 1000], [0, 0.5, 1]),
+    "Elu": ([-1000, 0, 1000], [-1, 0, 1000], [0, 1, 1]),
+    "Selu": ([-1000, 0, 1000], [-1.7580993, 0, 1050.701], [0, 1.7580993, 1.050701]),
+    "Celu": ([-1000, 0, 1000], [-1, 0, 1000], [0, 1, 1]),
+    "Mish": ([-1000, 0, 1000], [0, 0, 1000], [0, 0.6, 1]),
+    "Softsign": ([-1000, 0, 1000], [-1000 / 1001, 0, 1000 / 1001], [1 / 1001**2, 1, 1 / 1001**2]),
+    "Asinh": ([-1000, 0, 1000], [-7.6009027, 0, 7.6009027], [1e-3, 1, 1e-3]),
+    "Atan": ([-1e6, 0, 1e6], [-np.pi / 2, 0, np.pi / 2], [0, 1, 0]),
+    "HardSwish": ([-1000, 0, 1000], [0, 0, 1000], [0, 0.5, 1]),
+}
+
+
+@pytest.mark.parametrize("op", EXTREMES)
+def test_no_overflow_and_the_corner_at_zero(op):
+    """Values and slopes at large arguments and exactly at 0, where PyTorch has them."""
+    from ortboost.autodiff.engine import differentiate
+
+    points, values, slopes = EXTREMES[op]
+    model = graph(
+        f"g (float[3] x) => (float[3] y, float loss) {{ y = {op}(x) loss = ReduceSum<keepdims=0>(y) }}"
+    )
+    decompose(model, wrt=["x"], loss="loss", engine=ENGINE)
+    found = run(differentiate(model, "loss", ["x"], "native"), {"x": np.array(points, np.float32)})
+    np.testing.assert_allclose(found["y"], values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["x_grad"], slopes, rtol=1e-4, atol=1e-6)
+
+
+def test_reduce_max_spreads_the_gradient_among_ties():
+    from ortboost.autodiff.engine import differentiate
+
+    model = graph("""g (float[2,4] x) => (float loss) { a = Constant<value_ints=[1]>()
+        m = ReduceMax<keepdims=0>(x, a) loss = ReduceSum<keepdims=0>(m) }""")
+    decompose(model, wrt=["x"], loss="loss", engine=ENGINE)
+    x = np.array([[1, 3, 3, 3], [-np.inf, 2, 0, -np.inf]], np.float32)
+    found = run(differentiate(model, "loss", ["x"], "native"), {"x": x})
+    assert found["loss"] == pytest.approx(5.0)
+    np.testing.assert_allclose(found["x_grad"], [[0, 1 / 3, 1 / 3, 1 / 3], [0, 1, 0, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('y = Einsum<equation="ii->i">(h)', "takes a diagonal"),
+        (
+            'k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = Pad<mode="edge">(k, p)',
+            "not fixed",
+        ),
+        ("a = Constant<value_ints=[0]>() y = ReduceProd(h, a)", "fixed length"),
+    ],
+)
+def test_forms_that_no_rule_fits_say_why(body, reason):
+    model = graph(f"""g (float[N,N] x, float[1] w) => (float loss) {{ h = Mul(x, w) {body}
+        loss = ReduceMean<keepdims=0>(y) }}""")
+    report = decompose(model, wrt=["w"], loss="loss", engine=ENGINE)
+    assert reason in next(iter(report.kept.values()))

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from ortboost.graph.reach import find_value, reach, uses_inside
+from tests.autodiff.oracle import graph
+
+BRANCHED = """g (float[N,3] x, float[3] w, float[3] u, float[3] unused) => (float loss, int64[N] k) {
+    h = Mul(x, w)
+    k = ArgMax<axis=1, keepdims=0>(h)
+    side = Exp(h)
+    big = Greater(h, u)
+    m = Cast<to=1>(big)
+    y = Mul(h, m)
+    loss = ReduceMean<keepdims=0>(y)
+}"""
+
+
+def test_only_the_path_between_parameter_and_loss():
+    found = reach(graph(BRANCHED), ["w"], "loss")
+    assert [node.outputs[0].name for node in found.nodes] == ["h", "y", "loss"]
+    assert found.active == {"w", "h", "y", "loss"}
+    assert found.unreachable == ()
+
+
+def test_comparisons_and_unused_tensors_stop_the_gradient():
+    assert reach(graph(BRANCHED), ["w", "u", "unused"], "loss").unreachable == ("u", "unused")
+
+
+def test_several_targets():
+    found = reach(graph(BRANCHED), ["w"], ["loss", "side"])
+    assert "side" in found.active
+    assert reach(graph(BRANCHED), ["w"], ["k"]).unreachable == ("w",)
+
+
+def test_values_captured_by_a_branch_count():
+    model = graph("""g (float[3] x, float[3] w, bool c) => (float loss) {
+        y = If (c) <then_branch = a () => (float[3] p) { p = Mul(x, w) },
+                    else_branch = b () => (float[3] q) { q = Identity(x) }>
+        loss = ReduceMean<keepdims=0>(y) }""")
+    (node, _) = model.graph
+    assert {value.name for value in uses_inside(node)} >= {"x", "w"}
+    assert [n.op_type for n in reach(model, ["w"], "loss").nodes] == ["If", "ReduceMean"]
+
+
+def test_find_value():
+    model = graph(BRANCHED)
+    assert find_value(model.graph, "h").name == "h"
+    assert find_value(model.graph, "w").is_graph_input()
+    assert find_value(model.graph, "nothing") is None

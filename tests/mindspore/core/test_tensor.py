@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.mindspore.core import tensor
+from ortboost.mindspore.core.tensor import Tensor, as_array, float16, float32, int32
+
+
+def test_it_is_a_numpy_array_with_mindspores_names():
+    array = np.ones([2, 3], np.float32)
+    made = Tensor(array)
+    assert isinstance(made, np.ndarray)
+    assert made.asnumpy().base is not None
+    assert type(made.asnumpy()) is np.ndarray
+    assert np.shares_memory(made, array)
+    assert type(made + 1) is Tensor
+    assert float((made * 2).sum()) == 12
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype", "want"),
+    [
+        (1.5, None, "float32"),
+        ([1.0, 2.0], None, "float32"),
+        (np.ones(2), None, "float64"),
+        (3, None, "int64"),
+        (True, None, "bool"),
+        (1024, float32, "float32"),
+        ([1, 2], int32, "int32"),
+        (np.ones(2), float16, "float16"),
+    ],
+)
+def test_dtypes(data, dtype, want):
+    assert Tensor(data, dtype).dtype == np.dtype(want)
+
+
+def test_dtype_names_are_numpys():
+    for name in ("int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"):
+        assert getattr(tensor, name) == np.dtype(name)
+
+
+def test_tensors_of_other_frameworks_are_recognised_by_their_methods():
+    class TorchLike:
+        def detach(self):
+            return self
+
+        def cpu(self):
+            return self
+
+        def numpy(self):
+            return np.ones(2)
+
+    class MindSporeLike:
+        def asnumpy(self):
+            return np.zeros(2)
+
+    assert as_array(TorchLike(), "x").tolist() == [1, 1]
+    assert as_array(MindSporeLike(), "x").tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("data", ["text", None, [[1, 2], [3]], object()])
+def test_what_is_no_tensor(data):
+    with pytest.raises(TypeError):
+        Tensor(data)

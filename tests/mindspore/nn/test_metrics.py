@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost import nn
+from ortboost.mindspore.nn.metrics import get_metrics, names
+
+SCORES = np.array([[0.1, 0.5, 0.4], [0.6, 0.3, 0.1]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("metric", "batches", "value"),
+    [
+        (nn.Accuracy(), [(SCORES, np.array([1, 1]))], 0.5),
+        (nn.Accuracy(), [(SCORES, np.eye(3)[[1, 0]])], 1.0),
+        (nn.Accuracy(), [(SCORES, np.array([1, 0])), (SCORES[:1], np.array([0]))], 2 / 3),
+        # MindSpore 2.10 gives these three: rows are counted, not elements
+        (nn.MSE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
+        (nn.MAE(), [(np.arange(6.0).reshape(2, 3), np.arange(6.0).reshape(2, 3) + 1)], 3.0),
+        (nn.TopKCategoricalAccuracy(2), [(SCORES, np.array([2, 2]))], 0.5),
+        (nn.Top1CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 0.5),
+        (nn.Top5CategoricalAccuracy(), [(SCORES, np.array([1, 2]))], 1.0),
+        (nn.Loss(), [(np.float32(2),), (np.array([3.0]),)], 2.5),
+    ],
+)
+def test_values(metric, batches, value):
+    for batch in batches:
+        metric.update(*batch)
+    assert metric.eval() == pytest.approx(value)
+    metric.clear()
+    with pytest.raises(RuntimeError, match="no samples"):
+        metric.eval()
+
+
+def test_choosing():
+    assert {"acc", "accuracy", "loss", "mse", "mae", "top_5_accuracy"} <= set(names())
+    assert list(get_metrics({"loss", "acc"})) == ["acc", "loss"]
+    assert get_metrics({"mine": nn.MSE()})["mine"].eval.__self__ is not None
+    assert get_metrics(None) == {}
+    assert nn.get_metric_fn("topk", 3).k == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: nn.Accuracy("multilabel"), NotImplementedError),
+        (lambda: nn.Accuracy().update(SCORES), ValueError),
+        (lambda: nn.Accuracy().update(SCORES, np.array([1, 2, 3])), ValueError),
+        (lambda: nn.MSE().update(SCORES, SCORES[:1]), ValueError),
+        (lambda: nn.Loss().update(np.array([1.0, 2.0])), ValueError),
+        (lambda: nn.TopKCategoricalAccuracy(0), ValueError),
+        (lambda: get_metrics(["acc"]), TypeError),
+    ],
+)
+def test_refusals(call, kind):
+    with pytest.raises(kind):
+        call()

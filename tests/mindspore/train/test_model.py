@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from ortboost import amp, nn
+from ortboost.core.errors import OrtBoostError
+from ortboost.mindspore.core.serialization import (
+    load_checkpoint,
+    load_param_into_net,
+    save_checkpoint,
+)
+from ortboost.mindspore.train.callbacks import (
+    Callback,
+    CheckpointConfig,
+    EarlyStopping,
+    LossMonitor,
+    ModelCheckpoint,
+    RunContext,
+    TimeMonitor,
+)
+from ortboost.mindspore.train.model import Model
+from ortboost.training.data.sources import ArraySource
+from tests.mindspore.nn import golden
+
+DATA = list(golden.batches("mlp", 10))
+
+
+def make(metrics=None, manager=None, lr=0.05, **kwargs):
+    net = golden.network("mlp")
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    optimizer = nn.Momentum(net.trainable_params(), learning_rate=lr, momentum=0.9)
+    return Model(net, loss, optimizer, metrics, loss_scale_manager=manager, **kwargs), net
+
+
+class Recorder(Callback):
+    """Notes each call with epoch and step."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_"):
+
+            def note(context):
+                args = context.original_args()
+                self.calls.append((name, args.get("cur_epoch_num"), args.cur_step_num))
+
+            return note
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("manager", [None, amp.DynamicLossScaleManager(2**12, 2, 1000)])
+def test_train_is_the_step_cell_in_a_loop(manager):
+    model, net = make(manager=manager)
+    assert model.train(1, DATA) is None
+    file = golden.read("train_mlp")
+    errors = golden.errors(net, file["meta"]["layout"]["mlp"], file["momentum/wd0/params"][-1])
+    assert max(errors.values()) < 1e-6
+
+
+class Columns:
+    """A MindSpore data set, as far as it matters."""
+
+    def get_dataset_size(self):
+        return len(DATA)
+
+    def create_tuple_iterator(self, num_epochs=1):
+        return iter(DATA)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        lambda: DATA,
+        lambda: iter(DATA),
+        lambda: lambda: iter(DATA),
+        lambda: [{"x": x, "labels": y} for x, y in DATA],
+        lambda: [{"y": y, "x": x} for x, y in DATA],
+        lambda: [{"image": x, "label": y} for x, y in DATA],
+        lambda: [{"label": y, "image": x} for x, y in DATA],
+        Columns,
+        lambda: ArraySource(
+            {"x": np.concatenate([x for x, _ in DATA]), "y": np.concatenate([y for _, y in DATA])},
+            8,
+        ),
+    ],
+)
+def test_data_may_come_in_many_forms(dataset):
+    model, net = make()
+    model.train(1, dataset())
+    reference, other = make()
+    reference.train(1, DATA)
+    assert golden.values(net).keys() == golden.values(other).keys()
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, golden.values(other)[name])
+
+
+def test_a_generator_serves_one_epoch():
+    with pytest.raises(ValueError, match="only once"):
+        make()[0].train(2, iter(DATA))
+
+
+@pytest.mark.parametrize(
+    "dataset", [None, 3, "data", {"x": 1}, [1], [{"a": 1, "b": 2, "c": 3}], [(1, 2, 3)]]
+)
+def test_what_is_no_data(dataset):
+    with pytest.raises((TypeError, ValueError)) as raised:
+        make()[0].train(1, dataset)
+    assert isinstance(raised.value, OrtBoostError)
+
+
+def test_eval_and_predict_see_the_trained_weights():
+    model, net = make(metrics={"accuracy", "loss", "top_5_accuracy"})
+    before = model.eval(DATA)
+    model.train(20, DATA)
+    after = model.eval(DATA)
+    assert list(after) == ["accuracy", "loss", "top_5_accuracy"]
+    assert before["accuracy"] < 0.5 < 0.95 < after["accuracy"]
+    scores = np.concatenate([model.predict(x) for x, _ in DATA])
+    labels = np.concatenate([y for _, y in DATA])
+    assert after["accuracy"] == (scores.argmax(1) == labels).mean()
+    np.testing.assert_array_equal(model.predict(DATA[0][0]), net(DATA[0][0]))
+
+
+def test_callbacks_are_called_in_order():
+    model, _ = make(metrics={"acc"})
+    recorder = Recorder()
+    model.fit(2, DATA[:2], DATA[:1], valid_frequency=2, callbacks=[recorder])
+    step = ["on_train_step_begin", "on_train_step_end"]
+    evaluation = [
+        f"on_eval_{w}"
+        for w in ("begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end")
+    ]
+    assert [name for name, _, _ in recorder.calls] == [
+        "on_train_begin",
+        *["on_train_epoch_begin", *step, *step, "on_train_epoch_end"],
+        *["on_train_epoch_begin", *step, *step, *evaluation, "on_train_epoch_end"],
+        "on_train_end",
+    ]
+    ends = [call for call in recorder.calls if call[0] == "on_train_step_end"]
+    assert [call[1:] for call in ends] == [(1, 1), (1, 2), (2, 3), (2, 4)]
+
+
+def test_short_names_are_called_by_the_long_ones():
+    class Old(Callback):
+        seen = 0
+
+        def step_end(self, run_context):
+            self.seen += 1
+
+    old = Old()
+    make()[0].train(1, DATA[:3], callbacks=old)
+    assert old.seen == 3
+
+
+def test_a_callback_can_stop_the_run():
+    class Stop(Callback):
+        def on_train_step_end(self, run_context):
+            if run_context.original_args().cur_step_num == 3:
+                run_context.request_stop()
+
+    model, _ = make(metrics={"acc"})
+    recorder = Recorder()
+    model.fit(5, DATA, DATA, callbacks=[Stop(), recorder])
+    assert model.train_network.optimizer.global_step == 3
+    assert [name for name, _, _ in recorder.calls][-2:] == ["on_train_epoch_end", "on_train_end"]
+    assert "on_eval_begin" not in [name for name, _, _ in recorder.calls]
+
+
+def test_initial_epoch_counts_on():
+    recorder = Recorder()
+    make()[0].train(3, DATA[:2], callbacks=recorder, initial_epoch=1)
+    assert recorder.calls[0][1:] == (1, 2)
+    assert recorder.calls[-1][1:] == (3, 6)
+
+
+def test_monitors_print_mindspores_lines(capsys):
+    model, _ = make(metrics={"accuracy"})
+    model.fit(1, DATA[:2], DATA[:2], callbacks=[LossMonitor(2), TimeMonitor()])
+    lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"epoch: 1 step: 2, loss is \d+\.\d+", lines[0])
+    assert re.fullmatch(r"Eval result: epoch 1, metrics: \{'accuracy': [\d.]+\}", lines[1])
+    assert re.fullmatch(r"Train epoch time: [\d.]+ ms, per step time: [\d.]+ ms", lines[2])
+
+
+def test_a_loss_that_is_not_finite_stops_unless_the_step_was_skipped():
+    x, labels = DATA[0]
+    bad = [(np.full_like(x, np.nan), labels)]
+    with pytest.raises(ValueError, match="nan"):
+        make()[0].train(1, bad, callbacks=LossMonitor(0))
+    model, _ = make(manager=amp.DynamicLossScaleManager(64, 2, 10))
+    model.train(1, bad, callbacks=LossMonitor(0))
+    assert float(model.train_network.scale_sense.asnumpy()) == 32
+
+
+def test_checkpoints_are_kept_named_and_loaded(tmp_path):
+    model, net = make()
+    config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
+    saver = ModelCheckpoint("mlp", str(tmp_path / "new"), config)
+    model.train(2, DATA[:3], callbacks=saver)
+    assert sorted(f.name for f in (tmp_path / "new").iterdir()) == [
+        "mlp-2_1.safetensors",
+        "mlp-2_3.safetensors",
+    ]
+    assert saver.latest_ckpt_file_name.endswith("mlp-2_3.safetensors")
+    other = golden.network("mlp")
+    loaded = load_checkpoint(saver.latest_ckpt_file_name)
+    assert load_param_into_net(other, loaded) == ([], [])
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, other.parameters_dict()[name].asnumpy())
+
+
+def test_loading_tells_what_does_not_fit(tmp_path):
+    net = golden.network("mlp")
+    path = save_checkpoint(net, tmp_path / "weights")
+    assert path.name == "weights.safetensors"
+    loaded = load_checkpoint(path, net=net)
+    loaded["more"] = loaded.pop("fc1.bias")
+    assert load_param_into_net(net, loaded) == (["fc1.bias"], ["more"])
+    with pytest.raises(ValueError, match=r"fc1\.bias"):
+        load_param_into_net(net, loaded, strict_load=True)
+    with pytest.raises(TypeError):
+        save_checkpoint(1, path)
+    with pytest.raises(TypeError):
+        load_param_into_net(net, 1)
+
+
+def test_early_stopping_ends_the_run_and_restores(capsys):
+    model, net = make(metrics={"loss"}, lr=[0.05] * 3 + [30.0] * 100)
+    best = []
+
+    class Keep(Callback):
+        def on_train_epoch_end(self, run_context):
+            best.append(golden.values(net))
+
+    stopping = EarlyStopping(patience=2, verbose=True, restore_best_weights=True)
+    model.fit(20, DATA[:1], DATA[:1], callbacks=[Keep(), stopping])
+    assert len(best) == 5
+    assert "early stopping" in capsys.readouterr().out
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, best[2][name])
+    with pytest.raises(ValueError, match="nothing_like_it"):
+        model.fit(1, DATA[:1], DATA[:1], callbacks=EarlyStopping("nothing_like_it"))
+
+
+def test_early_stopping_can_watch_the_training_loss_and_a_baseline():
+    model, _ = make()
+    model.train(9, DATA[:1], callbacks=EarlyStopping("loss", patience=3, baseline=1e-9))
+    assert model.train_network.optimizer.global_step == 3
+
+
+def test_an_evaluation_network_of_ones_own():
+    _, net = make()
+    loss = nn.MSELoss()
+    own = Model(
+        net,
+        loss,
+        nn.SGD(net.trainable_params()),
+        metrics={"mean": nn.Loss()},
+        eval_network=nn.WithLossCell(net, loss),
+        eval_indexes=None,
+    )
+    x, labels = DATA[0]
+    target = np.eye(10, dtype=np.float32)[labels]
+    assert own.eval([(x, target)])["mean"] == pytest.approx(float(loss(net(x), target)))
+
+
+def test_a_training_cell_is_a_network_too():
+    net = golden.network("mlp")
+    step = nn.TrainOneStepCell(
+        nn.WithLossCell(net, nn.SoftmaxCrossEntropyWithLogits(True, "mean")),
+        nn.SGD(net.trainable_params()),
+    )
+    model = Model(step)
+    model.train(1, DATA[:2])
+    assert (step.optimizer.global_step, model.predict_network) == (2, net)
+
+
+def test_frequency_may_be_a_list(capsys):
+    make(metrics={"acc"})[0].fit(4, DATA[:1], DATA[:1], valid_frequency=[1, 4])
+    assert re.findall(r"epoch (\d)", capsys.readouterr().out) == ["1", "4"]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda m: m.train(1, DATA, dataset_sink_mode=True, sink_size=3), NotImplementedError),
+        (lambda m: Model(m.predict_network, metrics={"acc"}), ValueError),
+        (lambda m: Model(m.predict_network, eval_indexes=[1]), ValueError),
+        (lambda m: Model(m.predict_network, amp_level="O7"), ValueError),
+        (lambda m: Model(m.predict_network, boost_level="O1"), ValueError),  # no optimizer
+        (lambda m: Model(m.predict_network, boost_level="O3"), ValueError),
+        (lambda m: Model(nn.MSELoss()), TypeError),
+    ],
+)
+def test_refusals(call, kind):
+    with pytest.raises(kind) as raised:
+        call(make()[0])
+    assert isinstance(raised.value, OrtBoostError)
+
+
+def test_a_run_context_takes_any_dict():
+    context = RunContext({"a": 1})
+    assert context.original_args().a == 1
+    with pytest.raises(AttributeError):
+        context.original_args().b  # noqa: B018
+    assert not context.get_stop_requested()
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_amp_levels_train_in_mixed_precision(level):
+    manager = amp.DynamicLossScaleManager(2**12, 2, 1000)
+    exact, reference = make({"loss"}, manager)
+    exact.train(1, DATA)
+    model, net = make({"loss"}, manager, amp_level=level, keep_batchnorm_fp32=False)
+    model.train(1, DATA)
+    assert net.precision.compute == "fp16"
+    found, expected = (m.eval(DATA)["loss"] for m in (model, exact))
+    assert found == pytest.approx(expected, rel=5e-3)
+    assert found != expected
+    assert reference.precision.compute == "fp32"
