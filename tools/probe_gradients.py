@@ -23,7 +23,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe_cases import Case, cases
 
 from ortboost.graph.normalize import infer_shapes
