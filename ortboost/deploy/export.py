@@ -19,6 +19,7 @@ from ortboost.core.errors import FileError, ModelError, ParityError
 from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.deploy.bisect import guilty_step
+from ortboost.deploy.drop_exporter_notes import drop_exporter_notes
 from ortboost.deploy.pipeline import Step, optimize
 from ortboost.deploy.precise import Precise, precision_step
 from ortboost.deploy.strip import inference_model
@@ -193,6 +194,8 @@ def _finish(
         for step in precision_step(precise, target):
             _add(step, model, steps, reports)
     _fit_ir_version(model, target)
+    if wanted:
+        reports.append(drop_exporter_notes(model))
     entries = {
         "version": __version__,
         **stamp,

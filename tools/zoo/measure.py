@@ -33,6 +33,7 @@ __all__ = ["main"]
 
 STEPS = 3
 OVERFIT_STEPS, OVERFIT_BYTES = 40, 20_000_000
+DOUBLE_SECONDS = 120
 EXPORTS = (
     ("onnxruntime", "fp32"),
     ("generic", "fp32"),
@@ -223,6 +224,15 @@ def central_differences(
     }
 
 
+def double(folder: Path, entry: Entry) -> dict[str, Any]:
+    """The slopes in float64; see :mod:`tools.zoo.double`."""
+    from tools.zoo.double import slopes_in_double
+
+    config = configuration(entry, "portable", "sgd", 1.0)
+    batch = dict(np.load(folder / "batch.npz"))
+    return slopes_in_double(str(folder / "model.onnx"), config, batch, DOUBLE_SECONDS)
+
+
 def _probe(gradient: NDArray[Any]) -> float:
     """One number that two engines must agree about: the product with fixed random signs."""
     signs = np.random.default_rng(0).choice([-1.0, 1.0], gradient.size)
@@ -324,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--engine", default="portable")
     parser.add_argument(
-        "--stage", choices=("train", "overfit", "export", "tensorrt"), default="train"
+        "--stage", choices=("train", "double", "overfit", "export", "tensorrt"), default="train"
     )
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
@@ -336,6 +346,7 @@ def main(argv: list[str] | None = None) -> int:
         }
     else:
         stages = {
+            "double": lambda: double(folder, entry),
             "train": lambda: train(folder, entry, engine),
             "overfit": lambda: overfit(folder, entry, engine),
             "tensorrt": lambda: check_tensorrt(folder),

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tools.zoo.table import write_table
+from tools.zoo.table import decided_in_float32, write_table
 
 __all__ = ["main"]
 
@@ -21,6 +21,7 @@ _JOBS = (
     ("native", "training", "train", "native"),
     ("portable", "training", "train", "portable"),
     ("stock", "stock", "train", "portable"),
+    ("double", "stock", "double", "portable"),
     ("overfit", "stock", "overfit", "portable"),
     ("export", "stock", "export", "auto"),
     ("tensorrt", "stock", "tensorrt", "auto"),
@@ -89,7 +90,9 @@ def main(argv: list[str] | None = None) -> int:
         for name, environment, stage, engine in _JOBS:
             if name not in arguments.stages or (name in found and not arguments.again):
                 continue
-            if entry["loss"] == "none" and stage in ("train", "overfit"):
+            if entry["loss"] == "none" and stage in ("train", "double", "overfit"):
+                continue
+            if stage == "double" and decided_in_float32(found.get("stock")):
                 continue
             found[name] = measured(pythons[environment], folder, stage, engine, arguments.seconds)
             path.write_text(json.dumps(found, indent=1))

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_table"]
+__all__ = ["decided_in_float32", "write_table"]
 
 _TIGHT = 1e-4  # weights after three steps, relative
 _UPDATE = 1e-2  # what the three steps moved, relative
 _TIMES = 4  # how much worse than torch in float32 we may be where that is off by more
 _SLOPE = 3e-2  # central differences in float32
+_DOUBLE = 1e-3  # central differences in float64
 _AGREE = 1e-3  # gradients of two engines, over the largest
 _EXPORT = 1e-3
 _MARK = "<!-- results: everything below is written by tools/zoo/run.py -->"
@@ -30,13 +31,25 @@ def agreement(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float
     )
 
 
-def verdict(found: dict[str, Any] | None, apart: float | None = None) -> str:
+def decided_in_float32(found: dict[str, Any] | None) -> bool:
+    """Whether a training stage needs no slopes in float64: torch is its oracle, or its own agree."""
+    if not found or found.get("oracle") != "differences" or found["slope_error"] is None:
+        return True
+    return found["slope_error"] <= _SLOPE and (found["worst_slope_error"] or 0.0) <= 3 * _SLOPE
+
+
+def verdict(
+    found: dict[str, Any] | None,
+    apart: float | None = None,
+    double: dict[str, Any] | None = None,
+) -> str:
     """One word on a training stage: ``ok``, ``agree``, ``wrong``, ``refused``, ``crash``, ``-``.
 
     Args:
         found: The stage.
         apart: How far the gradients of the two engines are apart. Where float32 leaves too few digits for
             differences, their agreement is told.
+        double: Slopes in float64; they decide where float32 does not.
     """
     if found is None:
         return "-"
@@ -54,10 +67,11 @@ def verdict(found: dict[str, Any] | None, apart: float | None = None) -> str:
         return ("ok" if told else "other tensors") if right else "wrong"
     if found["slope_error"] is None:
         return "wrong"
-    single = found["worst_slope_error"] or 0.0
-    if apart is not None and apart <= _AGREE and found["slope_error"] > _SLOPE:
-        return "agree"
-    return "ok" if found["slope_error"] <= _SLOPE and single <= 3 * _SLOPE else "wrong"
+    if decided_in_float32(found):
+        return "ok"
+    if double and "error" in double and (apart is None or apart <= _AGREE):
+        return "ok" if double["error"] <= _DOUBLE else "wrong"
+    return "agree" if apart is not None and apart <= _AGREE else "wrong"
 
 
 def _error(found: dict[str, Any] | None) -> str:
@@ -144,7 +158,7 @@ def write_table(results: Path, out: Path) -> None:
         words = {}
         apart = agreement(found.get("native"), found.get("portable"))
         for engine in tally:
-            words[engine] = word = verdict(found.get(engine), apart)
+            words[engine] = word = verdict(found.get(engine), apart, found.get("double"))
             tally[engine][word] = tally[engine].get(word, 0) + 1
             why = _reason(found.get(engine)) if word not in ("ok", "agree") else ""
             if why and (engine != "stock" or _reason(found.get("portable")) != why):
