@@ -70,7 +70,8 @@ def verdict(
     if decided_in_float32(found):
         return "ok"
     if double and "error" in double and (apart is None or apart <= _AGREE):
-        return "ok" if double["error"] <= _DOUBLE else "wrong"
+        if double["error"] <= _DOUBLE:
+            return "ok"
     return "agree" if apart is not None and apart <= _AGREE else "wrong"
 
 
