@@ -5,7 +5,8 @@ ONNX has initializers and no notion of a parameter. Exporters leave traces:
 - torch's dynamo exporter writes for each initializer the kind that ``torch.export`` gave it
   (``PARAMETER``, ``BUFFER``, ``CONSTANT_TENSOR``), and the graph's whole signature. With
   ``optimize=True`` it folds some parameters into new tensors called ``val_12``; the module of the
-  node that reads such a tensor tells which parameter it was made of.
+  node that reads such a tensor tells which parameter it was made of. A parameter that two modules
+  share is stored once, under the name that it has in one of them.
 - torch's TorchScript exporter keeps the names of parameters and of buffers, and does not tell one
   from the other; what it folded is called ``onnx::MatMul_123``, what is written in the code is a
   ``Constant`` node.
@@ -161,8 +162,23 @@ def _lost(
     known = lost_parameters(model)
     if known:  # it was read before
         return known
-    names = {value.name for value in stored}
-    return (name for name, kind in signature.items() if kind == "PARAMETER" and name not in names)
+    values = {value.name: value for value in stored}
+    tied = {
+        scope
+        for name, kind in signature.items()
+        if kind == "PARAMETER" and name in values
+        for scope in _readers(values[name])
+        if scope != _module(name)
+    }
+    lost = [name for name, kind in signature.items() if kind == "PARAMETER" and name not in values]
+    modules = [_module(name) for name in lost]
+    # Of two that are gone from one module, nothing tells which is the shared one: both count.
+    return [n for n, m in zip(lost, modules, strict=True) if m not in tied or modules.count(m) > 1]
+
+
+def _readers(value: ir.Value) -> set[str]:
+    """The innermost modules whose nodes read a tensor: two, where two modules share a parameter."""
+    return {scopes[-1] for usage in value.uses() if (scopes := _scopes(usage.node))}
 
 
 def _folded(value: ir.Value, lost: set[str]) -> Origin:

@@ -61,6 +61,30 @@ def test_the_dynamo_exporter_says_it_all():
     assert found.of["val_3"].direct
 
 
+def tied(*lost: str) -> ir.Model:
+    """The embedding `net.embed` reads the weight of the output layer `net.head`."""
+    found = text_model(
+        """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (int64[N] x, float[4,4] head) => (y) { e = Gather(head, x) y = MatMul(e, head) }""",
+        head=weights(4, 4),
+    )
+    head = found.graph.initializers["head"]
+    head.name = "net.head.weight"
+    head.metadata_props[KIND] = "PARAMETER"
+    specs = "".join(f"p: PARAMETER target='{name}'\n" for name in ("net.head.weight", *lost))
+    found.graph.metadata_props[SIGNATURE] = f"\n# inputs\n{specs}"
+    for node, module in zip(found.graph, ("embed", "head"), strict=True):
+        node.metadata_props[SCOPES] = f"['', 'net', 'net.{module}', 'call']"
+    return found
+
+
+def test_a_shared_parameter_is_not_lost():
+    assert tensor_origins(tied("net.embed.weight")).lost == ()
+    assert tensor_origins(tied("net.head.bias")).lost == ("net.head.bias",)
+    both = ("net.embed.bias", "net.embed.weight")
+    assert tensor_origins(tied(*both)).lost == both
+
+
 def test_the_parts_of_a_parametrization_belong_to_its_layer():
     found = dynamo()
     signature = found.graph.metadata_props[SIGNATURE]

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 __all__ = ["decided_in_float32", "write_table"]
 
 _TIGHT = 1e-4  # weights after three steps, relative
@@ -69,10 +71,10 @@ def verdict(
         return "wrong"
     if decided_in_float32(found):
         return "ok"
-    if double and "error" in double and (apart is None or apart <= _AGREE):
-        if double["error"] <= _DOUBLE:
-            return "ok"
-    return "agree" if apart is not None and apart <= _AGREE else "wrong"
+    agree = apart is not None and apart <= _AGREE
+    if (double or {}).get("error", np.inf) <= _DOUBLE and (agree or apart is None):
+        return "ok"
+    return "agree" if agree else "wrong"
 
 
 def _error(found: dict[str, Any] | None) -> str:
