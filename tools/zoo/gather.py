@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from tools.zoo.files import file_subjects
+from tools.zoo.more import more_transformers
 from tools.zoo.networks import SUBJECTS
 from tools.zoo.published import timm_subjects, transformers_subjects
 from tools.zoo.subjects import Batch, FileSubject, TorchSubject
@@ -50,7 +51,8 @@ _RIVALS = {
 
 def subjects() -> list[TorchSubject | FileSubject]:
     """Everything that is in the zoo."""
-    return [*SUBJECTS, *transformers_subjects(), *file_subjects(), *timm_subjects()]
+    published = [*transformers_subjects(), *more_transformers(), *timm_subjects()]
+    return [*SUBJECTS, *published, *file_subjects()]
 
 
 def _randomize(module: nn.Module) -> None:

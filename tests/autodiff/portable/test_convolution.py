@@ -28,13 +28,17 @@ def make(case: dict, declared: str = "sizes", *, bias: bool = True):
         "sizes": list(x),
         "batch": ["N", *x[1:]],
         "symbols": ["N", x[1], *(f"L{axis}" for axis in range(len(x) - 2))],
+        "result": ["N", x[1], *(f"L{axis}" for axis in range(len(x) - 2))],
     }[declared]
     result = out if declared == "sizes" else [f"R{axis}" for axis in range(len(out))]
     text, weight, weights = (",".join(map(str, shape)) for shape in (dims, w, result))
     count = out[1]
+    known = ""
+    if declared == "result":  # as files say it whose image was resized to a computed size
+        known = f"<float[N,{','.join(map(str, out[1:]))}] y>"
     model = graph(
         f"""g (float[{text}] x, float[{weight}] w, float[{count}] b, float[{weights}] r)
-        => (float loss) {{
+        => (float loss) {known} {{
         y = {case["op"]}<{attributes}>(x, w{", b" if bias else ""})
         s = Mul(y, r) loss = ReduceSum<keepdims = 0>(s) }}"""
     )
@@ -109,7 +113,7 @@ def convolutions(draw, op: str = "Conv") -> dict:
     return case
 
 
-DECLARED = st.sampled_from(["sizes", "batch", "symbols"])
+DECLARED = st.sampled_from(["sizes", "batch", "symbols", "result"])
 
 
 def holds(case: dict, declared: str) -> None:
@@ -136,6 +140,7 @@ def plain(x: tuple, w: tuple, **changes) -> dict:
 @given(convolutions(), DECLARED)
 @example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "sizes")  # pointwise, one product for each image
 @example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "symbols")
+@example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "result")
 @example(plain((2, 16, 1, 1), (64, 16, 1, 1)), "batch")  # pointwise, one product for all
 @example(plain((2, 17, 5, 5), (3, 17, 3, 3), pads=(1, 1, 1, 1)), "symbols")  # taps
 @example(plain((2, 16, 8, 8), (2, 16, 3, 3), pads=(1, 1, 1, 1)), "batch")  # taps, by images

@@ -103,7 +103,7 @@ def _little(channels: int, g: ir.Value) -> bool:
 
 def _pointwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value) -> ir.Value:
     """`gw = sum_n g[n] x[n]^T`, one product for each image."""
-    left, right = (_flat_space(b, value) for value in (g, x))
+    left, right = (_flat_space(b, value, _space(g) or 0) for value in (g, x))
     turned = b.op("Transpose", right, perm=[0, 2, 1])  # fused into the product
     each = b.op("MatMul", left, turned)  # [N, M, C]
     total = b.op("ReduceSum", each, b.ints(0), keepdims=0)
@@ -124,11 +124,11 @@ def _patches(
     return _pointwise(b, seen, g, w)
 
 
-def _flat_space(b: Backward, value: ir.Value) -> ir.Value:
-    """``[N, C, L...] -> [N, C, L]``."""
-    shape = known_shape(value) or ()
-    sizes = [length for length in shape[1:] if isinstance(length, int)]
-    return b.op("Reshape", value, b.ints(-1, sizes[0], math.prod(sizes[1:])))
+def _flat_space(b: Backward, value: ir.Value, space: int) -> ir.Value:
+    """``[N, C, L...] -> [N, C, L]``, with the product of all ``L``, which the value itself may not know."""
+    channels = (known_shape(value) or (None, None))[1]
+    # The batch is what is left (-1): it may be empty, and the channels (0: as they are) are not.
+    return b.op("Reshape", value, b.ints(-1, channels if isinstance(channels, int) else 0, space))
 
 
 def _matrix(b: Backward, g: ir.Value) -> ir.Value:
@@ -189,7 +189,7 @@ def _taps(
     outputs, space = (known_shape(g) or (None, None))[1], _space(g)
     apart = isinstance(outputs, int) and space is not None
     if apart and 8 * channels * int(outputs or 0) <= (space or 0) * (channels + int(outputs or 0)):
-        left, rows = _flat_space(b, g), b.ints(-1, space or 0, channels)
+        left, rows = _flat_space(b, g, space or 0), b.ints(-1, space or 0, channels)
     else:
         apart, left, rows = False, _matrix(b, g), b.ints(-1, channels)
     found = []
