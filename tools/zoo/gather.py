@@ -62,11 +62,20 @@ def _randomize(module: nn.Module) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter += 0.05 * torch.randn_like(parameter)
-        for name, buffer in module.named_buffers():
-            if name.endswith("running_mean"):
-                buffer += 0.1 * torch.randn_like(buffer)
-            elif name.endswith("running_var"):
-                buffer *= 0.5 + torch.rand_like(buffer)
+
+
+def _settle(module: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    """Let the running statistics be those of the batch: a deep network explodes with others."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    if norms:
+        module.train()
+        with torch.no_grad():
+            module(*batch.values())
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 def _loss(subject: TorchSubject, answer: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -129,14 +138,14 @@ def _dynamo(
 def _rate(
     module: nn.Module, subject: TorchSubject, batch: dict[str, torch.Tensor], labels: torch.Tensor
 ) -> tuple[float, tuple[torch.Tensor | None, ...]]:
-    """A learning rate with which a step moves the weights by a fiftieth, and the gradients."""
+    """A learning rate with which a step moves the weights by a half percent, and the gradients."""
     look = copy.deepcopy(module).train()
     parameters = [p for p in look.parameters() if p.requires_grad]
     loss = _loss(subject, look(*batch.values()), labels)
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)
     size = torch.sqrt(sum((p.detach() ** 2).sum() for p in parameters))
     slope = torch.sqrt(sum((g**2).sum() for g in grads if g is not None))
-    return min(float(f"{0.02 * size / max(slope, 1e-6):.2g}"), 0.5), grads
+    return min(float(f"{0.005 * size / max(slope, 1e-6):.2g}"), 0.5), grads
 
 
 def _steps(
@@ -169,6 +178,7 @@ def gather_torch(subject: TorchSubject, exporter: str, folder: Path) -> None:
     _dropouts_off(module)
     arrays = {name: np.ascontiguousarray(a) for name, a in subject.inputs(rng).items()}
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    _settle(module, batch)
     module.eval()
     with torch.no_grad():
         answer = module(*batch.values())
