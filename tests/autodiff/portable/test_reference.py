@@ -28,7 +28,7 @@ def fits(case: Case) -> bool:
     return not (
         case.domain
         or case.op == "Dropout"
-        # it places pixels by float64 scales, the kernels by float32; see tests/transforms/test_resize.py
+        # it places pixels by float64 scales, the kernels by float32; see tests/autodiff/decompose/test_resize.py
         or case.op == "Resize"
         or refused(case)
         or (case.op, case.note) in _ITS_FAULT

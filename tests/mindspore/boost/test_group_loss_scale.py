@@ -1,6 +1,6 @@
 """GroupLossScaleManager: the sample, marks, what moves the scales, and what is refused.
 
-The graph itself is tested in ``tests/transforms/test_scale_groups.py``.
+The graph itself is tested in ``tests/boosts/test_group_loss_scale.py``.
 """
 
 from __future__ import annotations
