@@ -26,6 +26,7 @@ from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
+from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.new_head import new_head
 from ortboost.transforms.precision import PLACE_PRECISION, PrecisionConfig, place_precision
@@ -87,6 +88,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     stored = len(reports)
     reports.append(store_weights(model))
     _leave_prefix(model)
+    written = write_out_batch_statistics(model)
+    if written.modified:
+        reports.append(written)
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)

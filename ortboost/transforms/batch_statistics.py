@@ -1,0 +1,97 @@
+"""BatchNormalization that keeps no running statistics, written out as arithmetic.
+
+Weight standardization (BiT, NFNets) normalizes a weight by its own mean and variance, with the
+operator of BatchNormalization; so does ``BatchNorm2d(track_running_stats=False)`` with its input, in
+evaluation too. Exporters write them in two forms, which mean the same:
+
+- in training mode, with running statistics that are computed and new ones that nothing reads;
+- in inference form, with statistics that the graph computes of the very input.
+
+Source: Qiao et al., *Micro-Batch Training with Batch-Channel Normalization and Weight
+Standardization*, https://arxiv.org/abs/1903.10520, equation 11.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import known_shape
+
+__all__ = ["write_out_batch_statistics"]
+
+
+def write_out_batch_statistics(model: ir.Model) -> Report:
+    r"""Replace such nodes of the main graph by arithmetic, in place.
+
+        y = scale (x - mean) / sqrt(var + epsilon) + bias
+
+    with the mean and the biased variance over all axes but the second, or with those that the graph
+    computes. The gradient goes through both.
+
+    Returns:
+        The nodes that are replaced. Nodes with stored statistics are not looked at, and a node that fits
+        neither form is left as it is.
+    """
+    report = Report("write_out_batch_statistics")
+    for node in list(model.graph):
+        if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+            continue
+        x, shape = node.inputs[0], None if node.inputs[0] is None else known_shape(node.inputs[0])
+        statistics = (node.inputs[3], node.inputs[4])
+        if x is None or shape is None or all(_is_stored(value) for value in statistics):
+            continue
+        used = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+        if node.attributes.get_int("training_mode", 0) == 1:
+            found = None if used else "the statistics of its input"
+        else:
+            found = "computed statistics" if all(_depends(v, x) for v in statistics) else None
+        if found is not None:
+            report.changed[node.name or ""] = f"written out with {found}"
+            _write_out(model, node, x, len(shape), of_input=found != "computed statistics")
+    return report
+
+
+def _write_out(model: ir.Model, node: ir.Node, x: ir.Value, rank: int, *, of_input: bool) -> None:
+    b = Builder(model.graph, "ortboost/batch_statistics")
+
+    def column(value: ir.Value | None) -> ir.Value:
+        return b.op("Reshape", value, b.ints(1, -1, *[1] * (rank - 2))) if rank != 2 else value  # type: ignore[return-value]
+
+    if of_input:
+        axes = b.ints(0, *range(2, rank))
+        centered = b.op("Sub", x, b.op("ReduceMean", x, axes, keepdims=1))
+        var = b.op("ReduceMean", b.op("Mul", centered, centered), axes, keepdims=1)
+    else:
+        centered = b.op("Sub", x, column(node.inputs[3]))
+        var = column(node.inputs[4])
+    epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), x.dtype or ir.DataType.FLOAT)
+    deviation = b.op("Sqrt", b.op("Add", var, epsilon))
+    scaled = b.op("Mul", b.op("Div", centered, deviation), column(node.inputs[1]))
+    result = b.op("Add", scaled, column(node.inputs[2]), shape=x.shape)
+    node.resize_outputs(1)
+    replace_node(node, [result], b)
+
+
+def _is_stored(value: ir.Value | None) -> bool:
+    while value is not None:
+        producer = value.producer()
+        if producer is None:
+            return True
+        value = producer.inputs[0] if producer.op_type == "Identity" else None
+    return False
+
+
+def _depends(value: ir.Value | None, source: ir.Value) -> bool:
+    """Whether a value is computed of the source, among others."""
+    pending, seen = [value], set[int]()
+    while pending:
+        current = pending.pop()
+        if current is source:
+            return True
+        if current is None or id(current) in seen or (producer := current.producer()) is None:
+            continue
+        seen.add(id(current))
+        pending.extend(producer.inputs)
+    return False
