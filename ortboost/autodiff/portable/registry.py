@@ -56,6 +56,7 @@ _FAMILIES: Final = (
     "recurrent",
     "losses",
     "random",
+    "col2im",
     "control_flow",
 )
 Condition = Callable[[ir.Node], "str | None"]

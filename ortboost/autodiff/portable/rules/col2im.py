@@ -1,0 +1,53 @@
+r"""Blocks put together to an image, as torch's ``fold`` does.
+
+Shapes: blocks `x` ``[N, C K, B]`` with `K` places in a block and `B` blocks, image `y` ``[N, C, L...]``,
+`g` like `y`. Source: ONNX, operator Col2Im, https://onnx.ai/onnx/operators/onnx__Col2Im.html.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.autodiff.portable.backward import Backward, Gradients
+from ortboost.autodiff.portable.registry import refuses, register
+from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import constant
+
+__all__: list[str] = []
+
+_INT64 = ir.DataType.INT64
+
+
+@refuses("Col2Im")
+def _block_unknown(node: ir.Node) -> str | None:
+    known = node.inputs[2] is not None and constant(node.inputs[2]) is not None
+    return None if known else "the shape of its blocks is computed"
+
+
+@register("Col2Im")
+def col2im(b: Backward) -> Gradients:
+    """`y` adds up every place of every block that falls on it: `gx` cuts those blocks out of `g`.
+
+    That is a convolution of each channel by itself, with the unit matrix as its weight.
+    """
+    g, x, block = b.gradient(), b.input(0), b.array(2)
+    if block is None:  # refused before
+        raise TypeError("Col2Im without constant blocks")
+    lengths = [int(length) for length in block.reshape(-1)]
+    places, spatial = int(np.prod(lengths)), len(lengths)
+    image = known_shape(g) or ()
+    if len(image) == spatial + 2 and all(isinstance(length, int) for length in image[2:]):
+        plane = b.ints(-1, 1, *(int(length) for length in image[2:] if isinstance(length, int)))
+    else:
+        plane = b.op("Concat", b.ints(-1, 1), b.shape_of(g, 2), axis=0, dtype=_INT64)
+    unit = b.const(np.eye(places).reshape(places, 1, *lengths))
+    blocks = b.op(
+        "Conv",
+        b.op("Reshape", g, plane),
+        unit,
+        strides=list(b.integers("strides") or (1,) * spatial),
+        dilations=list(b.integers("dilations") or (1,) * spatial),
+        pads=list(b.integers("pads") or (0,) * 2 * spatial),
+    )
+    return [b.op("Reshape", blocks, b.shape_of(x), shape=x.shape)]
