@@ -23,7 +23,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.graph.origins import origin_of, stamp_origin
+from ortboost.graph.origins import Origin, origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, static_shape
 
 __all__ = ["store_weights"]
@@ -80,7 +80,7 @@ def store_weights(model: ir.Model) -> Report:
         if arrays is None:
             continue
         total += size
-        _store(model.graph, node, arrays, report)
+        _store(model.graph, node, arrays, report, torch=model.producer_name == "pytorch")
         if all(origin_of(value).kind == "unknown" for value in node.inputs if value is not None):
             made |= {
                 out.name.removesuffix(_SUFFIX): node.op_type for out in node.outputs if out.name
@@ -171,7 +171,12 @@ def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
 
 
 def _store(
-    graph: ir.Graph, node: ir.Node, arrays: list[NDArray[np.generic]], report: Report
+    graph: ir.Graph,
+    node: ir.Node,
+    arrays: list[NDArray[np.generic]],
+    report: Report,
+    *,
+    torch: bool,
 ) -> None:
     made_of = [origin_of(value) for value in node.inputs if value is not None]
     for output, array in zip(node.outputs, arrays, strict=True):
@@ -190,6 +195,11 @@ def _store(
             if found is not None:
                 stamp_origin(value, found)
                 break
+        else:
+            if torch and all(
+                origin.kind == "unknown" for origin in made_of
+            ):  # it stores all its parameters: what shapes alone make was written in the code
+                stamp_origin(value, Origin("literal"))
         ir.convenience.replace_all_uses_with(output, value)
         report.changed[name] = f"computed by {node.op_type} of constants"
     graph.remove(node, safe=True)

@@ -42,6 +42,15 @@ def test_what_is_made_of_constants_is_stored_and_trained():
     assert not store_weights(model).modified
 
 
+def test_what_torch_makes_of_shapes_is_no_weight():
+    """The ones in what ``torch.cdist`` becomes: torch stores all its parameters."""
+    model = made()
+    model.producer_name = "pytorch"
+    store_weights(model)
+    trained = [name for name, p in find_parameters(model).items() if p.trainable]
+    assert trained == ["stored"]
+
+
 def test_stored_tensors_are_not_multiplied_together():
     """A weight normalization has two parameters; one of their product would be another model."""
     model = text_model(
