@@ -29,8 +29,8 @@ __all__ = [
     "gradient_name",
 ]
 
-# In the order in which "auto" tries them: the portable one differentiates more models, and on the CPU it
-# is as fast (docs/benchmarks.md); on CUDA nothing has been measured.
+# In the order in which "auto" tries them: the portable one differentiates more models, and on the
+# CPU it is as fast (docs/benchmarks.md); on CUDA nothing has been measured.
 _ENGINES = {
     "portable": "ortboost.autodiff.portable.engine:PortableEngine",
     "native": "ortboost.autodiff.native.engine:NativeEngine",
@@ -45,19 +45,19 @@ class Engine(Protocol):
         name: Name in the table, ``"native"``.
         opsets: Opset versions of the standard domain that it takes.
         ir_version: Newest IR version that it takes.
-        wide_operators: Operators that have to stay in float32, with the reason.
+        fp32_operators: Operators that have to stay in float32, with the reason.
     """
 
     name: str
     opsets: range
     ir_version: int
-    wide_operators: Mapping[str, str]
+    fp32_operators: Mapping[str, str]
 
     def unavailable(self) -> str | None:
         """Why the engine cannot run here and the cure, in a sentence; ``None`` if it can."""
 
     def require(self) -> None:
-        """Raise :class:`~ortboost.core.errors.DependencyError` with the cure if it cannot run here."""
+        """Raise :class:`~ortboost.core.errors.DependencyError` with the fix if it cannot run here."""
 
     def gradient_support(self, node: ir.Node) -> str | None:
         """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""

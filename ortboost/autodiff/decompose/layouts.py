@@ -97,8 +97,8 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
         begins.append(reach - pads[axis])
         # Each pixel is followed by stride - 1 zeros, the last one too: those are taken back.
         ends.append(reach - pads[spatial + axis] + extra[axis] - (strides[axis] - 1))
-    spread = _with_zeros(site, data, strides)
-    spread = site.op("Pad", spread, site.ints(0, 0, *begins, 0, 0, *ends))
+    dilated = _with_zeros(site, data, strides)
+    dilated = site.op("Pad", dilated, site.ints(0, 0, *begins, 0, 0, *ends))
     # [C, M/g, k...] -> [g, C/g, M/g, k...] -> [g, M/g, C/g, k...] -> [M, C/g, k...], flipped.
     per_group = inputs // groups
     kernels = site.op("Reshape", weight, site.ints(groups, per_group, outputs, *kernel))
@@ -110,7 +110,7 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
     return [
         site.op(
             "Conv",
-            spread,
+            dilated,
             kernels,
             site.optional(2),
             kernel_shape=kernel,

@@ -165,7 +165,7 @@ class NativeEngine:
     name = "native"
     opsets = range(18, 22)
     ir_version = 10
-    wide_operators: Mapping[str, str] = dict.fromkeys(
+    fp32_operators: Mapping[str, str] = dict.fromkeys(
         ("LayerNormalization", "SimplifiedLayerNormalization"),
         "its native gradient has no float16 kernel on the CPU, and no valid definition",
     )

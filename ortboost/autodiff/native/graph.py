@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.autodiff.broadcast_sum import sum_to_shape
+from ortboost.autodiff.broadcast_sum import sum_broadcast_axes
 from ortboost.autodiff.engine import gradient_name
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, all_names, replace_node
@@ -85,9 +85,10 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
 
 
 def part_shapes(model: ir.Model) -> None:
-    """Write ``Shape(x, start, end)`` that a Slice or Gather reads as a Slice of the whole shape, in place.
+    """Write a partial Shape that a Slice or Gather reads as a Slice of the whole shape, in place.
 
-    The optimizer that runs before the builder takes the dimension with that index of the whole shape.
+    The optimizer that runs before the builder ignores ``start`` and ``end``: it takes the dimension
+    with that index of the whole shape.
     """
     builder = Builder(model.graph, "ortboost/native/part")
     for node in list(model.graph):
@@ -105,17 +106,19 @@ def part_shapes(model: ir.Model) -> None:
 def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[str]:
     """Give each of some nodes a copy of its own of what it shares and what is not trained.
 
-    The builder writes the gradients of these inputs whether they are asked for or not, each node under the
-    same name; only those that are asked for are summed. Each copy is a copy of the last one, by a Sum of one
-    input: equal nodes would be merged again, and so would an Identity. :func:`drop_copies` takes them out.
+    The builder writes the gradients of these inputs whether they are asked for or not, each node
+    under the same name; only those that are asked for are summed. Each copy is a copy of the last
+    one, by a Sum of one
+    input: equal nodes would be merged again, and so would an Identity. :func:`drop_copies` takes
+        them out.
 
     Args:
         model: The graph, changed in place.
         active: Names of all values that a gradient goes through.
 
     Returns:
-        Names of what was copied. Constants among them must be lifted: copies of these are computed at once,
-        and equal constants are merged.
+        Names of what was copied. Constants among them must be lifted: copies of these are computed
+        at once, and equal constants are merged.
     """
     builder = Builder(model.graph, _OWN)
     latest: dict[ir.Value, ir.Value] = {}
@@ -341,8 +344,8 @@ def protect_running_statistics(model: ir.Model) -> None:
     """Let BatchNormInternal work on copies of the running statistics.
 
     Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, graph inputs not excepted:
-    a caller's state would change under its hands, on skipped steps too, and every other reader of the
-    old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
+    a caller's state would change under its hands, on skipped steps too, and every other reader of
+    the old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
     """
     builder = Builder(model.graph, "ortboost/batch_norm/copy")
     for node in model.graph:
@@ -376,7 +379,8 @@ def protect_pool_indices(model: ir.Model) -> None:
 def scatter_pool_gradients(model: ir.Model) -> None:
     """Write MaxPoolGrad of images of unknown size as the ScatterElements that it is.
 
-    Its kernel takes the shape of what it makes from the file, all but the batch: with symbolic channels or
+    Its kernel takes the shape of what it makes from the file, all but the batch: with symbolic
+    channels or
     lengths it writes outside its memory, and the process dies.
     """
     builder = Builder(model.graph, "ortboost/max_pool/scatter")
@@ -403,10 +407,10 @@ def scatter_pool_gradients(model: ir.Model) -> None:
 
 
 def sum_empty_batches(model: ir.Model) -> None:
-    """Write sums over axes that are found at run time so that a batch may have no samples, in place.
+    """Write sums over axes that are found at run time so that a batch may be empty, in place.
 
-    BroadcastGradientArgs does not find an axis of length 1 that was broadcast to length 0, and ReduceSum
-    over no axes answers an empty tensor with a number.
+    BroadcastGradientArgs does not find an axis of length 1 that was broadcast to length 0, and
+    ReduceSum over no axes returns a number for an empty tensor.
     """
     builder = Builder(model.graph, "ortboost/native/sum")
     for node in list(model.graph):
@@ -418,6 +422,6 @@ def sum_empty_batches(model: ir.Model) -> None:
         maker = None if axes is None else axes.producer()
         if maker is None or maker.op_type != "BroadcastGradientArgs" or not (gradient and want):
             continue
-        answer = sum_to_shape(builder, gradient, want, node.outputs[0].shape)
+        answer = sum_broadcast_axes(builder, gradient, want, node.outputs[0].shape)
         replace_node(node, [answer], builder)
     common.RemoveUnusedNodesPass()(model)

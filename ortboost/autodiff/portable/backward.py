@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_to_shape
+from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_broadcast_axes
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
@@ -108,25 +108,25 @@ class Backward(Site):
             raise Refusal("the loss depends on an output other than the first one")
         return self.gradient(0)
 
-    def wants(self, index: int) -> bool:
+    def needs_gradient(self, index: int) -> bool:
         """Whether an input needs a gradient."""
         return index in self.wanted
 
-    def like(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
+    def sum_to_shape(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
         """Sum a gradient over the axes along which ``value`` was broadcast.
 
         ``gradient`` has the broadcast shape; the answer has that of ``value``. Where the shapes are
-        known no node is spent that does nothing; equal symbolic names are equal lengths. What is not
-        known is found out at run time: axes whose lengths differ are summed.
+        known no node is spent that does nothing; equal symbolic names are equal lengths. What is
+        not known is found out at run time: axes whose lengths differ are summed.
         """
         have, want = known_shape(gradient), known_shape(value)
         if have is None:
             have = known_shape(self.output(0)) if gradient is self.gradients[0] else None
         if want is not None and have is not None and len(want) <= len(have):
-            return self._like_known(gradient, have, value, want)
-        return self._like_at_run_time(gradient, value)
+            return self._sum_known(gradient, have, value, want)
+        return self._sum_at_run_time(gradient, value)
 
-    def _like_known(
+    def _sum_known(
         self,
         gradient: ir.Value,
         have: tuple[int | str | None, ...],
@@ -140,7 +140,7 @@ class Backward(Site):
             if axis < extra or (w == 1 and h != 1):
                 summed.append(axis)
             elif w != h or w is None:
-                return self._like_at_run_time(gradient, value)
+                return self._sum_at_run_time(gradient, value)
         if not summed:
             return gradient
         keep = 0 if extra and summed == list(range(extra)) else 1
@@ -157,8 +157,8 @@ class Backward(Site):
             reduced = self.op("Squeeze", reduced, axes, shape=shape[extra:])
         return reduced
 
-    def _like_at_run_time(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
-        return sum_to_shape(self.builder, gradient, self.shape_of(value), value.shape)
+    def _sum_at_run_time(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
+        return sum_broadcast_axes(self.builder, gradient, self.shape_of(value), value.shape)
 
 
 GradientRule: TypeAlias = Callable[[Backward], Gradients]

@@ -3,13 +3,14 @@ r"""Insert QuantizeLinear/DequantizeLinear pairs.
     q  = saturate(round(x / s) + z)      (round half to even)
     x' = (q - z) s
 
-Activations have one scale. Symmetric: ``z = 0``, ``s = max|x| / 127`` in int8. Otherwise ``s = (high - low) / 255``,
-``z = round(-low / s)`` in uint8, the range taking in zero. Weights are stored as int8 with ``z = 0``, one scale for
-each output channel: ``s_c = max|w_c| / 64``, or ``/ 127`` in full range. Biases stay in FLOAT, or are int32 with the
-scale ``s_x s_c``.
+Activations have one scale. Symmetric: ``z = 0``, ``s = max|x| / 127`` in int8. Otherwise ``s =
+(high - low) / 255``, ``z = round(-low / s)`` in uint8, the range taking in zero. Weights are stored
+as int8 with ``z = 0``, one scale for each output channel: ``s_c = max|w_c| / 64``, or ``/ 127`` in
+full range. Biases stay in FLOAT, or are int32 with the scale ``s_x s_c``.
 
-Normalizations, softmax, and everything else that is not an operator of ``config.ops`` stays in FLOAT. Fold
-BatchNormalization before: a normalization between a convolution and its pair keeps them from being fused.
+Normalizations, softmax, and everything else that is not an operator of ``config.ops`` stays in
+FLOAT. Fold BatchNormalization before: a normalization between a convolution and its pair keeps them
+from being fused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
-from ortboost.deploy.int8.calibrate import Range, calibrate, spread
+from ortboost.deploy.int8.calibrate import Range, calibrate, select_evenly
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.saturation import SAFE_WEIGHT, saturating_weights
 from ortboost.deploy.int8.select import (
@@ -84,7 +85,7 @@ def quantize_int8(
     infer_shapes(model)
     hosts = find_hosts(model, config, report)
     wanted = wanted_activations(hosts, config)
-    taken = spread(feeds, config.samples)
+    taken = select_evenly(feeds, config.samples)
     if len(taken) < len(feeds):
         report.notes.append(
             f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as {config.samples} "

@@ -222,32 +222,32 @@ def _reduction_refused(node: ir.Node) -> str | None:
 def scatter_elements(b: Backward) -> Gradients:
     """`y = x` with `u` written (or added) at the places `i`.
 
-    `gu = g[i]`; `gx = g`, and 0 at the places that were overwritten. Repeated places are not allowed
-    where they overwrite.
+    `gu = g[i]`; `gx = g`, and 0 at the places that were overwritten. Repeated places are not
+    allowed where they overwrite.
     """
     g, index, axis = b.gradient(), b.input(1), b.integer("axis", 0)
     gx, gu = None, None
-    if b.wants(0):
+    if b.needs_gradient(0):
         gx = g
         if b.text("reduction", "none") == "none":
             nothing = zeros(b, b.input(2), b.dtype)
             gx = b.op("ScatterElements", g, index, nothing, axis=axis, shape=b.input(0).shape)
-    if b.wants(2):
+    if b.needs_gradient(2):
         gu = b.op("GatherElements", g, index, axis=axis, shape=b.input(2).shape)
     return [gx, None, gu]
 
 
 @register("ScatterND")
 def scatter_nd(b: Backward) -> Gradients:
-    """As :func:`scatter_elements`, with slices of `x`: `gu = g[i]`, `gx = g` or 0 where overwritten."""
+    """As :func:`scatter_elements`, for slices: `gu = g[i]`, `gx = g`, or 0 where overwritten."""
     g, index = b.gradient(), b.input(1)
     gx, gu = None, None
-    if b.wants(0):
+    if b.needs_gradient(0):
         gx = g
         if b.text("reduction", "none") == "none":
             nothing = zeros(b, b.input(2), b.dtype)
             gx = b.op("ScatterND", g, index, nothing, shape=b.input(0).shape)
-    if b.wants(2):
+    if b.needs_gradient(2):
         gu = b.op("GatherND", g, index, shape=b.input(2).shape)
     return [gx, None, gu]
 

@@ -86,7 +86,7 @@ def _kept_shape(b: Backward) -> ir.Value:
     return b.op("Where", none, b.ints(1), written, dtype=_INT64)
 
 
-def _spread(b: Backward, value: ir.Value) -> ir.Value:
+def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
     """A value like `K(y)` repeated to the shape of `x`."""
     x = b.input(0)
     have, want = known_shape(value), known_shape(x)
@@ -116,13 +116,13 @@ def _share(b: Backward) -> ir.Value:
 
 def _sum(b: Backward) -> ir.Value:
     """`sum(x)`: `K(g)`."""
-    return _spread(b, kept(b, b.gradient()))
+    return _expand_to_input(b, kept(b, b.gradient()))
 
 
 def _mean(b: Backward) -> ir.Value:
     """`mean(x)` over n elements: `K(g / n)`."""
     part = b.op("Mul", b.gradient(), _share(b), shape=b.output().shape)
-    return _spread(b, kept(b, part))
+    return _expand_to_input(b, kept(b, part))
 
 
 def _l1(b: Backward) -> ir.Value:
@@ -149,7 +149,7 @@ def _log_sum(b: Backward) -> ir.Value:
     """`y = log(sum(x))`: `K(g exp(-y))`."""
     shape = b.output().shape
     inverse = b.op("Exp", b.op("Neg", b.output(), shape=shape), shape=shape)
-    return _spread(b, kept(b, b.op("Mul", b.gradient(), inverse, shape=shape)))
+    return _expand_to_input(b, kept(b, b.op("Mul", b.gradient(), inverse, shape=shape)))
 
 
 def _log_sum_exp(b: Backward) -> ir.Value:

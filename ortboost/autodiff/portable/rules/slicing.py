@@ -63,7 +63,7 @@ def slice_(b: Backward) -> Gradients:
             # the lowest place: start + (taken - 1) * step
             start = _affine(b, taken, step, start, -step)
         if abs(step) > 1:
-            g = _spread(b, g, axis, abs(step))
+            g = _insert_zeros(b, g, axis, abs(step))
         begin = start if isinstance(start, int) else _clamped(b, start, size)
         behind_it = _minus(b, _minus(b, size, begin), _size_of(b, g, axis))
         margins[axis] = (begin, behind_it)
@@ -122,8 +122,8 @@ def _clamped(b: Backward, start: ir.Value, size: Size) -> ir.Value:
     return b.op("Max", b.op("Min", start, joined(b, [size])), b.ints(0), dtype=INT64)
 
 
-def _spread(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
-    """`step - 1` zeros between the elements of an axis: `[n] -> [n, step] -> [n * step - step + 1]`."""
+def _insert_zeros(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
+    """`step - 1` zeros between the elements of an axis: `[n] -> [n, step] -> [(n - 1) step + 1]`."""
     rank = b.rank()
     shape = known_shape(g) or (None,) * rank
     apart = b.op("Unsqueeze", g, b.ints(axis + 1))

@@ -16,7 +16,7 @@ from ortboost.autodiff.padding import same_pads
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["Window", "bare_site", "crop", "spread", "window_of"]
+__all__ = ["Window", "bare_site", "crop", "transposed_conv", "window_of"]
 
 Dim = int | str | None
 
@@ -128,7 +128,7 @@ def crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) ->
     return site.op("Slice", value, starts, ends, site.ints(*axes), shape=shape)
 
 
-def spread(
+def transposed_conv(
     site: Site,
     g: ir.Value,
     weight: ir.Value,

@@ -21,7 +21,7 @@ from ortboost.graph.query import known_shape
 from ortboost.graph.reach import STOPS, Reach
 from ortboost.graph.rewriting import Refusal, label
 
-__all__ = ["gradient_support", "sweep"]
+__all__ = ["gradient_support", "reverse_pass"]
 
 
 def gradient_support(node: ir.Node) -> str | None:
@@ -36,7 +36,7 @@ def gradient_support(node: ir.Node) -> str | None:
     return f"{node.domain}::{node.op_type} has no gradient rule; register one, or export without it"
 
 
-def sweep(
+def reverse_pass(
     reached: Reach,
     seeds: Mapping[str, ir.Value],
     wanted: Sequence[str],

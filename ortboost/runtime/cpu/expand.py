@@ -10,10 +10,10 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape
 
-__all__ = ["spread_by_products"]
+__all__ = ["expand_by_products"]
 
 
-def spread_by_products(model: ir.Model) -> bool:
+def expand_by_products(model: ir.Model) -> bool:
     """One number a channel expanded over its positions, as a product with ones, in place.
 
     Microseconds in onnxruntime 1.31: 32x128 over 2x2 98 and 8, 32x64 over 8x8 77 and 16.
@@ -24,10 +24,10 @@ def spread_by_products(model: ir.Model) -> bool:
     Returns:
         Whether there was one.
     """
-    nodes = [node for node in model.graph if _spreads(node)]
+    nodes = [node for node in model.graph if _expands_channels(node)]
     if not nodes:
         return False
-    builder = Builder(model.graph, "ortboost/spread")
+    builder = Builder(model.graph, "ortboost/expand")
     for node in nodes:
         value, shape = node.inputs[0], known_shape(node.outputs[0]) or ()
         sizes = [size for size in shape[1:] if isinstance(size, int)]
@@ -40,7 +40,7 @@ def spread_by_products(model: ir.Model) -> bool:
     return True
 
 
-def _spreads(node: ir.Node) -> bool:
+def _expands_channels(node: ir.Node) -> bool:
     if node.op_type != "Expand" or node.inputs[0] is None:
         return False
     value, shape = node.inputs[0], known_shape(node.outputs[0])
