@@ -15,9 +15,8 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, label
 from ortboost.graph.reach import Reach, find_value, reach
-from ortboost.graph.rewriting import label
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
+from ortboost.graph.query import is_unused
 
 __all__ = ["cut_maps", "infer_elementwise", "require_network"]
 
@@ -52,7 +53,7 @@ def cut_maps(model: ir.Model) -> Report:
 
 def _drop_unread(model: ir.Model) -> None:
     for node in reversed(list(model.graph)):
-        if not any(out.uses() or out.is_graph_output() for out in node.outputs):
+        if is_unused(node):
             model.graph.remove(node, safe=True)
 
 

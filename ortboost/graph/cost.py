@@ -32,7 +32,7 @@ from onnxscript import optimizer
 
 from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import all_tensors, known_shape, static_shape
+from ortboost.graph.query import all_tensors, input_at, is_standard, known_shape, static_shape
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 
@@ -146,7 +146,7 @@ def with_lengths(
     for graph in copy.graphs():  # what the exporter wrote was for other lengths
         for node in graph:
             for output in node.outputs:
-                if node.domain in ("", "ai.onnx"):
+                if is_standard(node):
                     output.shape = None
     infer_shapes(copy)
     # Shapes that the graph itself computes (Shape, Gather, Concat, Reshape) are numbers by now.
@@ -210,7 +210,7 @@ def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = input_at(node, index)
     return None if value is None else static_shape(value)
 
 

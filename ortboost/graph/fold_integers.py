@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from ortboost.core.report import Report
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_standard, known_shape
 
 __all__ = ["fold_integers"]
 
@@ -69,7 +69,7 @@ def fold_integers(model: ir.Model) -> Report:
     counts: dict[str, int] = {}
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
-        if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+        if not is_standard(node, *_OPERATORS):
             continue
         (output,) = node.outputs
         if id(output) in outputs:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
+from ortboost.graph.query import is_standard
 
 __all__ = ["inline_branches"]
 
@@ -26,7 +27,7 @@ def inline_branches(model: ir.Model) -> Report:
     report = Report("inline_branches")
     graph = model.graph
     for node in list(graph):
-        if node.op_type != "If" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+        if not is_standard(node, "If") or node.inputs[0] is None:
             continue
         condition = ir.convenience.get_const_tensor(node.inputs[0])
         if condition is None:

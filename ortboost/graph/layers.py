@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.graph.cost import count_cost, with_lengths
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.query import known_shape, producer_of, static_shape
 
 __all__ = ["Layer", "find_layers"]
 
@@ -78,7 +78,7 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
 
 
 def _before_cast(value: ir.Value | None) -> ir.Value | None:
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     return node.inputs[0] if node is not None and node.op_type == "Cast" else value
 
 

@@ -24,6 +24,7 @@ from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
+from ortboost.graph.query import is_standard
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = ["convert_opset", "infer_shapes", "normalize", "quiet"]
@@ -162,7 +163,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
 
 def _unknown_operators(model: ir.Model, version: int) -> list[str]:
     """Standard operators of the model that this opset does not have."""
-    used = {node.op_type for node in model.graph.all_nodes() if node.domain in ("", "ai.onnx")}
+    used = {node.op_type for node in model.graph.all_nodes() if is_standard(node)}
     return sorted(op for op in used if not _has_operator(op, version))
 
 
@@ -217,7 +218,7 @@ def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
 def _untype_sequences(model: ir.Model) -> None:
     """The pass takes a sequence of tensors for a tensor; a runtime that is told nothing finds out itself."""
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if not is_standard(node):
             continue
         source = node.inputs[0] if len(node.inputs) == 1 else None
         passed = source is not None and source.producer() is not None and source.type is None
@@ -259,7 +260,7 @@ def _drop_stale_shapes(model: ir.Model) -> None:
     kept = {id(value) for value in (*model.graph.inputs, *ends)}
     for node in model.graph.all_nodes():
         for output in node.outputs:
-            if id(output) not in kept and node.domain in ("", "ai.onnx"):
+            if id(output) not in kept and is_standard(node):
                 output.shape = None
 
 
@@ -268,7 +269,7 @@ def _drop_unused_statistics(model: ir.Model) -> None:
     if model.opset_imports.get("", 14) >= 14:
         return
     for node in model.graph.all_nodes():
-        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+        if is_standard(node, "BatchNormalization"):
             used = [i for i, out in enumerate(node.outputs) if out.uses() or out.is_graph_output()]
             node.resize_outputs(max(used, default=0) + 1)
 

@@ -25,6 +25,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ortboost.graph.query import is_standard
+
 __all__ = [
     "Origin",
     "Origins",
@@ -111,7 +113,7 @@ def tensor_origins(model: ir.Model) -> Origins:
     for graph in model.graphs():
         stored += graph.initializers.values()
         for node in graph:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if is_standard(node, "Constant"):
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
     lost = set(_lost(model, signature, stored))

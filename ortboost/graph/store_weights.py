@@ -24,7 +24,7 @@ from onnx_ir.passes import common
 
 from ortboost.core.report import Report
 from ortboost.graph.origins import origin_of, stamp_origin
-from ortboost.graph.query import FLOAT_TYPES, static_shape
+from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 
 __all__ = ["store_weights"]
 
@@ -64,7 +64,7 @@ def store_weights(model: ir.Model) -> Report:
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
         wanted = node in statistics or all(map(_is_constant, node.inputs))
-        if not wanted or node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+        if not wanted or not is_standard(node, *_OPERATORS):
             continue
         if not any(out.dtype in FLOAT_TYPES for out in node.outputs) and node not in statistics:
             continue
@@ -118,7 +118,7 @@ def _made_statistics(model: ir.Model) -> set[ir.Node]:
     """Nodes that make running statistics of stored tensors."""
     found: set[ir.Node] = set()
     for norm in model.graph:
-        if norm.op_type != "BatchNormalization" or norm.domain not in ("", "ai.onnx"):
+        if not is_standard(norm, "BatchNormalization"):
             continue
         for value in norm.inputs[3:5]:
             chain = _chain(value)

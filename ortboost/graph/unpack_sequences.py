@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape
 
 __all__ = ["unpack_sequences"]
 
@@ -55,7 +55,7 @@ def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
     index, axis = place[0], split.attributes.get_int("axis", 0)
     shape = None if split.inputs[0] is None else known_shape(split.inputs[0])
     length = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-    given = split.inputs[1] if len(split.inputs) > 1 else None
+    given = input_at(split, 1)
     sizes = [1] if given is None else _numbers(split, 1)
     if not sizes:
         return None

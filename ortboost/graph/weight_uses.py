@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
 
 __all__ = [
     "BIAS",
@@ -138,7 +138,7 @@ def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
 def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool) -> WeightUse:
     op = node.op_type
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
-    standard = node.domain in ("", "ai.onnx")
+    standard = is_standard(node)
     if op == "BatchNormalization" and index in (3, 4):
         return WeightUse(SETTING, "running_mean" if index == 3 else "running_var", op, where)
     if index in _SETTINGS.get(op, ()):
@@ -264,7 +264,7 @@ def _is_neutral(value: ir.Value, index: int) -> bool:
 
 def _normalizes_groups(node: ir.Node) -> bool:
     """Whether it is the inner part of torch's GroupNorm: channels laid together, normalized, apart again."""
-    source = None if node.inputs[0] is None else node.inputs[0].producer()
+    source = producer_of(node.inputs[0])
     readers = [usage.node.op_type for usage in node.outputs[0].uses()]
     together = source is not None and source.op_type == "Reshape"
     return node.op_type == "InstanceNormalization" and together and set(readers) == {"Reshape"}

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.io import source_name
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_standard, known_shape
 
 __all__ = ["find_class_axis"]
 
@@ -91,7 +91,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
 def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
     """The axis of ``value`` that the operator behind it makes of features, if that is certain."""
     node, shape = value.producer(), known_shape(value)
-    if node is None or shape is None or id(value) in seen or node.domain not in ("", "ai.onnx"):
+    if node is None or shape is None or id(value) in seen or not is_standard(node):
         return None
     seen = seen | {id(value)}
     op, rank = node.op_type, len(shape)

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.query import is_standard
 
 __all__ = ["add_mask", "dropout_to_training"]
 
@@ -44,7 +45,7 @@ def dropout_to_training(model: ir.Model) -> Report:
         )
     builder = Builder(model.graph, "ortboost/dropout")
     for node in model.graph:
-        if node.op_type != "Dropout" or node.domain not in ("", "ai.onnx"):
+        if not is_standard(node, "Dropout"):
             continue
         name = node.name or "?"
         ratio = _number(node, 1, 0.5)

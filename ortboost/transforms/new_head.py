@@ -18,7 +18,7 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape, producer_of
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
 
@@ -63,12 +63,12 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
     while (node := value.producer()) is not None:
         if node.op_type == "Gemm" and _initializer(node.inputs[1]):
             transposed = node.attributes.get_int("transB", 0)
-            third = node.inputs[2] if len(node.inputs) > 2 else None
+            third = input_at(node, 2)
             return DenseLayer(node, _get(node, 1), _initializer(third), 0 if transposed else 1)
         if node.op_type == "MatMul":
             if weight := _initializer(node.inputs[1]):
                 return DenseLayer(node, weight, bias, 1)
-            transpose = node.inputs[1].producer() if node.inputs[1] is not None else None
+            transpose = producer_of(node.inputs[1])
             if transpose is not None and transpose.op_type == "Transpose":
                 weight = _initializer(transpose.inputs[0])
                 if weight is not None and len(weight.shape or ()) == 2:

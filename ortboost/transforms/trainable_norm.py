@@ -26,7 +26,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.query import is_standard, is_unused, known_shape, static_shape
 
 __all__ = [
     "NEXT",
@@ -69,7 +69,7 @@ def next_name(state: str) -> str:
 def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
     """The BatchNormalization nodes of the main graph, in graph order."""
     for node in model.graph:
-        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+        if is_standard(node, "BatchNormalization"):
             yield node
 
 
@@ -360,7 +360,7 @@ def to_inference(model: ir.Model) -> Report:
     if report.modified:
         _remove_unused(graph)
     for node in graph:
-        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
+        if is_standard(node, "Dropout"):
             _dropout_off(node, report)
     return report
 
@@ -394,9 +394,7 @@ def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
 def _remove_unused(graph: ir.Graph) -> None:
     """Remove what only the next statistics needed."""
     for node in reversed(list(graph)):
-        if (node.name or "").startswith(_OWN) and not any(
-            output.uses() or output.is_graph_output() for output in node.outputs
-        ):
+        if (node.name or "").startswith(_OWN) and is_unused(node):
             graph.remove(node, safe=True)
     for name, value in list(graph.initializers.items()):
         if name.startswith(_OWN) and not value.uses():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal, Site, constant
+from ortboost.graph.query import constant, known_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["RESIZE"]
 

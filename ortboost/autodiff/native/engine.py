@@ -47,8 +47,8 @@ from ortboost.autodiff.native.rewrites.broadcasting import (
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
+from ortboost.graph.query import label
 from ortboost.graph.reach import reach
-from ortboost.graph.rewriting import label
 
 __all__ = ["Diagnosis", "NativeEngine", "diagnose"]
 

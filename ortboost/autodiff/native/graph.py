@@ -14,7 +14,7 @@ from ortboost.autodiff.broadcast_sum import sum_broadcast_axes
 from ortboost.autodiff.engine import gradient_name
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, all_names, replace_node
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import known_shape, producer_of
 from ortboost.graph.reach import find_value, uses_inside, values_by_name
 
 __all__ = [
@@ -273,7 +273,7 @@ def _ancestors(graph: ir.Graph, name: str) -> set[int]:
     """Nodes that a value is computed with."""
     start = find_value(graph, name)
     found: set[int] = set()
-    pending = [None if start is None else start.producer()]
+    pending = [producer_of(start)]
     while pending:
         node = pending.pop()
         if node is None or id(node) in found:
@@ -415,11 +415,11 @@ def sum_empty_batches(model: ir.Model) -> None:
     builder = Builder(model.graph, "ortboost/native/sum")
     for node in list(model.graph):
         summed = None if node.op_type != "Reshape" else node.inputs[0]
-        sum_node = None if summed is None else summed.producer()
+        sum_node = producer_of(summed)
         if sum_node is None or sum_node.op_type != "ReduceSum" or len(sum_node.inputs) < 2:
             continue
         axes, gradient, want = sum_node.inputs[1], sum_node.inputs[0], node.inputs[1]
-        maker = None if axes is None else axes.producer()
+        maker = producer_of(axes)
         if maker is None or maker.op_type != "BroadcastGradientArgs" or not (gradient and want):
             continue
         answer = sum_broadcast_axes(builder, gradient, want, node.outputs[0].shape)

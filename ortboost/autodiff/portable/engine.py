@@ -24,8 +24,8 @@ from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, find_value, reach
-from ortboost.graph.rewriting import label
 
 __all__ = ["PortableEngine"]
 

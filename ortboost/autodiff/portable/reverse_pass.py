@@ -17,16 +17,16 @@ from ortboost.autodiff.portable.registry import conditions, find_rule
 from ortboost.autodiff.refused import REFUSED
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_standard, known_shape, label
 from ortboost.graph.reach import STOPS, Reach
-from ortboost.graph.rewriting import Refusal, label
+from ortboost.graph.rewriting import Refusal
 
 __all__ = ["gradient_support", "reverse_pass"]
 
 
 def gradient_support(node: ir.Node) -> str | None:
     """``None`` if there is a rule for the node in its form, else why not."""
-    standard = node.domain in ("", "ai.onnx")
+    standard = is_standard(node)
     if standard and node.op_type in STOPS:
         return "no gradient flows through it"
     if find_rule(node) is not None:

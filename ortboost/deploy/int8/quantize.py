@@ -37,7 +37,7 @@ from ortboost.deploy.int8.select import (
 )
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import convert_opset, infer_shapes
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape, producer_of
 
 __all__ = ["quantize_int8"]
 
@@ -207,7 +207,7 @@ class _Writer:
 
     def bias(self, node: ir.Node, scale: float, scales: NDArray[np.float32]) -> None:
         """Store a bias as int32 with the scale of the products it is added to."""
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = input_at(node, 2)
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
         if bias is None or not stored(bias) or bias.const_value is None or not plain:
             return
@@ -263,7 +263,7 @@ class _Writer:
 
     def _place(self, value: ir.Value | None, before: ir.Node | None = None) -> None:
         nodes = self.builder.take()
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if not nodes:
             return
         if before is not None:

@@ -20,6 +20,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.graph.query import producer_of
+
 __all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
 
 SAFE_WEIGHT: Final = 64
@@ -73,7 +75,7 @@ def saturating_weights(model: ir.Model) -> dict[str, str]:
     for node in model.graph.all_nodes():
         place, axis = _PRODUCTS.get(node.op_type, (0, 0))
         value = node.inputs[place] if 0 < place < len(node.inputs) else None
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if producer is not None and producer.op_type == "DequantizeLinear":
             value = producer.inputs[0]
         stored = None if value is None else value.const_value

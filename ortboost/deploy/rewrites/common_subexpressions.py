@@ -13,7 +13,8 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import CHANCE, is_standard, label, replace_value
+from ortboost.graph.query import RANDOM_OPERATORS, is_standard, label
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["common_subexpressions"]
 
@@ -76,7 +77,7 @@ def _tensors(graph: ir.Graph, report: Report) -> None:
 
 def _key(node: ir.Node) -> Hashable | None:
     """What a node computes; ``None`` for what must not be merged."""
-    if node.domain not in ("", "ai.onnx") or is_standard(node, *CHANCE):
+    if not is_standard(node) or is_standard(node, *RANDOM_OPERATORS):
         return None
     if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
         return None

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.rewrites.helpers import constant, is_standard
+from ortboost.graph.query import constant, is_standard
 
 __all__ = ["Key", "as_reshape", "dimensions", "elements", "same_shape", "same_view"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label
+from ortboost.graph.query import constant, input_at, is_standard, label
 
 __all__ = ["drop_zero_states"]
 
@@ -24,7 +24,7 @@ def drop_zero_states(model: ir.Model) -> Report:
         if not is_standard(node, *_STATES):
             continue
         for place in _STATES[node.op_type]:
-            value = node.inputs[place] if place < len(node.inputs) else None
+            value = input_at(node, place)
             if value is not None and _is_zero(value, _DEPTH):
                 node.replace_input_with(place, None)
                 report.changed[f"{label(node)}[{place}]"] = f"'{value.name}' is zero"

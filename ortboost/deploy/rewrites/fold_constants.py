@@ -17,8 +17,8 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import CHANCE, constant, is_standard, operators
 from ortboost.graph.normalize import quiet
+from ortboost.graph.query import RANDOM_OPERATORS, constant, count_operators, is_standard
 
 __all__ = ["fold_constants"]
 
@@ -36,7 +36,7 @@ _KEPT = {
     "MaxUnpool": "the reference implementation places numbers in another way than the runtimes",
     "QuantizeLinear": "it is part of a quantized model",
     "Resize": "the reference implementation places pixels in another way than the runtimes",
-    **dict.fromkeys(CHANCE, "it draws random numbers"),
+    **dict.fromkeys(RANDOM_OPERATORS, "it draws random numbers"),
 }
 
 
@@ -47,7 +47,7 @@ def fold_constants(model: ir.Model) -> Report:
         How many nodes of each operator went; which constant nodes were kept, and why.
     """
     report = Report("fold_constants")
-    before = operators(model)
+    before = count_operators(model)
 
     def should_fold(node: ir.Node) -> bool | None:
         reason = _obstacle(node)
@@ -75,7 +75,7 @@ def fold_constants(model: ir.Model) -> Report:
             hidden[guilty] = "onnxscript cannot compute it"
     report.kept.update({node.name or node.op_type: reason for node, reason in hidden.items()})
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    after = operators(model)
+    after = count_operators(model)
     if after.get("If", 0) < before.get("If", 0):
         _forget_branches(model)
     for op in sorted(before):

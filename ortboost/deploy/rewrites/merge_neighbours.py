@@ -12,14 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import (
-    constant,
-    is_standard,
-    label,
-    only_user,
-    replace_value,
-)
 from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, is_standard, label, producer_of, sole_consumer
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["merge_neighbours"]
 
@@ -44,7 +39,7 @@ def merge_neighbours(model: ir.Model) -> Report:
             continue
         if is_standard(node, "Slice") and is_standard(first, "Slice"):
             done = _slices(first, node, builder)
-        elif is_standard(node, "Unsqueeze") and only_user(node.inputs[0]) is node:
+        elif is_standard(node, "Unsqueeze") and sole_consumer(node.inputs[0]) is node:
             done = _kept(first, node, builder)
         else:
             continue
@@ -60,10 +55,10 @@ def _concats(node: ir.Node, report: Report) -> None:
     """Take in what Concats along the same axis put together for this one alone."""
     axis = _axis(node)
     for value in list(node.inputs):
-        inner = None if value is None else value.producer()
+        inner = producer_of(value)
         if value is None or inner is None or not is_standard(inner, "Concat"):
             continue
-        if axis is None or _axis(inner) != axis or only_user(value) is not node:
+        if axis is None or _axis(inner) != axis or sole_consumer(value) is not node:
             continue
         if inner.graph is not node.graph:
             continue

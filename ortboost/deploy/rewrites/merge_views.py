@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label, replace_value
 from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, is_standard, label
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["merge_views"]
 
@@ -49,8 +50,7 @@ def merge_views(model: ir.Model) -> Report:
             report.kept[name] = "the shape cannot be said with constants"
             continue
         made = builder.op("Reshape", source, builder.ints(*shape), dtype=out.dtype, shape=out.shape)
-        for new in builder.take():
-            model.graph.insert_before(node, new)
+        model.graph.insert_before(node, builder.take())
         if not replace_value(out, made):  # never: `made` is new and of the same graph
             continue
         model.graph.remove(node, safe=True)

@@ -15,8 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import is_standard, label, replace_value
 from ortboost.graph.build import Builder
+from ortboost.graph.query import is_standard, label, producer_of
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["part_transposes"]
 
@@ -30,7 +31,7 @@ def part_transposes(model: ir.Model) -> Report:
             continue
         for turned, index in zip(node.inputs, (1, 0), strict=True):
             stored = node.inputs[index]
-            turn = turned.producer() if turned is not None else None
+            turn = producer_of(turned)
             if stored is None or turn is None or not is_standard(turn, "Transpose"):
                 continue
             perm = list(turn.attributes.get_ints("perm", ()))

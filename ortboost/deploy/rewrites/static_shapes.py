@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import Key, as_reshape, dimensions, elements
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label
 from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, input_at, is_standard, label
 
 __all__ = ["static_shapes"]
 
@@ -39,7 +39,7 @@ def static_shapes(model: ir.Model) -> Report:
         if not is_standard(node, *_TAKERS):
             continue
         place = _TAKERS[node.op_type]
-        value = node.inputs[place] if len(node.inputs) > place else None
+        value = input_at(node, place)
         if value is None or constant(value) is not None or value.is_initializer():
             continue
         keys = elements(value)
@@ -67,8 +67,7 @@ def static_shapes(model: ir.Model) -> Report:
             shorter = builder.op(
                 "Concat", *made, dtype=ir.DataType.INT64, shape=[len(keys)], axis=0
             )
-        for new in builder.take():
-            model.graph.insert_before(node, new)
+        model.graph.insert_before(node, builder.take())
         node.replace_input_with(place, shorter)
         report.changed[label(node)] = "shape read off in one go"
     return report

@@ -23,7 +23,7 @@ from ortboost.deploy.tensorrt.rules.numbers import FP16_MAX
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Target
 from ortboost.graph.normalize import convert_opset, infer_shapes
-from ortboost.graph.query import all_tensors
+from ortboost.graph.query import all_tensors, is_standard
 
 __all__ = [
     "doubles_to_floats",
@@ -84,7 +84,7 @@ def strip_training_mode(model: ir.Model) -> Report:
     report = Report("strip_training_mode")
     graph = model.graph
     for node in list(graph.all_nodes()):
-        if node.domain not in ("", "ai.onnx"):
+        if not is_standard(node):
             continue
         name = node.name or node.op_type
         if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:

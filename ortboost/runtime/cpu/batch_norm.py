@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import static_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, static_shape
 
 __all__ = ["fused_statistics"]
 

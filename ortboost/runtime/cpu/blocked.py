@@ -31,8 +31,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import known_shape, static_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, is_standard, known_shape, static_shape
 from ortboost.runtime.session import open_session
 
 __all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]
@@ -76,7 +75,7 @@ def _candidates(model: ir.Model) -> list[tuple[ir.Node, _Layer]]:
 
 
 def _layer(node: ir.Node) -> _Layer | None:
-    if node.op_type != "Conv" or node.domain not in ("", "ai.onnx"):
+    if not is_standard(node, "Conv"):
         return None
     x, w = node.inputs[0], node.inputs[1]
     result = known_shape(node.outputs[0])

@@ -19,8 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import known_shape, static_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, input_at, known_shape, producer_of, static_shape
 from ortboost.runtime.cpu.blocked import DOMAIN, QUARTER, block_size, reorder
 
 __all__ = ["depthwise_gradients"]
@@ -86,12 +85,12 @@ def depthwise_gradients(model: ir.Model) -> bool:
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     return node if node is not None and node.op_type == op_type else None
 
 
 def _array(node: ir.Node, index: int) -> NDArray[np.int64] | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = input_at(node, index)
     return None if value is None else constant(value)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, producer_of
 
 __all__ = ["steep_masks"]
 
@@ -65,7 +65,7 @@ def _relu_gradient(node: ir.Node, builder: Builder) -> ir.Value | None:
 
 def _mask(node: ir.Node, builder: Builder) -> ir.Value | None:
     """`1` where `y > 0`, else `0`."""
-    test = node.inputs[0].producer() if node.inputs[0] is not None else None
+    test = producer_of(node.inputs[0])
     if test is None or test.op_type != "Greater" or node.attributes.get_int("to", 0) != int(_FLOAT):
         return None
     value, bound = test.inputs

@@ -14,8 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = ["full_rank_scalars"]
 
@@ -45,7 +44,7 @@ def full_rank_scalars(model: ir.Model) -> bool:
     places = []
     for node in model.graph.all_nodes():
         _propagate(node, shapes)
-        if node.domain in ("", "ai.onnx") and node.op_type in _BINARY:
+        if is_standard(node, *_BINARY):
             rank = max(len(_shape(value, shapes) or ()) for value in node.inputs)
             if any(_has_columns(_shape(value, shapes)) for value in node.inputs):
                 places += [

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import is_standard
 from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
 from ortboost.transforms.precision.policy import PrecisionConfig
@@ -226,7 +227,7 @@ class _Casts:
 
 
 def _is_cast(node: ir.Node | None) -> bool:
-    return node is not None and node.op_type == "Cast" and node.domain in ("", "ai.onnx")
+    return node is not None and is_standard(node, "Cast")
 
 
 def _source(cast: ir.Node) -> ir.Value:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ortboost.autodiff.broadcast_sum import Shape, broadcast_shape
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, known_shape, producer_of
 from ortboost.graph.reach import Reach
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
@@ -83,11 +83,11 @@ def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
     """Whether the value has been expanded to the shape of the output of ``node`` by this rewrite."""
     source: ir.Value | None = value
     for op_type, index in (("Expand", 1), ("Shape", 0)):
-        producer = None if source is None else source.producer()
+        producer = producer_of(source)
         if producer is None or producer.op_type != op_type:
             return False
         source = producer.inputs[index]
-    model = None if source is None else source.producer()
+    model = producer_of(source)
     return model is not None and model.op_type == node.op_type and _only_shape(model)
 
 
@@ -104,7 +104,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
     """
     builder = Builder(model.graph, _HIDDEN)
     for node in reached.nodes:
-        rule = _SHAPES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        rule = _SHAPES.get(node.op_type) if is_standard(node) else None
         if rule is None:
             continue
         for index, (own, others) in rule(node).items():
@@ -156,7 +156,7 @@ def _onto_output(
     """Gemm and Expand: one operand is broadcast to the output."""
 
     def rule(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = input_at(node, index)
         if value is None:
             return {}
         return {index: (known_shape(value), [known_shape(node.outputs[0])])}

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
 from ortboost.core.report import Report
+from ortboost.graph.query import producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["batch_centered", "batch_statistics"]
@@ -89,7 +90,7 @@ def batch_centered(node: ir.Node) -> ir.Value | None:
 def _made_by(value: ir.Value | None, *operators: str) -> ir.Value | None:
     """The first input of a chain of operators that ends in a value."""
     for operator in operators:
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if producer is None or producer.op_type != operator:
             return None
         value = producer.inputs[0]

@@ -10,8 +10,8 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import find_rule, refuses, register
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
+from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, reach, uses_inside
-from ortboost.graph.rewriting import label
 
 __all__ = ["if_"]
 

@@ -22,7 +22,7 @@ from ortboost.autodiff.portable.rules.sizes import (
     reshape_like,
     zeros,
 )
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = [
@@ -42,7 +42,7 @@ _SMALL_TABLE = 64
 
 def _rank_known(node: ir.Node, *indices: int) -> str | None:
     for index in indices:
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = input_at(node, index)
         if value is not None and known_shape(value) is None:
             return f"the rank of '{value.name}' is unknown; give the model's inputs shapes"
     return None

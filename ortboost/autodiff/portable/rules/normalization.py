@@ -16,8 +16,8 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
-from ortboost.graph.query import known_shape, static_shape
-from ortboost.graph.rewriting import Refusal, constant
+from ortboost.graph.query import constant, known_shape, static_shape
+from ortboost.graph.rewriting import Refusal
 
 __all__ = ["absorbed", "batch_norm", "layer_norm"]
 

@@ -16,8 +16,7 @@ from ortboost.autodiff.portable.rules.sizes import (
     product,
     reshape_like,
 )
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, input_at, known_shape
 
 __all__ = ["pad"]
 
@@ -26,7 +25,7 @@ __all__ = ["pad"]
 def _refused(node: ir.Node) -> str | None:
     if node.inputs[0] is None or known_shape(node.inputs[0]) is None:
         return "the rank of its input is unknown; give the model's inputs shapes"
-    axes = node.inputs[3] if len(node.inputs) > 3 else None
+    axes = input_at(node, 3)
     mode = node.attributes.get_string("mode", "constant")
     if mode != "constant" and axes is not None and constant(axes) is None:
         return "its axes are not constant; export with fixed axes"

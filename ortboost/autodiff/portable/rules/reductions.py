@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, input_at, known_shape
 
 __all__ = ["NORMS", "kept", "reduced_axes"]
 
@@ -236,7 +235,7 @@ def _reduction(b: Backward) -> Gradients:
 def _empty_axes(node: ir.Node) -> str | None:
     if not node.attributes.get_int("noop_with_empty_axes", 0):
         return None
-    given = node.inputs[1] if len(node.inputs) > 1 else None
+    given = input_at(node, 1)
     axes = None if given is None else constant(given)
     if given is None or axes is None or axes.size == 0:
         return "noop_with_empty_axes without axes: implementations disagree; remove the node"

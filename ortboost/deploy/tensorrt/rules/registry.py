@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.table import Target
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_standard, known_shape
 
-__all__ = ["RULES", "SEVERITIES", "Context", "Finding", "Rule", "is_default", "label", "rule"]
+__all__ = ["RULES", "SEVERITIES", "Context", "Finding", "Rule", "rule"]
 
 SEVERITIES: Final = ("error", "warn", "info")
 
@@ -121,7 +121,7 @@ class Context:
             for a in node.attributes.values()
         ):
             return "computed"
-        if node.op_type in ("Shape", "Size") and is_default(node) and node.inputs[0] is not None:
+        if node.op_type in ("Shape", "Size") and is_standard(node) and node.inputs[0] is not None:
             shape = known_shape(node.inputs[0])
             if shape is not None and all(isinstance(dim, int) for dim in shape):
                 return "folds"
@@ -184,13 +184,3 @@ def rule(
         return check
 
     return enter
-
-
-def is_default(node: ir.Node) -> bool:
-    """Whether a node is of the standard domain."""
-    return node.domain in ("", "ai.onnx")
-
-
-def label(node: ir.Node) -> str:
-    """A name to find a node by."""
-    return node.name or next((out.name for out in node.outputs if out.name), None) or node.op_type
