@@ -1,8 +1,9 @@
 """Where a step overflowed: the tensors that were not finite first, and what went into them.
 
-The step is run once more with its inner tensors as outputs. Of the tensors that are not finite, those
-are followed back from the gradients (and the loss) that carry something bad; what stays beside that way, as
-the minus infinity of an attention mask that a softmax takes up, is no finding. On the way a finding is
+The step is run once more with its inner tensors as outputs. Of the tensors that are not finite,
+those are followed back from the gradients (and the loss) that carry something bad; what stays
+beside that way, as the minus infinity of an attention mask that a softmax takes up, is no finding.
+On the way a finding is
 
 - an input or a state that is not finite itself;
 - a node that makes inf or nan of inputs that are all finite: the overflow proper;
@@ -27,73 +28,12 @@ from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import open_session, set_seed
+from ortboost.runtime.tensor_stats import TensorStats
 
 __all__ = ["Diagnosis", "Finding", "TensorStats", "diagnose", "inner_tensors"]
 
 _MOST = 5
-_BFLOAT16_MAX = float.fromhex("0x1.fep127")
 _WIDENED = "ortboost/widened/"
-
-
-@dataclass(frozen=True)
-class TensorStats:
-    """What a tensor holds.
-
-    Args:
-        name: Its name.
-        dtype: Element type.
-        shape: Shape.
-        least: Smallest finite value; None where there is none.
-        greatest: Largest finite value.
-        abs_max: Largest finite absolute value.
-        inf: Share of infinite values.
-        nan: Share of values that are no numbers.
-        limit: Largest finite number of the type.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    least: float | None
-    greatest: float | None
-    abs_max: float | None
-    inf: float
-    nan: float
-    limit: float
-
-    @classmethod
-    def of(cls, name: str, array: NDArray[Any], dtype: str | None = None) -> TensorStats:
-        """The statistics of an array.
-
-        Args:
-            name: Name of the tensor.
-            array: Its values; widened where numpy does not know the type.
-            dtype: Its own element type; that of the array if not given.
-
-        Example:
-            >>> TensorStats.of("x", np.array([1, -3, np.inf, np.nan], np.float16)).abs_max
-            3.0
-        """
-        kind = dtype or array.dtype.name
-        finite = array[np.isfinite(array)]
-        size = max(array.size, 1)
-        some = finite.size > 0
-        return cls(
-            name,
-            kind,
-            tuple(array.shape),
-            float(finite.min()) if some else None,
-            float(finite.max()) if some else None,
-            float(np.abs(finite).max()) if some else None,
-            float(np.isinf(array).sum()) / size,
-            float(np.isnan(array).sum()) / size,
-            _BFLOAT16_MAX if kind == "bfloat16" else float(np.finfo(kind).max),
-        )
-
-    @property
-    def finite(self) -> bool:
-        """Whether all values are numbers."""
-        return not (self.inf or self.nan)
 
 
 @dataclass(frozen=True)
@@ -102,7 +42,8 @@ class Finding:
 
     Args:
         where: ``input``, ``state``, ``forward`` (the loss depends on it), ``backward`` (a gradient
-            depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of these).
+            depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of
+            these).
         node: The node that made it; empty for inputs and states.
         op: Its operator.
         tensor: The tensor.

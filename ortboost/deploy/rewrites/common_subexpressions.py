@@ -1,8 +1,9 @@
 """Compute and store equal things once: equal nodes on equal inputs, equal stored tensors.
 
-onnx_ir has passes for both. They take Bernoulli, training Dropout and operators of unknown domains for
-functions of their inputs, and the one for tensors keeps a copy of all bytes; hence this one. Tensors are
-compared only where another has the same type and shape, so a model of many gigabytes is not read for it.
+onnx_ir has passes for both. They take Bernoulli, training Dropout and operators of unknown domains
+for functions of their inputs, and the one for tensors keeps a copy of all bytes; hence this one.
+Tensors are compared only where another has the same type and shape, so a model of many gigabytes is
+not read for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ortboost.graph.rewriting import replace_value
 
 __all__ = ["common_subexpressions"]
 
-_EITHER_WAY = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
+_COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
 
 
 def common_subexpressions(model: ir.Model) -> Report:
@@ -95,7 +96,7 @@ def _key(node: ir.Node) -> Hashable | None:
             value = tuple(value)
         attributes.append((name, value))
     inputs = [id(value) if value is not None else None for value in node.inputs]
-    if is_standard(node, *_EITHER_WAY):
+    if is_standard(node, *_COMMUTATIVE):
         inputs.sort(key=lambda i: i or 0)
     key: Hashable = (node.op_type, len(node.outputs), tuple(inputs), tuple(attributes))
     try:

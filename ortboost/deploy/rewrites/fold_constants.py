@@ -1,8 +1,8 @@
 """Compute once what does not depend on the inputs.
 
-The folding is onnxscript's. Decided here is what must not be folded: operators of chance; operators
-whose reference implementation does not answer as the runtimes do (Resize, GridSample: it places pixels in
-another way); what would store a large tensor twice, because something else reads it too.
+The folding is onnxscript's. Decided here is what must not be folded: random operators; operators
+whose reference implementation does not answer as the runtimes do (Resize, GridSample: it places
+pixels in another way); what would store a large tensor twice, because something else reads it too.
 """
 
 from __future__ import annotations

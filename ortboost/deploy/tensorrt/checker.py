@@ -46,7 +46,7 @@ class TargetReport:
 
     @property
     def fixable(self) -> int:
-        """Number of findings that ``--fix`` mends."""
+        """Number of findings that ``--fix`` fixes."""
         return sum(finding.fixable for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,8 @@ def check_tensorrt(
     """Find what TensorRT's parser will not accept, without TensorRT.
 
     Args:
-        source: The model. Of a file only the graph is read; weights are read where a rule looks at them.
+        source: The model. Of a file only the graph is read; weights are read where a rule looks at
+            them.
         target: The version to check for.
         profiles: Shape profiles; dynamic inputs without one are errors then.
 

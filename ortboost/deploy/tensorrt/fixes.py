@@ -1,8 +1,8 @@
-"""Mend what can be mended without changing the answers; the answers are compared before writing.
+"""Fix what can be fixed without changing the answers; the answers are compared before writing.
 
-Each fix is a rewrite with a report. What a fix does on purpose to the numbers (a Dropout that no longer
-drops, a BatchNormalization that uses its stored statistics) is done first, and everything after is held to
-that graph.
+Each fix is a rewrite with a report. What a fix does on purpose to the numbers (a Dropout that no
+longer drops, a BatchNormalization that uses its stored statistics) is done first, and everything
+after is held to that graph.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ortboost.graph.normalize import convert_opset, infer_shapes
 from ortboost.graph.query import all_tensors, is_standard
 
 __all__ = [
+    "apply_fixes",
     "doubles_to_floats",
     "finite_constants",
     "lower_ir_version",
-    "mend",
     "strip_training_mode",
     "unique_names",
 ]
@@ -38,7 +38,7 @@ _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _TYPED_ATTRIBUTES: Final = ("to", "dtype")
 
 
-def mend(model: ir.Model, target: Target) -> list[Report]:
+def apply_fixes(model: ir.Model, target: Target) -> list[Report]:
     """Apply all fixes but the stripping of training, in place.
 
     Args:
@@ -161,8 +161,8 @@ def doubles_to_floats(model: ir.Model) -> Report:
 def finite_constants(model: ir.Model) -> Report:
     """Put ±65504, the largest number of float16, for infinities in stored tensors, in place.
 
-    In a mask ``-65504`` does what ``-inf`` does, without ``inf - inf``. A row that is masked as a whole
-    answers differently: the comparison afterwards shows it.
+    In a mask ``-65504`` does what ``-inf`` does, without ``inf - inf``. A row that is masked as a
+    whole answers differently: the comparison afterwards shows it.
     """
     report = Report("finite_constants")
     for value, tensor in list(all_tensors(model)):
@@ -173,8 +173,8 @@ def finite_constants(model: ir.Model) -> Report:
         if not infinite.any():
             continue
         largest = array.dtype.type(FP16_MAX)
-        mended = np.where(infinite, np.where(array > 0, largest, -largest), array)
-        value.const_value = ir.tensor(mended.astype(array.dtype), name=value.name)
+        fixed = np.where(infinite, np.where(array > 0, largest, -largest), array)
+        value.const_value = ir.tensor(fixed.astype(array.dtype), name=value.name)
         report.changed[value.name or "?"] = f"{int(infinite.sum())} infinities -> ±65504"
     return report
 
