@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.input_config import Dims
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, known_shape
 
 __all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
 
@@ -80,7 +80,7 @@ def find_batch_axes(
         if axis is not None and not -rank <= axis < rank:
             raise UsageError(
                 f"The input '{name}' has no axis {axis}.",
-                where=f"--batch-axis {name}={axis}: {_text(shapes[name])}",
+                where=f"--batch-axis {name}={axis}: {format_shape(shapes[name])}",
                 fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
             )
     if first not in {dim for shape in shapes.values() for dim in shape}:
@@ -171,7 +171,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     Example:
         >>> text = '''<ir_version: 10, opset_import: ["" : 18]> net (float[n,3] x, int64[e] source)
         ...     => (float[e,3] y) { y = Gather(x, source) }'''
-        >>> row_picker(ir.from_onnx_text(text))
+        >>> row_picker(ir.from_onnxformat_shape(text))
         'source'
     """
     inputs = [v for v in model.graph.inputs if data is None or v.name in data]
@@ -222,7 +222,3 @@ def _depend_on(inputs: list[ir.Value]) -> set[int]:
             seen.add(id(value))
             pending += [output for usage in value.uses() for output in usage.node.outputs]
     return seen
-
-
-def _text(shape: Dims) -> str:
-    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
-from ortboost.graph.query import is_unused
 
 __all__ = ["cut_maps", "infer_elementwise", "require_network"]
 
@@ -47,14 +47,8 @@ def cut_maps(model: ir.Model) -> Report:
         outputs = list(dict.fromkeys(numbers))
     if report.changed:
         model.graph.outputs[:] = outputs
-        _drop_unread(model)
+        common.RemoveUnusedNodesPass()(model)
     return report
-
-
-def _drop_unread(model: ir.Model) -> None:
-    for node in reversed(list(model.graph)):
-        if is_unused(node):
-            model.graph.remove(node, safe=True)
 
 
 def require_network(model: ir.Model) -> None:

@@ -8,52 +8,23 @@ float stays a node, but for the scales of a Resize.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from ortboost.core.report import Report
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.graph.evaluate import add_initializer, evaluate_node
+from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = ["fold_integers"]
 
 _LARGEST = 1024  # elements
 _OPEN = -(2**62)  # stands for a length that is not known
 _OPERATORS = frozenset(
-    {
-        *(
-            "Abs",
-            "Add",
-            "Cast",
-            "Concat",
-            "ConstantOfShape",
-            "Div",
-            "Equal",
-            "Gather",
-            "Greater",
-            "Less",
-            "Max",
-            "Min",
-        ),
-        *(
-            "Mod",
-            "Mul",
-            "Neg",
-            "Not",
-            "Range",
-            "Reshape",
-            "Shape",
-            "Size",
-            "Slice",
-            "Squeeze",
-            "Sub",
-        ),
-        *("Transpose", "Unsqueeze", "Where"),
-    }
+    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not Range "  # noqa: SIM905
+    "Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 
@@ -78,25 +49,14 @@ def fold_integers(model: ir.Model) -> Report:
         found = _answer(node, model.opset_imports.get("", 18), kinds)
         if found is None or found.dtype.kind not in kinds or found.size > _LARGEST:
             continue
-        ir.convenience.replace_all_uses_with(output, _constant(model.graph, output, found))
+        name = output.name or ""
+        output.name = f"{name}/folded"
+        ir.convenience.replace_all_uses_with(output, add_initializer(model.graph, name, found))
         model.graph.remove(node, safe=True)
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return Report(
         "fold_integers", changed={op: f"{n} computed" for op, n in sorted(counts.items())}
     )
-
-
-def _constant(graph: ir.Graph, output: ir.Value, array: NDArray[np.generic]) -> ir.Value:
-    name = output.name or ""
-    output.name = f"{name}/folded"
-    value = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-        shape=ir.Shape(array.shape),
-        const_value=ir.tensor(array, name=name),
-    )
-    graph.register_initializer(value)
-    return value
 
 
 def _is_setting(value: ir.Value) -> bool:
@@ -113,7 +73,7 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
     for index, value in enumerate(node.inputs):
         if value is None:
             continue
-        array = _array(value)
+        array = constant(value, limit=_LARGEST)
         if array is None and not index and node.op_type in ("Gather", "Slice"):
             array = _lengths(value)
         if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):
@@ -123,18 +83,9 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
         np.any(np.less_equal(array, 0)) for array in feeds.values()
     ):
         return None  # how negative ones are rounded is not for us to say
-    graph = onnx.helper.make_graph(
-        [ir.to_proto(node)],
-        "node",
-        [onnx.helper.make_empty_tensor_value_info(name) for name in feeds],
-        [onnx.helper.make_empty_tensor_value_info(node.outputs[0].name or "")],
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    try:
-        answer = np.asarray(cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))[0])
-    except Exception:  # a node that is wrong is found where it matters, with its name
-        return None
-    return None if answer.dtype == np.int64 and _OPEN in answer else answer
+    found = evaluate_node(node, feeds, opset)
+    answer = None if found is None else found[0]
+    return None if answer is not None and answer.dtype == np.int64 and _OPEN in answer else answer
 
 
 def _size(node: ir.Node) -> NDArray[np.generic] | None:
@@ -161,10 +112,3 @@ def _shape(node: ir.Node) -> list[int] | None:
         end = node.attributes.get_int("end", len(shape))
         shape = shape[start:end]
     return [size if isinstance(size, int) else _OPEN for size in shape]
-
-
-def _array(value: ir.Value) -> NDArray[np.generic] | None:
-    tensor = value.const_value
-    if value.is_graph_input() or tensor is None or tensor.size > _LARGEST:
-        return None
-    return tensor.numpy()

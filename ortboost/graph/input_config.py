@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.graph.query import format_shape
 
 __all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims"]
 
@@ -144,4 +145,4 @@ def _whole(value: object) -> bool:
 
 
 def _text(name: str, shape: Dims) -> str:
-    return f"{name} [{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+    return f"{name} {format_shape(shape)}"

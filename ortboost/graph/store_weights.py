@@ -13,16 +13,15 @@ A training program needs each as a tensor of the main graph:
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
+from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import origin_of, stamp_origin
 from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 
@@ -152,17 +151,9 @@ def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
         if value.const_value is None:
             return None
         feeds[value.name or ""] = value.const_value.numpy()
-    outputs = [value.name or "" for value in node.outputs]
-    empty = onnx.helper.make_empty_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [ir.to_proto(node)], "node", [empty(name) for name in feeds], [empty(n) for n in outputs]
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    try:
-        found = cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))
-    except Exception:  # a node that is wrong is found where it matters, with its name
+    arrays = evaluate_node(node, feeds, opset)
+    if arrays is None:
         return None
-    arrays = [np.asarray(array) for array in found]
     same = all(
         value.dtype is None or value.dtype.numpy() == array.dtype
         for value, array in zip(node.outputs, arrays, strict=True)
@@ -177,14 +168,8 @@ def _store(
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""
         output.name = f"{name}{_SUFFIX}"
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-            shape=ir.Shape(array.shape),
-            const_value=ir.tensor(np.array(array, order="C"), name=name),  # 0-d stays 0-d,
-        )
+        value = add_initializer(graph, name, array)
         value.meta[_COMPUTED] = True
-        graph.register_initializer(value)
         for kind in ("folded", "literal"):  # what is made of both is folded
             found = next((origin for origin in made_of if origin.kind == kind), None)
             if found is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
+from ortboost.graph.reach import STOPS
 
 __all__ = [
     "BIAS",
@@ -70,11 +71,7 @@ _SETTINGS = {
     "DequantizeLinear": (1, 2),
 }
 # No gradient flows through these: what only they read is no weight.
-_STOPS = frozenset(
-    "And ArgMax ArgMin Bernoulli ConstantOfShape Equal EyeLike Greater GreaterOrEqual IsInf IsNaN Less "  # noqa: SIM905
-    "LessOrEqual Multinomial NonZero Not OneHot Or RandomNormalLike RandomUniformLike Shape Size "
-    "SequenceLength Unique Xor".split()
-)
+_STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
 # Through these a tensor is still the same tensor, or a part of it: operator to the inputs with data.
 _MOVES = {
     **dict.fromkeys(

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.io import source_name
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.graph.query import format_shape, is_standard, known_shape
 
 __all__ = ["find_class_axis"]
 
@@ -56,7 +56,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         ModelError: The model does not tell; the error says both readings.
 
     Example:
-        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        >>> model = ir.from_onnxformat_shape('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[n,s,8] x, float[8,5] w) => (float[n,s,5] y) { y = MatMul(x, w) }''')
         >>> find_class_axis(model, model.graph.outputs[0])
         2
@@ -68,7 +68,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         if not 1 <= axis < rank:
             raise UsageError(
                 f"{given} cannot be the class axis of the output '{prediction.name}'.",
-                where=f"{source_name(model)}: '{prediction.name}' {_text(shape)}",
+                where=f"{source_name(model)}: '{prediction.name}' {format_shape(shape)}",
                 fix=f"Give 1 to {rank - 1}, or -1 for the last; axis 0 is the batch.",
             )
         return axis
@@ -81,9 +81,9 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return lengths
     raise ModelError(
         f"Which axis of the output '{prediction.name}' counts the classes is not certain.",
-        where=f"{source_name(model)}: {_text(shape)} has {_length(shape[1])} classes with labels "
-        f"{_text((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
-        f"{_text(shape[:-1])}",
+        where=f"{source_name(model)}: {format_shape(shape)} has {_length(shape[1])} classes with labels "
+        f"{format_shape((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
+        f"{format_shape(shape[:-1])}",
         fix="Say which with --class-axis 1 (images) or --class-axis -1 (language models).",
     )
 
@@ -174,7 +174,3 @@ def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | N
 
 def _length(dim: int | str | None) -> str:
     return "?" if dim is None else str(dim)
-
-
-def _text(shape: tuple[int | str | None, ...]) -> str:
-    return "[" + ", ".join(map(_length, shape)) + "]"
