@@ -1,8 +1,8 @@
-"""Fix dimensions and inputs of a graph, as ``--dim height=640`` and ``--input sr=16000`` ask.
+"""Fix dimensions and inputs of a graph, for ``--dim height=640`` and ``--input sr=16000``.
 
-A fixed length goes into the shapes of all values that carry the name of the dimension; the rest is
-the work of shape inference, which runs when the model is normalized. A fixed input becomes a
-constant, and its shape fixes the dimensions that it has.
+A fixed length replaces the name of the dimension in the shapes of all values; shape inference,
+which runs when the model is normalized, does the rest. A fixed input becomes a constant, and its
+shape fixes the dimensions that it has.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
 
     Args:
         model: The model as loaded.
-        config: Lengths and values; batch axes are not of the graph.
+        config: Lengths and values; batch axes do not change the graph.
 
     Raises:
         UsageError: There is no such input or dimension, or the length or value does not fit.
 
     Example:
-        >>> model = ir.from_onnxformat_shape('''<ir_version: 10, opset_import: ["" : 18]>
-        ... net (float[n,h] x, int64 rate) => (float[n,h] y) { c = Cast<to = 1>(rate) y = Mul(x, c) }''')
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
+        ... net (float[n,h] x, int64 rate) => (float[n,h] y) {
+        ...   c = Cast<to = 1>(rate) y = Mul(x, c) }''')
         >>> report = fix_inputs(model, InputConfig(dims={"h": 8}, values={"rate": 3}))
         >>> [str(value.shape) for value in model.graph.inputs]
         ['[n,8]']

@@ -1,8 +1,8 @@
-"""Compute once what is made of whole numbers that are known: axes, sizes and places.
+"""Fold integer computations whose inputs are known: axes, sizes and indices.
 
-Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not see
-through all of them, and gradients need to know axes and ranks. Weights are never touched: what is
-float stays a node, but for the scales of a Resize.
+Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not
+see through all of them, and gradients need to know axes and ranks. Weights are never touched: float
+computations are kept, except for the scales of a Resize.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OPERATORS = frozenset(
 
 
 def fold_integers(model: ir.Model) -> Report:
-    """Replace nodes of the main graph whose answer is a few known whole numbers, in place.
+    """Replace nodes of the main graph whose result is a few known integers, in place.
 
     Args:
         model: A model whose constants are initializers.
 
     Returns:
-        How many nodes of each operator went. A second call changes nothing.
+        How many nodes of each operator were folded. A second call changes nothing.
     """
     counts: dict[str, int] = {}
     outputs = {id(value) for value in model.graph.outputs}
@@ -60,13 +60,13 @@ def fold_integers(model: ir.Model) -> Report:
 
 
 def _is_setting(value: ir.Value) -> bool:
-    """Whether it is only read as the region, scales or sizes of a Resize."""
+    """Whether a value is only read as the region, scales or sizes of a Resize."""
     uses = [(usage.node.op_type, usage.idx) for usage in value.uses()]
     return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
 
 
 def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
-    """What the node makes of constants of these kinds of numbers, ``None`` if that is not known."""
+    """The result of a node on constants of these numpy kinds; ``None`` if it is not known."""
     if node.op_type in ("Shape", "Size"):
         return _size(node)
     feeds: dict[str, NDArray[Any]] = {}
@@ -96,7 +96,7 @@ def _size(node: ir.Node) -> NDArray[np.generic] | None:
 
 
 def _lengths(value: ir.Value) -> NDArray[np.generic] | None:
-    """The answer of a Shape, open lengths marked: a part of it may be known."""
+    """The result of a Shape with unknown lengths marked, as a part of it may be known."""
     node = value.producer()
     lengths = _shape(node) if node is not None and node.op_type == "Shape" else None
     return None if lengths is None else np.array(lengths, np.int64)

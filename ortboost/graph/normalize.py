@@ -1,8 +1,8 @@
 """Bring any ONNX file into the one form that the rest of ortboost works on.
 
-Functions inlined, weights no longer graph inputs, constants as initializers, opset within what the
-engine can do (18 to 21 for the native one), unique names everywhere, shapes inferred with symbolic
-dimensions kept.
+Functions are inlined, weights are no graph inputs, constants are initializers, the opset is one
+that the engine supports (18 to 21 for the native one), all names are unique, and shapes are
+inferred with symbolic dimensions kept.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
 
     Args:
         model: The model as loaded.
-        opsets: Opset versions of the standard domain that may come out.
-        ir_version: Newest IR version that may come out.
+        opsets: Allowed opset versions of the standard domain.
+        ir_version: Newest allowed IR version.
 
     Returns:
         One report for each step that changed something.
@@ -216,7 +216,7 @@ def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
 
 
 def _untype_sequences(model: ir.Model) -> None:
-    """The pass takes a sequence of tensors for a tensor; a runtime that is told nothing finds out itself."""
+    """Remove types that the pass got wrong: it takes a sequence of tensors for a tensor."""
     for node in model.graph.all_nodes():
         if not is_standard(node):
             continue
@@ -230,7 +230,7 @@ def _untype_sequences(model: ir.Model) -> None:
 
 
 def _is_sequence(node: ir.Node, index: int) -> bool:
-    """Whether a branch says that it answers with something else than a tensor."""
+    """Whether a branch of an If returns something other than a tensor."""
     branches = (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH)
     return any(
         not isinstance(branch.outputs[index].type, (ir.TensorType, type(None)))
@@ -240,7 +240,7 @@ def _is_sequence(node: ir.Node, index: int) -> bool:
 
 @contextlib.contextmanager
 def quiet(*loggers: str) -> Iterator[None]:
-    """Keep warnings of libraries from the user about what is handled here."""
+    """Suppress warnings of libraries about what is handled here."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
     try:
         for logger, level in levels:
@@ -252,9 +252,10 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:
-    """Old exporters wrote intermediate shapes for the batch they saw; inference makes true ones.
+    """Drop inferred shapes, which old exporters wrote for the batch size they traced.
 
-    An output that nodes read is intermediate, too: names that users gave its lengths prove nothing.
+    An output that nodes read is intermediate, too: the names that users gave its dimensions prove
+    nothing.
     """
     ends = (value for value in model.graph.outputs if not value.uses())
     kept = {id(value) for value in (*model.graph.inputs, *ends)}
@@ -265,7 +266,7 @@ def _drop_stale_shapes(model: ir.Model) -> None:
 
 
 def _drop_unused_statistics(model: ir.Model) -> None:
-    """Before opset 14 a BatchNormalization had up to five outputs; the converter knows only one."""
+    """Drop unused statistics outputs: before opset 14 there were five, the converter knows one."""
     if model.opset_imports.get("", 14) >= 14:
         return
     for node in model.graph.all_nodes():
@@ -275,7 +276,7 @@ def _drop_unused_statistics(model: ir.Model) -> None:
 
 
 def _name_nodes(model: ir.Model) -> None:
-    """Name nodes after their first output: a name a user can find in a viewer."""
+    """Name nodes after their first output, which a user can find in a viewer."""
     taken: set[str] = set()
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:

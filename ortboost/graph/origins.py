@@ -184,7 +184,7 @@ def _folded(value: ir.Value, lost: set[str]) -> Origin:
 
 
 def _module(parameter: str) -> str:
-    """The module that a parameter belongs to; one that is parametrized keeps it in a module inside."""
+    """The module that a parameter belongs to; torch keeps a parametrized one in a submodule."""
     module, inside, _ = parameter.partition(".parametrizations.")
     return module if inside else module.rpartition(".")[0]
 

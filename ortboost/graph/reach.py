@@ -1,4 +1,4 @@
-"""Which nodes lie between the parameters and the loss: the only ones that need a gradient.
+"""Which nodes lie between the parameters and the loss: only these need a gradient.
 
 A gradient flows along float values only. It stops at operators whose output does not depend
 smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integers.
@@ -92,8 +92,8 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     """Find the nodes between ``sources`` and ``loss``.
 
     Args:
-        model: Model whose main graph is looked at.
-        sources: Names of the values that gradients are wanted for.
+        model: Model whose main graph is searched.
+        sources: Names of the values that need a gradient.
         loss: Name of the value to differentiate, or names of several.
 
     Returns:

@@ -1,12 +1,12 @@
-"""Make initializers of the weights that a file computes, or keeps inside a branch.
+"""Make initializers of weights that a file computes, or keeps inside a branch.
 
-Some files hold no weights but nodes that make them (``ConstantOfShape``, ``Mul`` of constants), reshape
-the running statistics of a normalization, or keep the weights of a layer in the body of an ``If``.
-A training program needs each as a tensor of the main graph:
+Some files hold no weights but nodes that compute them (``ConstantOfShape``, ``Mul`` of constants),
+reshape the running statistics of a normalization, or keep the weights of a layer in the body of an
+``If``. A training program needs each as a tensor of the main graph:
 
-- What is computed from constants alone is computed once. A stored float tensor that may be a parameter is
-  no constant: a weight normalization ``g * v / ||v||`` stays, and trains ``g`` and ``v``.
-- Running statistics are never trained by gradients, so they are computed of whatever they are made.
+- What depends on constants alone is computed once. A stored float tensor that may be a parameter is
+  no constant: a weight normalization ``g * v / ||v||`` is kept, and trains ``g`` and ``v``.
+- Running statistics are never trained by gradients, so they are computed from any stored tensor.
 - Float tensors of branches and loop bodies move to the main graph.
 """
 
@@ -102,7 +102,7 @@ def store_weights(model: ir.Model) -> Report:
 
 
 def _is_constant(value: ir.Value | None) -> bool:
-    """Whether nobody can want to train it: whole numbers, single numbers, literals of the code."""
+    """Whether a value cannot be a parameter: integers, single numbers, literals of the code."""
     if value is None:
         return True
     if value.is_graph_input() or not value.is_initializer() or value.const_value is None:
@@ -114,7 +114,7 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _made_statistics(model: ir.Model) -> set[ir.Node]:
-    """Nodes that make running statistics of stored tensors."""
+    """Nodes that compute running statistics from stored tensors."""
     found: set[ir.Node] = set()
     for norm in model.graph:
         if not is_standard(norm, "BatchNormalization"):
@@ -127,7 +127,7 @@ def _made_statistics(model: ir.Model) -> set[ir.Node]:
 
 
 def _chain(value: ir.Value | None) -> set[ir.Node] | None:
-    """The nodes that make a value of initializers alone, ``None`` if there is more to it."""
+    """The nodes that compute a value from initializers alone, ``None`` if it has other sources."""
     pending, found = [value], set[ir.Node]()
     while pending:
         current = pending.pop()
@@ -143,7 +143,7 @@ def _chain(value: ir.Value | None) -> set[ir.Node] | None:
 
 
 def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
-    """What the node makes of its constants, ``None`` if that is not known."""
+    """The outputs of a node on its constant inputs, ``None`` if they are not known."""
     feeds: dict[str, NDArray[Any]] = {}
     for value in node.inputs:
         if value is None:

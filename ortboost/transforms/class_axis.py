@@ -56,7 +56,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         ModelError: The model does not tell; the error says both readings.
 
     Example:
-        >>> model = ir.from_onnxformat_shape('''<ir_version: 10, opset_import: ["" : 18]>
+        >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
         ... net (float[n,s,8] x, float[8,5] w) => (float[n,s,5] y) { y = MatMul(x, w) }''')
         >>> find_class_axis(model, model.graph.outputs[0])
         2
