@@ -1,4 +1,4 @@
-"""The shape that values broadcast to, and the sum that undoes it in a gradient."""
+"""The shape that values broadcast to, and the sum that undoes the broadcast in a gradient."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def sum_broadcast_axes(
         shape: The same as far as it is known.
 
     Returns:
-        The gradient in the shape of the operand: axes that it lacks, and axes whose lengths differ,
-        are summed.
+        The gradient in the shape of the operand: summed over the axes that the operand lacks, and
+        over
+        those whose lengths differ.
     """
     int64 = ir.DataType.INT64
     have = builder.op("Shape", gradient, dtype=int64)

@@ -1,7 +1,7 @@
-"""Activations, written so that neither value nor gradient overflows, also at the corner 0.
+"""Activations, written so that neither value nor gradient overflows, also at the kink at 0.
 
-``relu(x)`` has the gradient 0 at 0 and ``n = x - relu(x)``, which is ``min(x, 0)``, the gradient 1
-there: that puts the corner where PyTorch has it, on the left branch.
+At 0 ``relu(x)`` has the gradient 0, and ``n = x - relu(x)``, which is ``min(x, 0)``, the gradient
+1. So the kink belongs to the left branch, as in PyTorch.
 """
 
 from __future__ import annotations

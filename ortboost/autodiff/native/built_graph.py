@@ -1,4 +1,4 @@
-"""The gradient graph after the native builder: form, order, and protection of memory."""
+"""The gradient graph after the native builder: names and order, and kernels kept in their memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def drop_copies(model: ir.Model) -> None:
-    """Take the copies of :func:`own_frozen_inputs` out again, in place."""
+    """Remove the copies that ``own_frozen_inputs`` made, in place."""
     for node in list(model.graph):
         if node.op_type == "Sum" and (node.outputs[0].name or "").startswith(COPY_PREFIX):
             source = node.inputs[0]
@@ -41,7 +41,7 @@ def restore(
     wrt: Sequence[str],
     lifted: dict[str, ir.TensorProtocol],
 ) -> None:
-    """Bring inputs, outputs and metadata back into the order and form of the source model."""
+    """Restore the order and form of inputs, outputs and metadata of the source model."""
     graph = result.graph
     inputs = {value.name: value for value in graph.inputs}
     outputs = {value.name: value for value in graph.outputs}
@@ -90,9 +90,10 @@ def restore(
 def protect_running_statistics(model: ir.Model) -> None:
     """Let BatchNormInternal work on copies of the running statistics.
 
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, graph inputs not excepted:
-    a caller's state would change under its hands, on skipped steps too, and every other reader of
-    the old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
+    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even graph inputs: the
+    caller's
+    state would change on skipped steps too, and other consumers of the old statistics would race
+    with it. A Sum with one input is a copy that no optimizer pass removes.
     """
     builder = Builder(model.graph, "ortboost/batch_norm/copy")
     for node in model.graph:
@@ -109,8 +110,9 @@ def protect_running_statistics(model: ir.Model) -> None:
 def protect_pool_indices(model: ir.Model) -> None:
     """Keep MaxPoolGrad from writing outside its memory.
 
-    Where a window holds nothing but nan, MaxPool answers with an index below zero, and MaxPoolGrad
-    writes there: a batch that overflows would crash the process instead of being skipped.
+    If a window holds nothing but nan, MaxPool returns a negative index, and MaxPoolGrad writes
+    there: a
+    batch that overflows would crash the process instead of being skipped.
     """
     builder = Builder(model.graph, "ortboost/max_pool/index")
     for node in model.graph:
@@ -126,9 +128,9 @@ def protect_pool_indices(model: ir.Model) -> None:
 def scatter_pool_gradients(model: ir.Model) -> None:
     """Write MaxPoolGrad of images of unknown size as the ScatterElements that it is.
 
-    Its kernel takes the shape of what it makes from the file, all but the batch: with symbolic
-    channels or
-    lengths it writes outside its memory, and the process dies.
+    Its kernel takes the shape of its output from the file, except for the batch: with symbolic
+    channels
+    or lengths it writes outside its memory, and the process dies.
     """
     builder = Builder(model.graph, "ortboost/max_pool/scatter")
     for node in list(model.graph):

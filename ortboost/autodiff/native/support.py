@@ -1,6 +1,6 @@
-"""Which nodes the native builder differentiates rightly once they are prepared.
+"""Which nodes the native builder differentiates correctly once they are prepared.
 
-``tools/probe_gradients.py`` is where this knowledge comes from: it runs every operator in many forms
+The knowledge comes from ``tools/probe_gradients.py``, which runs every operator in many forms
 against central differences.
 """
 

@@ -1,9 +1,8 @@
-r"""Reverse-mode differentiation of an ONNX graph with rules of our own.
+r"""Reverse-mode differentiation of an ONNX graph with ortboost's own rules.
 
-:mod:`~ortboost.autodiff.portable.reverse_pass` visits the nodes between the parameters and the loss
-from the loss back. Only standard operators come out, so the graph runs in any ONNX runtime. Source
-of the
-method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
+:mod:`~ortboost.autodiff.portable.reverse_pass` visits the nodes between the parameters and the
+loss, from the loss backwards. Only standard operators come out, so the graph runs in any ONNX
+runtime. Source of the method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _OLDEST, _NEWEST = 18, 26  # all rules are probed at these
 
 @functools.cache
 def _newest_here() -> int:
-    """The newest opset up to ours that the installed onnx and onnxruntime know."""
+    """The newest supported opset that the installed onnx and onnxruntime know."""
     newest = min(_NEWEST, onnx.defs.onnx_opset_version())
     try:
         import onnxruntime
@@ -66,7 +65,7 @@ class PortableEngine:
         return range(_OLDEST, _newest_here() + 1)
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here: it needs nothing but onnx, so never."""
+        """Why it cannot run here: never, as it needs nothing but onnx."""
         return None
 
     def require(self) -> None:

@@ -1,7 +1,7 @@
 """BatchNormalization in the two forms that the builder gets wrong.
 
-In inference form it is turned into one in training mode by ``get_optimized_model``: the loss itself
-changes. In training form its kernel writes the running statistics into the memory of its inputs.
+``get_optimized_model`` turns the inference form into training mode, so that the loss itself
+changes. In training mode its kernel writes the running statistics into the memory of its inputs.
 """
 
 from __future__ import annotations

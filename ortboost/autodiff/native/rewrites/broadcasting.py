@@ -1,9 +1,9 @@
-"""Broadcasting that the gradients of the builder forget to sum over.
+"""Broadcasting that the gradients of the builder do not sum over.
 
-The gradients of a broadcast branch of Where and of the base of Pow come back in the shape of the
-output; behind an Expand they are summed. Elsewhere the builder compares the shapes that it knows, and
-takes two lengths of different names, or a name and a number, for equal, though one of them may be 1
-at run time. Of a shape whose rank it does not know it makes a sum over the axes found at run time.
+The gradients of a broadcast branch of Where and of the base of Pow have the shape of the output;
+after an Expand they are summed. Elsewhere the builder compares the known shapes, and takes
+dimensions with different names, or a name and a number, for equal, though one may be 1 at run time.
+For a shape of unknown rank it sums over the axes found at run time.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
 
 
 def _only_shape(node: ir.Node) -> bool:
-    """Whether only the shape of the output is of interest, as in the nodes made here."""
+    """Whether only the shape of the output is read, as for the nodes made here."""
     uses = node.outputs[0].uses()
     return bool(uses) and all(usage.node.op_type == "Shape" for usage in uses)
 
@@ -92,11 +92,11 @@ def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
 
 
 def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
-    """Hide the shape of what may be broadcast at run time, in place.
+    """Hide the shape of values that may be broadcast at run time, in place.
 
-    ``y`` becomes ``Reshape(y, Shape(y))``, of which shape inference tells nothing and which copies
-    nothing. Only operands stay as they are whose lengths show whether they are broadcast: numbers, and
-    names that meet nothing but themselves and 1.
+    ``y`` becomes ``Reshape(y, Shape(y))``, whose shape is not inferred and which copies nothing.
+    Operands are left alone if their shapes show whether they are broadcast: numbers, and names that
+    are combined with nothing but themselves and 1.
 
     Args:
         model: The graph on its way into the builder; shapes must not be inferred again.
@@ -117,7 +117,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
 
 
 def show_hidden_shapes(model: ir.Model) -> None:
-    """Take the forward nodes of :func:`hide_uncertain_shapes` out of a built graph, in place."""
+    """Remove the forward nodes of :func:`hide_uncertain_shapes` from a built graph, in place."""
     for node in list(model.graph):
         value = node.outputs[0]
         hidden = (value.name or "").startswith(f"{_HIDDEN}/Reshape") and node.op_type == "Reshape"

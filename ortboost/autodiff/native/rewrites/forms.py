@@ -28,7 +28,7 @@ def ordinary_forms(model: ir.Model) -> Report:
 
 
 def _matmul(site: Site) -> list[ir.Value | None] | None:
-    """A vector becomes a matrix of one row or column: gradients of vectors are wrong or fail."""
+    """Make a vector a matrix of one row or column: gradients of vectors are wrong or fail."""
     left, right = site.input(0), site.input(1)
     ranks = [site.rank(0), site.rank(1)]
     if 1 not in ranks:
@@ -44,7 +44,7 @@ def _matmul(site: Site) -> list[ir.Value | None] | None:
 
 
 def _gemm(site: Site) -> list[ir.Value | None] | None:
-    """A scalar C gets a gradient of shape [1]; alpha or beta of 0 is an error."""
+    """Make a scalar C a vector, as its gradient has shape [1]; refuse alpha or beta of 0."""
     alpha, beta = site.number("alpha", 1.0), site.number("beta", 1.0)
     left, right, added = site.input(0), site.input(1), site.optional(2)
     scalar = added is not None and site.rank(2) == 0
@@ -130,7 +130,7 @@ def _gelu(site: Site) -> list[ir.Value | None] | None:
 
 
 def _conv(site: Site) -> list[ir.Value | None] | None:
-    """The gradient kernel of a 1-d convolution in groups writes outside its memory; that of a 2-d one does not."""
+    """Write a grouped 1-d convolution as a 2-d one: its gradient writes outside its memory."""
     spatial, group = site.rank() - 2, site.integer("group", 1)
     if group == 1 or spatial == 2:
         return None

@@ -1,8 +1,8 @@
-"""Optional inputs and outputs that gradients need, and secondary outputs they forget.
+"""Optional inputs and outputs that gradients need, and secondary outputs that they ignore.
 
 LayerNormalization needs its bias and three outputs, Dropout its mask, SoftmaxCrossEntropyLoss its
-log_prob. What flows through the mean, the deviation or log_prob gets no gradient from the builder,
-so it is computed beside the node.
+log_prob. The builder makes no gradient through the mean, the deviation or log_prob, so these are
+computed beside the node.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Operators that the standard defines by others (Attention, ...) are written out as it does.
+"""Write out operators that the standard defines by others (Attention, ...).
 
-The body comes from the installed onnx.
+The function body comes from the installed onnx.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXPANDED = ("AffineGrid", "Attention", "CenterCropPad", "RotaryEmbedding")
 
 
 def expand_functions(model: ir.Model) -> Report:
-    """Put the body that the standard gives in the place of each such node, in place."""
+    """Replace each such node by the function body of the standard, in place."""
     report = rewrite_nodes(
         model,
         "expand_functions",

@@ -80,7 +80,7 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
 
 
 def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
-    """Whether a scale or bias has the normalized shape, lengths that are not known given credit."""
+    """Whether a scale or bias has the normalized shape, as far as the lengths are known."""
     shape = known_shape(value)
     if shape is None or len(shape) != len(own):
         return shape is None
