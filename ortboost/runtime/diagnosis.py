@@ -1,15 +1,15 @@
-"""Where a step overflowed: the tensors that were not finite first, and what went into them.
+"""Where a step overflowed: the first tensors that were not finite, and their inputs.
 
 The step is run once more with its inner tensors as outputs. Of the tensors that are not finite,
-those are followed back from the gradients (and the loss) that carry something bad; what stays
-beside that way, as the minus infinity of an attention mask that a softmax takes up, is no finding.
-On the way a finding is
+only those from which the loss or a gradient with inf or nan is computed are followed back; others,
+such as the minus infinity of an attention mask before a softmax, are no findings. A finding is
 
 - an input or a state that is not finite itself;
-- a node that makes inf or nan of inputs that are all finite: the overflow proper;
-- a node that makes nan of inputs with inf but without nan (inf - inf, 0 * inf).
+- a node that makes inf or nan from inputs that are all finite: the overflow itself;
+- a node that makes nan from inputs with inf but without nan (inf - inf, 0 * inf).
 
-Every inner tensor is held in memory at once, so this is for the step that went wrong, not for all.
+All inner tensors are held in memory at once, so this is for the step that failed, not for every
+step.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def _size(stats: TensorStats) -> float:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known of an overflow.
+    """What is known about an overflow.
 
     Args:
         findings: The first tensors that became non-finite, in the order of computation.
         nonfinite: How many tensors are not finite in all.
-        tensors: How many were looked at.
+        tensors: How many were examined.
         loss_scale: The scale of the step.
     """
 
@@ -119,13 +119,13 @@ def inner_tensors(
     threads: int | None = None,
     seed: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """All float tensors that the nodes of a graph compute, in the order of the nodes.
+    """All float tensors that the nodes of a graph compute, in graph order.
 
-    Nodes with subgraphs (the gated update) are left out; bfloat16 comes widened to float32.
+    Nodes with subgraphs (the gated update) are left out; bfloat16 is returned as float32.
 
     Args:
         model: The graph; not changed.
-        inputs: Its inputs; more are ignored.
+        inputs: Its inputs; others are ignored.
         device: ``cpu`` or ``cuda``.
         threads: Threads within an operator.
         seed: Seed of the random numbers, if any are drawn.
@@ -152,7 +152,7 @@ def inner_tensors(
 
 
 def _widened(model: ir.Model, value: ir.Value) -> ir.Value:
-    """A float32 copy: the bindings cannot give bfloat16 to numpy."""
+    """A float32 copy: the bindings cannot convert bfloat16 to numpy."""
     node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value}, num_outputs=1)
     (out,) = node.outputs
     out.name, out.dtype, out.shape = f"{_WIDENED}{value.name}", ir.DataType.FLOAT, value.shape
@@ -222,13 +222,13 @@ def diagnose(
 
 
 def _type(value: ir.Value) -> str | None:
-    """Its type where the array has another: widened for numpy, or emulated."""
+    """The type of a value whose array has another: upcast for numpy, or emulated."""
     kinds = {ir.DataType.BFLOAT16: "bfloat16", ir.DataType.FLOAT16: "float16"}
     return kinds.get(value.dtype) if value.dtype is not None else None
 
 
 def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorStats, ...]:
-    """Statistics of what goes into a node, constants too."""
+    """Statistics of the inputs of a node, constants included."""
     found: dict[str, TensorStats] = {}
     for value in node.inputs:
         if value is None:

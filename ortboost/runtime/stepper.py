@@ -33,17 +33,17 @@ _COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step answered.
+    """The result of one step.
 
     Args:
-        loss: Unscaled loss before the update; one number, or for the reduction ``none`` their mean.
+        loss: Unscaled loss before the update; for the reduction ``none`` the mean of the losses.
         overflow: Whether a gradient was not finite, so that nothing was updated.
         loss_scale: The scale after this step; with a grouped scale that of the first group.
         applied_steps: Updates applied so far.
         consecutive_skips: Skipped steps in a row, this one included.
         total_skips: Skipped steps so far.
         metrics: Further outputs by name.
-        losses: The loss as the graph gave it, shape ``[]`` or ``[batch]``.
+        losses: The loss as the graph gives it, shape ``[]`` or ``[batch]``.
         updated: Whether this step updated the parameters: no overflow, and with accumulation the
             last micro-batch of its window.
         group: The freeze group that was trained; 0 is everything.
@@ -251,7 +251,7 @@ class Stepper:
         return ready
 
     def _count(self, overflow: bool) -> None:
-        """Follow the counters on the host, so that nothing is read back from the device for them."""
+        """Track the counters on the host, so that nothing is read back from the device."""
         if overflow:
             self._counters[names.CONSECUTIVE_SKIPS] += 1
             self._counters[names.TOTAL_SKIPS] += 1

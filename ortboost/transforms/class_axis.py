@@ -46,14 +46,14 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     Args:
         model: A normalized model.
         prediction: Its output, float ``[batch, ...]``, of a known rank of at least 2.
-        given: The axis that the user names, counted from the end if below 0.
+        given: The axis that the user names, counted from the end if negative.
 
     Returns:
         The axis, 1 or more.
 
     Raises:
-        UsageError: The axis that was given is none, or is that of the batch.
-        ModelError: The model does not tell; the error says both readings.
+        UsageError: The given axis does not exist, or is the batch axis.
+        ModelError: The model does not tell; the error gives both readings.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>

@@ -1,8 +1,8 @@
-"""Replace the last fully connected layer by a fresh one with another number of outputs.
+"""Replace the last fully connected layer by a new one with another number of outputs.
 
-For fine-tuning: the backbone keeps its weights, the head starts anew. The new weight is drawn
-uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed and the bias likewise, which is how
-PyTorch starts a `Linear` (`torch.nn.Linear` documentation, section Variables).
+For fine-tuning: the backbone keeps its weights, the head starts anew. Weight and bias are drawn
+uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch initializes a `Linear`
+(`torch.nn.Linear` documentation, section Variables).
 """
 
 from __future__ import annotations

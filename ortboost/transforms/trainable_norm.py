@@ -81,8 +81,9 @@ def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
 def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Running mean and variance of a node, if both are stored tensors.
 
-    They are if they are initializers or graph inputs, also through Identity nodes: the TorchScript
-    exporter stores equal tensors once.
+    That is, initializers or graph inputs, also through Identity nodes: the TorchScript exporter
+    stores
+    equal tensors once.
     """
     found = []
     for index in (3, 4):
@@ -245,7 +246,7 @@ def _add_statistics(
 
 
 def _element_count(node: ir.Node) -> tuple[int | str, ...] | None:
-    """The dimensions that a channel has its elements in; ``None`` if one has neither size nor name."""
+    """The dimensions that a statistic is computed over; ``None`` if one of them is unknown."""
     shape = known_shape(node.inputs[0]) if node.inputs[0] is not None else None
     if shape is None:
         return None
@@ -276,7 +277,7 @@ def _unbiased(
 
 
 def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: Report) -> None:
-    """Give nodes that share statistics, but are not one module, tensors of their own."""
+    """Give nodes that share statistics, but are not the same module, tensors of their own."""
     owner: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         statistics = running_statistics(node)

@@ -1,4 +1,4 @@
-"""Numbers spread over positions, by a faster kernel: Expand takes one number at a time."""
+"""Expanding numbers over positions by a faster kernel: Expand copies one number at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["expand_by_products"]
 
 
 def expand_by_products(model: ir.Model) -> bool:
-    """One number a channel expanded over its positions, as a product with ones, in place.
+    """Write an Expand of one number a channel over its positions as a product with ones, in place.
 
     Microseconds in onnxruntime 1.31: 32x128 over 2x2 98 and 8, 32x64 over 8x8 77 and 16.
 

@@ -1,11 +1,11 @@
-"""Where a Relu was on, as numbers 0 and 1: one pass of a kernel that does not branch.
+"""The mask of a Relu as numbers 0 and 1, in one pass of a kernel that does not branch.
 
-``ReluGrad`` (and ``Where``) branch on every element, and the processor guesses the signs wrong. A
-comparison and a cast take two passes, 81 (onnxruntime 1.19) and 41 (1.31) microseconds for 32x24x16x16
-elements; a HardSigmoid steep enough, `min(max(a y, 0), 1)` with the largest `a` there is, takes 27
-and 22. One difference: below 3e-39, where `a y < 1`, the slope is between 0 and 1; there the kink is.
-Another: an incoming gradient that is not finite gives nan where the unit is off, not 0, so that such
-a step always counts as an overflow.
+``ReluGrad`` (and ``Where``) branch on every element, and the processor mispredicts the signs. A
+comparison and a cast take two passes, 81 (onnxruntime 1.19) and 41 (1.31) microseconds for
+32x24x16x16 elements; a HardSigmoid that is steep enough, `min(max(a y, 0), 1)` with the largest `a`
+there is, takes 27 and 22. One difference: below 3e-39, where `a y < 1`, the slope is between 0 and
+1, but that is at the kink. Another: an incoming gradient that is not finite gives nan where the
+unit is off, not 0, so that such a step always counts as an overflow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-r"""Activations: functions of one input, elementwise, with a corner or made of several terms.
+r"""Activations: elementwise functions of one input, with a kink or made of several terms.
 
 `g` is the gradient of the output `y`; `[c]` is 1 where `c` holds, else 0 (see
-:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a corner the slope is that of the
-left branch, as in PyTorch. The forms are those that took the least time on CPUs.
+:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink the slope is that of the
+left branch, as in PyTorch. Of equivalent forms the fastest on CPUs is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 r"""Losses that are one operator.
 
 Shapes: scores `x [N, C, d...]`, labels `t [N, d...]`, class weights `w [C]`; `d...` may be empty.
-The weight of a label, `W = w[t]` or 1, is 0 where the label is ``ignore_index``.
+    The
+weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False)
 
 
 def _factor(b: Backward) -> ir.Value:
-    """What the gradient of the scores is multiplied with, `[N, 1, d...]` or one number."""
+    """The factor of the gradient of the scores, `[N, 1, d...]` or one number."""
     g, reduction = b.gradient(0), b.text("reduction", "mean")
     weights = _weights(b)
     if weights is None:

@@ -1,4 +1,4 @@
-r"""Matrix products."""
+r"""Gradients of matrix products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gemm(b: Backward) -> Gradients:
 
         gA' = alpha g B'^T    gB' = alpha A'^T g    gC = beta g, summed to the shape of C
 
-    and the transpose of it where the input was transposed; one Gemm each, no Transpose.
+    and their transposes if the input was transposed; one Gemm each, no Transpose.
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     alpha, beta = b.number("alpha", 1.0), b.number("beta", 1.0)
@@ -49,12 +49,13 @@ def _matmul_refused(node: ir.Node) -> str | None:
 
 @register("MatMul")
 def matmul(b: Backward) -> Gradients:
-    r"""`y = a c`, a vector standing for a matrix of one row or column.
+    r"""`y = a c`; a vector stands for a matrix of one row or column.
 
         ga = g c^T    gc = a^T g
 
-    summed over the axes of the batch along which the input was broadcast. With one matrix `c` for
-    the whole batch the batch is rows of one product: `ga = [g] c^T`, `gc = [a]^T [g]`.
+    summed over the batch axes along which the input was broadcast. With one matrix `c` for the
+    whole batch, the batch is flattened into the rows of one product: `ga = [g] c^T`, `gc = [a]^T
+    [g]`.
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     ranks = (b.rank(0), b.rank(1))

@@ -127,7 +127,7 @@ def _depends(value: ir.Value, active: frozenset[str]) -> bool:
 
 
 def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
-    """A vector of one number, a constant if its length is known."""
+    """A vector filled with one number, constant if its length is known."""
     shape = known_shape(like)
     dtype = like.dtype or b.dtype
     if shape is not None and all(isinstance(dim, int) for dim in shape):
@@ -137,7 +137,7 @@ def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
 
 
 def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
-    """Elements that each number of a statistic is made of."""
+    """Number of elements that each element of a statistic is computed from."""
     whole, part = static_shape(x), static_shape(statistic)
     if whole is not None and part is not None and 0 not in part:
         return b.const(float(np.prod(whole, dtype=np.int64) // np.prod(part, dtype=np.int64)))

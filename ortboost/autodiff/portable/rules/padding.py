@@ -1,4 +1,4 @@
-r"""Pad in all its modes: what was set around is cut off, what was copied is added back."""
+r"""Pad in all its modes: padding is cut off, copied elements are summed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def _refused(node: ir.Node) -> str | None:
 
 @register("Pad")
 def pad(b: Backward) -> Gradients:
-    """`y = x` with a margin. Constant: `g` without the margin, that is padded by `-pads`.
+    """Constant mode: `g` without the padding, that is padded by `-pads`.
 
-    Reflected, wrapped and edge margins: along one axis after the other `y[j] = x[i_j]`, with `i` the
-    numbers `0, 1, ...` padded in the same way; `g` is added up at the places `i`.
+    Reflected, wrapped and edge padding: along one axis after the other `y[j] = x[i_j]`, with `i`
+    the
+    numbers `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
     """
     x, g = b.input(0), b.gradient()
     mode = b.text("mode", "constant")

@@ -1,4 +1,4 @@
-r"""Random operators."""
+r"""Gradients of operators that draw random numbers."""
 
 from __future__ import annotations
 

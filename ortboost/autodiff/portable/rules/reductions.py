@@ -86,7 +86,7 @@ def _kept_shape(b: Backward) -> ir.Value:
 
 
 def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
-    """A value like `K(y)` repeated to the shape of `x`."""
+    """Expand a value with the shape of `K(y)` to the shape of `x`."""
     x = b.input(0)
     have, want = known_shape(value), known_shape(x)
     if want is not None and have == want and None not in want:
@@ -99,7 +99,7 @@ def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
 
 
 def _share(b: Backward) -> ir.Value:
-    """One over the number of elements that make one of the output."""
+    """One over the number of elements that are reduced to one."""
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
     if shape is not None and axes is not None:
         lengths = [shape[axis] for axis in axes]

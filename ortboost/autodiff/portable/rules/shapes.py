@@ -156,7 +156,7 @@ def _image(b: Backward) -> list[Size]:
 
 @register("DepthToSpace")
 def depth_to_space(b: Backward) -> Gradients:
-    """`y = x` with blocks of channels spread over the image: gathered up again.
+    """`y = x` with blocks of channels moved to the image: the inverse move.
 
     DCR: SpaceToDepth is the inverse. CRD: `[N, C, H, b, W, b] -> [N, C, b, b, H, W]`.
     """

@@ -1,4 +1,4 @@
-r"""Slice: what was cut out is set into zeros."""
+r"""The gradient of Slice: the slice set into zeros."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ def _slice_refused(node: ir.Node) -> str | None:
 
 @register("Slice")
 def slice_(b: Backward) -> Gradients:
-    """`y = x[start:end:step]`: `g` set into zeros at the same places.
+    """`y = x[start:end:step]`: `g` set into zeros at the same indices.
 
-    A negative step: `g` reversed, from the lowest place up. A step `s > 1`: `s - 1` zeros between
-    the elements. Then one Pad puts zeros before and behind.
+    A negative step: `g` reversed, from the lowest index up. A step `s > 1`: `s - 1` zeros between
+        the
+    elements. Then one Pad puts zeros before and after.
     """
     x, g = b.input(0), b.gradient()
     steps = b.array(4)
