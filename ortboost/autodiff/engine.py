@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Why the engine cannot run here and how to fix it, in a sentence; ``None`` if it can."""
 
     def require(self) -> None:
-        """Raise :class:`~ortboost.core.errors.DependencyError` with the fix if it cannot run here."""
+        """Raise :class:`~ortboost.core.errors.DependencyError` if it cannot run here."""
 
     def gradient_support(self, node: ir.Node) -> str | None:
         """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""

@@ -431,7 +431,7 @@ def host_update(
 
 
 def scale_text(scale: float) -> str:
-    """A scale for people: large powers of two, as most are, as such.
+    """A scale for messages; large powers of two, as most are, are written as such.
 
     Example:
         >>> scale_text(2.0**24), scale_text(1024.0), scale_text(4.5)

@@ -25,8 +25,8 @@ def evaluate_node(
         opset: Version of the standard opset.
 
     Returns:
-        One array for each output, or ``None`` if the reference cannot compute it: an invalid node is
-        reported where it matters, with its name.
+        One array for each output, or ``None`` if the reference cannot compute it: an invalid node
+        is reported where it matters, with its name.
     """
     empty = onnx.helper.make_empty_tensor_value_info
     outputs = [empty(value.name or "") for value in node.outputs]

@@ -160,7 +160,8 @@ def is_unused(node: ir.Node) -> bool:
 def constant(value: ir.Value | None, *, limit: int | None = None) -> NDArray[Any] | None:
     """The array of an initializer or of a Constant node.
 
-    An initializer that is also a graph input can be overridden by the caller, so it is not constant.
+    An initializer that is also a graph input can be overridden by the caller, so it is not
+    constant.
 
     Args:
         value: The value.

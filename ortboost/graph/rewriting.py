@@ -1,8 +1,8 @@
 """Replacing nodes by others that compute the same function: the framework of all such rules.
 
 A rule is a function of a :class:`Site`. It returns the values that replace the outputs of the node
-(these outputs themselves if it changed the node in place), or ``None`` if there is nothing to do. It
-raises :class:`Refusal` with the reason if it does not apply to this form of the operator.
+(these outputs themselves if it changed the node in place), or ``None`` if there is nothing to do.
+It raises :class:`Refusal` with the reason if it does not apply to this form of the operator.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def rewrite_nodes(
 ) -> Report:
     """Offer every standard node to the rule of its operator, in place.
 
-    The outputs of a rule replace those of the node and take over their names; producers that nothing
-    reads any more are removed.
+    The outputs of a rule replace those of the node and take over their names; producers that
+    nothing reads any more are removed.
 
     Args:
         model: The model.

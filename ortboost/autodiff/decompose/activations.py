@@ -18,7 +18,10 @@ def _negative_part(site: Site, data: ir.Value) -> ir.Value:
 
 
 def softplus(site: Site, data: ir.Value) -> ir.Value:
-    """``relu(x) + log(1 + exp(-|x|))``, with ``-|x| = x - 2 * relu(x)`` for a gradient of 1/2 at 0."""
+    """``relu(x) + log(1 + exp(-|x|))``.
+
+    ``-|x|`` is computed as ``x - 2 * relu(x)``, for a gradient of 1/2 at 0.
+    """
     positive = site.op("Relu", data)
     minus_abs = site.op("Sub", data, site.op("Mul", positive, site.const(2.0)))
     log = site.op("Log", site.op("Add", site.op("Exp", minus_abs), site.const(1.0)))

@@ -221,7 +221,7 @@ def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
 
 
 def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
-    """``[N, ..., taps, 1]``: the polynomials along each axis by Horner's rule, and their product."""
+    """``[N, ..., taps, 1]``: the product of the polynomials along the axes, by Horner's rule."""
     kind, axes = _kind(site), site.rank() - 2
     powers = np.array([[weights for _, weights in tap] for tap in _taps(site, mode)])
     fraction = site.op("Unsqueeze", fraction, site.ints(-2))

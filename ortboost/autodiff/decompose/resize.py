@@ -86,7 +86,7 @@ class _Axis:
         return self.op("Min", self.op("Max", places, self.number(0)), last)
 
     def nearest(self) -> ir.Value:
-        """The pixels taken, as in onnxruntime 1.19; 1.31 rounds ties of round_prefer_ceil differently."""
+        """The pixels taken, as in onnxruntime 1.19; 1.31 has other ties for round_prefer_ceil."""
         mode = self.site.text("nearest_mode", "round_prefer_floor")
         found, half = self.positions(), self.number(0.5)
         if mode == "floor":
@@ -105,7 +105,7 @@ class _Axis:
         return self.op("Max", self.op("Sub", self.number(1), far), self.number(0))
 
     def cubic(self) -> ir.Value:
-        r"""`[length, size]`: weights of the four neighbours; the last pixels stand for those outside.
+        r"""`[length, size]`: weights of the four neighbours, limited to the axis.
 
         With `d` the distance and `a = cubic_coeff_a`: `(a + 2) d^3 - (a + 3) d^2 + 1` up to 1, then
         `a (d^3 - 5 d^2 + 8 d - 4)`. With `exclude_outside`, pixels beyond the ends have weight 0.

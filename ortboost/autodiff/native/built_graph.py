@@ -1,4 +1,4 @@
-"""The gradient graph after the native builder: names and order, and kernels kept in their memory."""
+"""The gradient graph after the native builder: names, order, and safe kernels."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
 r"""Ranges of activations, measured by running the model on calibration data.
 
-``minmax`` is the smallest and the largest number seen. The other two work on a histogram of the
-absolute values, made in a second run with the bins laid over the range of the first:
+``minmax`` is the smallest and the largest number seen. The other two work on a histogram of
+absolute values, made in a second run with the bins over the range of the first:
 
 * ``percentile``: the smallest threshold that keeps that share of the values.
 * ``entropy``: the threshold ``t`` with the least divergence between the distribution clipped at
-  ``t``, P, and what is left of it in 128 levels, Q (Migacz, "8-bit Inference with TensorRT",
-  2017)::
+  ``t``, P, and its quantization to 128 levels, Q (Migacz, "8-bit Inference with TensorRT", 2017)::
 
       KL(P || Q) = sum_i P_i log(P_i / Q_i)
 
-onnxruntime.quantization has calibrators too. They are not used here because they keep every
-activation of every batch in memory and print to stdout; the tests hold these ranges against theirs.
+onnxruntime.quantization has calibrators too. They are not used because they keep every activation
+of every batch in memory and print to stdout; the tests compare these ranges with theirs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Range:
     """The range of a tensor.
 
     Args:
-        low: Smallest number to be told apart.
+        low: Smallest number to be represented.
         high: Largest.
     """
 
@@ -70,12 +69,12 @@ def calibrate(
     Args:
         model: The model; it is not changed.
         feeds: Batches.
-        names: Tensors of the main graph, inputs too.
+        names: Tensors of the main graph, inputs included.
         method: ``minmax``, ``percentile`` or ``entropy``.
         percentile: Share to keep, in percent.
 
     Returns:
-        Name to range. A tensor that was not finite on the data has a range that is not either.
+        Name to range. The range of a tensor that was not finite on the data is not finite either.
 
     Raises:
         UsageError: No data.
@@ -121,7 +120,10 @@ def calibrate(
 
 
 def _histogram(values: NDArray[Any], largest: float) -> NDArray[np.int64]:
-    """Counts of absolute values in equal bins from 0 to ``largest``; five times faster than numpy's."""
+    """Counts of absolute values in equal bins from 0 to ``largest``.
+
+    Five times faster than numpy's histogram.
+    """
     places = np.abs(values).ravel()
     places /= np.float32(largest)
     places *= _BINS
@@ -157,7 +159,7 @@ def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
 
 
 def entropy_threshold(histogram: NDArray[Any]) -> int:
-    """Number of bins whose 128 levels keep the distribution best.
+    """Number of bins whose quantization to 128 levels keeps the distribution best.
 
     Args:
         histogram: Counts of absolute values, from zero on.

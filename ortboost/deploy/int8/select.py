@@ -111,7 +111,7 @@ def _result(node: ir.Node) -> ir.Value:
 
 
 def takes_pairs(node: ir.Node) -> bool:
-    """Whether a node may read a quantized tensor where everything that can be is quantized."""
+    """Whether a node may read a quantized tensor when everything possible is quantized."""
     return (
         is_standard(node) and node.op_type not in _ISLANDS and not node.op_type.startswith("Reduce")
     )
@@ -130,5 +130,5 @@ def is_residual(node: ir.Node, value: ir.Value) -> bool:
 
 
 def stored(value: ir.Value) -> bool:
-    """Whether a value is a stored tensor that nobody can overrule."""
+    """Whether a value is an initializer that the caller cannot override."""
     return value.const_value is not None and value.is_initializer() and not value.is_graph_input()

@@ -1,9 +1,9 @@
-"""Compute and store equal things once: equal nodes on equal inputs, equal stored tensors.
+"""Merge equal nodes with equal inputs, and equal stored tensors.
 
-onnx_ir has passes for both. They take Bernoulli, training Dropout and operators of unknown domains
-for functions of their inputs, and the one for tensors keeps a copy of all bytes; hence this one.
-Tensors are compared only where another has the same type and shape, so a model of many gigabytes is
-not read for it.
+onnx_ir has passes for both, but they treat Bernoulli, training-mode Dropout and operators of
+unknown domains as functions of their inputs, and the pass for tensors keeps a copy of all bytes.
+Here tensors are compared only if another has the same type and shape, so a model of many gigabytes
+is not read.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _tensors(graph: ir.Graph, report: Report) -> None:
 
 
 def _key(node: ir.Node) -> Hashable | None:
-    """What a node computes; ``None`` for what must not be merged."""
+    """What a node computes, as a key; ``None`` if it must not be merged."""
     if not is_standard(node) or is_standard(node, *RANDOM_OPERATORS):
         return None
     if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:

@@ -1,4 +1,4 @@
-"""Remove nodes and stored tensors that no output needs, and opsets that no node needs."""
+"""Remove nodes and stored tensors that no output needs, and unused opset imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leave out initial states and biases of LSTM, GRU and RNN that are zero: the standard takes zeros by itself.
+"""Drop zero initial states of LSTM, GRU and RNN: zeros are the default of the standard.
 
 Exporters make them with the shape of the batch: ``ConstantOfShape(Concat([2], Shape(x), [12]))``.
 """
@@ -18,7 +18,7 @@ _DEPTH = 8
 
 
 def drop_zero_states(model: ir.Model) -> Report:
-    """Leave them out, in place, subgraphs included."""
+    """Drop zero initial states, in place, subgraphs included."""
     report = Report("drop_zero_states")
     for node in model.graph.all_nodes():
         if not is_standard(node, *_STATES):
@@ -32,7 +32,7 @@ def drop_zero_states(model: ir.Model) -> Report:
 
 
 def _is_zero(value: ir.Value | None, depth: int) -> bool:
-    """Whether all numbers of a value are certainly zero."""
+    """Whether all elements of a value are certainly zero."""
     if value is None or not depth:
         return False
     stored = constant(value)

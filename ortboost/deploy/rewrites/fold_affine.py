@@ -2,9 +2,9 @@
 
     (W x + b) s + t = (W s) x + (b s + t)
 
-Frozen batch normalizations of detection models come in this form. Add, Sub, Mul and Div are folded if
-their constant has one number for each channel, or one number in all, and if nothing else reads the
-result of the layer.
+Frozen batch normalizations of detection models come in this form. Add, Sub, Mul and Div are folded
+if their constant has one number for each channel, or one number in all, and if nothing else reads
+the result of the layer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@ r"""Fold a BatchNormalization into the convolution or Gemm *after* it, where tha
     BN(x)_i = s_i x_i + t_i   with s = gamma / sqrt(var + eps),  t = beta - mean s
     sum_i W_oi (s_i x_i + t_i) + b_o = sum_i (W_oi s_i) x_i + (b_o + sum_i W_oi t_i)
 
-A convolution that pads reads zeros around ``BN(x)``, and would read ``-t/s`` around ``x``: it is folded
-only where it does not pad, or where t is zero. Only inference form, unshared and stored tensors.
+A convolution that pads reads zeros around ``BN(x)``, and would read ``-t/s`` around ``x``: it is
+folded only where it does not pad, or where t is zero. Only inference form, unshared and stored
+tensors.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The Gelu that exporters write with five nodes.
+"""Fuse the Gelu that exporters write with five nodes.
 
     gelu(x) = x (1 + erf(x / sqrt 2)) / 2
 
-From opset 20 on it is one standard operator. Below, and for a target that is ONNX Runtime, the three factors
-are put in the one order that the runtime fuses by itself (with the bias before it): ``(x (1 + erf)) / 2``;
-the dynamo exporter of PyTorch writes ``x ((1 + erf) / 2)``, which it does not see.
+From opset 20 on it is one standard operator. Below that, for ONNX Runtime, the factors are put in
+the one order that the runtime fuses itself (with the bias before it): ``(x (1 + erf)) / 2``. The
+dynamo exporter of PyTorch writes ``x ((1 + erf) / 2)``, which the runtime does not recognize.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
 
     Args:
         model: The model.
-        order: Below opset 20, bring the factors in the order that ONNX Runtime fuses.
+        order: Below opset 20, put the factors in the order that ONNX Runtime fuses.
     """
     report = Report("fuse_gelu")
     builder = Builder(model.graph, "ortboost/gelu")

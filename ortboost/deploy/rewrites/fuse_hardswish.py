@@ -1,4 +1,7 @@
-"""``x clip(x + 3, 0, 6) / 6`` is HardSwish; without the first factor it is HardSigmoid. By onnxscript's rules."""
+"""Fuse ``x clip(x + 3, 0, 6) / 6`` to HardSwish, without the first factor to HardSigmoid.
+
+The rules are onnxscript's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _OPSET = 14
 
 
 def fuse_hardswish(model: ir.Model) -> Report:
-    """Fuse, in place. Below opset 14 there is no such operator and nothing is done."""
+    """Fuse, in place. Below opset 14, which lacks the operator, nothing is done."""
     report = Report("fuse_hardswish")
     before = count_operators(model)
     if model.opset_imports.get("", 0) < _OPSET or not ({"Clip", "HardSigmoid"} & before.keys()):

@@ -1,6 +1,6 @@
-"""``Cast(Cast(x: A -> B) -> C)`` is ``Cast(x -> C)`` where every value of A is one of B.
+"""Merge ``Cast(Cast(x: A -> B) -> C)`` to ``Cast(x -> C)`` if B holds every value of A.
 
-float32 to float16 and back is not taken out: it rounds.
+float32 to float16 and back is kept, because it rounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two nodes of which one can do the work of both.
+"""Merge two nodes of which one can do the work of both.
 
 * ``Slice(Slice(x))`` over different axes is one Slice.
 * ``Concat(Concat(a, b), c)`` along one axis is one Concat.
-* ``Unsqueeze(Gather(x, i))`` at the axis that a scalar ``i`` took away is ``Gather(x, [i])``.
+* ``Unsqueeze(Gather(x, i))`` at the axis that a scalar ``i`` removed is ``Gather(x, [i])``.
 * ``Unsqueeze(Reduce(x))`` at the axes that were reduced is ``Reduce(x)`` with ``keepdims=1``.
 """
 
@@ -25,7 +25,7 @@ _REDUCING = (
 
 
 def merge_neighbours(model: ir.Model) -> Report:
-    """Merge, in place, in the main graph."""
+    """Merge pairs of nodes, in place, in the main graph."""
     report = Report("merge_neighbours")
     builder = Builder(model.graph, "ortboost/slice")
     for node in list(model.graph):
@@ -52,7 +52,7 @@ def merge_neighbours(model: ir.Model) -> Report:
 
 
 def _concats(node: ir.Node, report: Report) -> None:
-    """Take in what Concats along the same axis put together for this one alone."""
+    """Replace inputs that a Concat along the same axis made for this node alone by its inputs."""
     axis = _axis(node)
     for value in list(node.inputs):
         inner = producer_of(value)
@@ -78,7 +78,7 @@ def _axis(node: ir.Node) -> int | None:
 
 
 def _slices(first: ir.Node, node: ir.Node, builder: Builder) -> bool:
-    """Let the second cut along both axes, if nothing but such Slices reads the first."""
+    """Let the second Slice cut all axes, if only such Slices read the first."""
     middle = first.outputs[0]
     if middle.is_graph_output() or not all(
         is_standard(use.node, "Slice") and use.idx == 0 for use in middle.uses()
@@ -121,7 +121,7 @@ def _bounds(node: ir.Node) -> tuple[list[int], list[int], list[int], list[int]] 
 
 
 def _kept(first: ir.Node, node: ir.Node, builder: Builder) -> bool:
-    """Let a Gather or a reduction keep the dimension that the Unsqueeze gives back."""
+    """Let a Gather or a reduction keep the dimension that the Unsqueeze restores."""
     source, out = first.inputs[0], node.outputs[0]
     inserted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     rank = 0 if source is None or source.shape is None else len(source.shape)

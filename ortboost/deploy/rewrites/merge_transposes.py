@@ -3,8 +3,8 @@
     Transpose_q(Transpose_p(x)) = Transpose_r(x)   with r[i] = p[q[i]]
 
 Exporters also write the transposition of the last two axes by way of three dimensions,
-``Reshape [n, h, s, d] -> [n h, s, d]``, ``Transpose (0, 2, 1)``, ``Reshape -> [n, h, d, s]``: that is one
-Transpose (0, 1, 3, 2).
+``Reshape [n, h, s, d] -> [n h, s, d]``, ``Transpose (0, 2, 1)``, ``Reshape -> [n, h, d, s]``: that
+is one Transpose (0, 1, 3, 2).
 """
 
 from __future__ import annotations

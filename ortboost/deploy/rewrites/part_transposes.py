@@ -1,12 +1,13 @@
-"""A float16 MatMul with a stored matrix does not follow a Transpose that turns the batch axes.
+"""Separate a float16 MatMul with a stored matrix from the Transpose of the batch axes before it.
 
-onnxruntime fuses the two, ``Transpose (1, 0, 2)`` or ``(1, 2, 0)`` and their kin of more axes, and 1.31 then
-crashes while it opens the file on a CPU; torch's attention layers begin so. They are parted:
+onnxruntime fuses the two for ``Transpose (1, 0, 2)`` or ``(1, 2, 0)`` and the like with more axes,
+and 1.31 then crashes while it opens the file on a CPU; torch's attention layers begin like this.
+So:
 
-    MatMul(Transpose_p(x), W) = Transpose_p(MatMul(x, W))     where p leaves the last axis in its place
+    MatMul(Transpose_p(x), W) = Transpose_p(MatMul(x, W))     if p leaves the last axis in place
     MatMul(Transpose_p(x), W) = MatMul(Transpose_p(x), W[None])     else, and with W on the left
 
-The second form is fused by nothing, but takes onnxruntime twice the time of the first.
+The second form is not fused, but takes onnxruntime twice the time of the first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["part_transposes"]
 
 
 def part_transposes(model: ir.Model) -> Report:
-    """Part float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
+    """Separate float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
     report = Report("part_transposes")
     builder = Builder(model.graph, "ortboost/part")
     for node in list(model.graph):

@@ -1,11 +1,12 @@
-"""Say with constants what the graph computes from shapes.
+"""Replace computed shapes by constants.
 
-Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), 12, 64))``, seven nodes and
-more, where ``Reshape(x, [0, 0, 12, 64])`` says the same: 0 copies the dimension at the same place. Where a
-shape cannot be said with constants it is still read off in one go: ``Concat(Shape<0:2>(x), [12])``.
+Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), 12, 64))``, seven
+nodes and more, where ``Reshape(x, [0, 0, 12, 64])`` means the same: 0 copies the dimension at the
+same index. A shape that constants cannot express is still computed with fewer nodes:
+``Concat(Shape<0:2>(x), [12])``.
 
-That a dimension is the same is known from shape inference, with symbolic dimensions kept. What is not
-needed any more is left for the removal of dead nodes.
+Shape inference, with symbolic dimensions kept, tells which dimensions are equal. Nodes that become
+unused are left for the removal of dead code.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def static_shapes(model: ir.Model) -> Report:
 
 
 def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
-    """Store whole numbers that shapes make certain, whatever reads them."""
+    """Store integers that follow from shapes, whatever reads them."""
     for node in list(graph):
         out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
         if out is None or out.shape is None or out.dtype not in _WHOLE or not out.uses():
@@ -95,7 +96,7 @@ def _computes(node: ir.Node) -> bool:
 
 
 def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
-    """The target of a Reshape in constants: zeros and minus ones in it have a meaning already."""
+    """The target of a Reshape as constants, unless a zero or minus one already has a meaning."""
     source = dimensions(node.inputs[0])
     if source is None:
         return None
@@ -119,7 +120,7 @@ Piece = tuple[ir.Value, int, int] | list[int]
 
 
 def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | None:
-    """Runs of numbers, and runs of neighbouring dimensions of one value."""
+    """Runs of numbers, and runs of adjacent dimensions of one value."""
     named: dict[Key, tuple[ir.Value, int]] = {}
     for value in (*graph.inputs, *node.inputs):
         for axis, key in enumerate(dimensions(value) or ()):
@@ -161,7 +162,7 @@ def _piece(builder: Builder, piece: Piece, parts: bool) -> ir.Value:
 
 
 def _cone(value: ir.Value) -> int:
-    """How many nodes would go if nobody read this value: those that serve nothing else."""
+    """How many nodes would be unused if nothing read this value."""
     gone: set[int] = set()
     pending = [value]
     while pending:

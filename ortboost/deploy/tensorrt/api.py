@@ -1,8 +1,8 @@
-"""Everything that touches TensorRT's Python API and the CUDA runtime is in this file.
+"""TensorRT's Python API and the CUDA runtime: loading them and building engines.
 
-Written to the public documentation of TensorRT 10 and 11 and the sources of their Python bindings,
-and tested against a stand-in that records the calls: nobody here had TensorRT, so it has not run on
-a device.
+Only this file and :mod:`~ortboost.deploy.tensorrt.session` call them. Both follow the public
+documentation of TensorRT 10 and 11 and the sources of their Python bindings, and are tested against
+a stand-in that records the calls: no TensorRT was available, so they have not run on a device.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build gave.
+    """The result of a build.
 
     Args:
         plan: The serialized engine.

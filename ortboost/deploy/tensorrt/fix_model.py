@@ -91,8 +91,8 @@ def fix_for_tensorrt(
         atol: Absolute tolerance.
 
     Raises:
-        ParityError: The fixed model answers differently; nothing was written.
-        ModelError: The runtime cannot run the original or the fixed model, so nothing can be
+        ParityError: The fixed model gives other results; nothing was written.
+        ModelError: The runtime cannot run the original or the fixed model, so they cannot be
             compared.
         UsageError: ``out`` is the model itself.
         FileError: The model cannot be read or the folder not written.

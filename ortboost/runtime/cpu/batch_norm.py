@@ -21,7 +21,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def fused_statistics(model: ir.Model) -> bool:
-    """Write what :func:`~ortboost.autodiff.portable.rewrites.batch_norm.batch_statistics` made as one.
+    """Fuse what the portable engine's ``batch_statistics`` wrote out, in place.
 
     With a momentum of 0 the running statistics that the operator returns are those of the batch.
 

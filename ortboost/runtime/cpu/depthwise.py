@@ -1,12 +1,13 @@
 """The gradient of a depthwise weight as one convolution in the blocked layout.
 
-The step holds it as a product and a sum for each tap. Here all images stand in one column, with rows
-of zeros between them, and the column of the gradients is the kernel that slides over it:
+The step holds it as a product and a sum for each tap. Here all images stand in one column, with
+rows of zeros between them, and the column of the gradients is the kernel that slides over it:
 
     gw[c, t] = sum_r X[c, t d - p + r s] G[c, r]        r: rows of all images, and columns
 
-with stride and dilation swapped. Microseconds in onnxruntime 1.31, batch 32: 24 channels, 16x16, 3x3
-835 and 364; 48 channels, 8x8 643 and 152. See :mod:`~ortboost.runtime.cpu.blocked` for the layout.
+with stride and dilation swapped. Microseconds in onnxruntime 1.31, batch 32: 24 channels, 16x16,
+3x3 835 and 364; 48 channels, 8x8 643 and 152. See :mod:`~ortboost.runtime.cpu.blocked` for the
+layout.
 """
 
 from __future__ import annotations

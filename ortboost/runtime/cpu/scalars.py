@@ -32,13 +32,13 @@ _Shape = tuple[int | str | None, ...]
 
 
 def full_rank_scalars(model: ir.Model) -> bool:
-    """Give scalars as many dimensions as the tensors that they meet, where that is faster; in place.
+    """Give scalars the rank of the tensors they are combined with, in place.
 
     Args:
         model: The step graph.
 
     Returns:
-        Whether there was one.
+        Whether there was one that this makes faster.
     """
     shapes: dict[int, _Shape] = {}
     places = []
@@ -106,7 +106,7 @@ def _is_scalar(shape: _Shape | None, rank: int) -> bool:
 
 
 def _with_rank(scalar: ir.Value, rank: int, graph: ir.Graph, builder: Builder) -> ir.Value:
-    """The same number as ``[1, 1, ...]``: a constant if it is one, else reshaped after its producer."""
+    """The same number as ``[1, 1, ...]``: a constant if it is one, else a Reshape."""
     array = constant(scalar)
     if array is not None and scalar.dtype is not None:
         return builder.const(array.reshape((1,) * rank), scalar.dtype)

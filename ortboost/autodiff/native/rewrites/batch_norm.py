@@ -15,7 +15,7 @@ __all__ = ["frozen_batch_norm", "guarded_statistics"]
 
 
 def frozen_batch_norm(model: ir.Model) -> Report:
-    """Write inference-mode BatchNormalization as ``x * a + c``, ``a`` and ``c`` one number a channel."""
+    """Write inference-mode BatchNormalization as ``x * a + c`` for each channel."""
     return rewrite_nodes(
         model,
         "frozen_batch_norm",

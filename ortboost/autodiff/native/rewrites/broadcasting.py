@@ -80,7 +80,7 @@ def _only_shape(node: ir.Node) -> bool:
 
 
 def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
-    """Whether the value has been expanded to the shape of the output of ``node`` by this rewrite."""
+    """Whether this rewrite has expanded the value to the shape of the output of ``node``."""
     source: ir.Value | None = value
     for op_type, index in (("Expand", 1), ("Shape", 0)):
         producer = producer_of(source)

@@ -39,9 +39,9 @@ def max_pool(site: Site) -> list[ir.Value | None] | None:
 def _average_pool(site: Site) -> list[ir.Value | None] | None:
     r"""Average pools whose gradient is wrong; a convolution with equal weights has a right one.
 
-    The kernel of the gradient takes the shape of what it makes from the file, where a symbolic batch is
-    of length 0; 3-d and dilated ones are wrong anyway. With `c[o]` one over the number of positions that
-    count, which the operator itself tells of an image of ones:
+    The kernel of the gradient takes the shape of what it makes from the file, where a symbolic
+    batch is of length 0; 3-d and dilated ones are wrong anyway. With `c[o]` one over the number of
+    positions that count, which the operator itself tells of an image of ones:
 
         [N, C, ...] -> [N C, 1, ...],    y[o] = c[o] sum_t x[o s - p + t d]
     """
@@ -93,7 +93,8 @@ def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
 def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[int]]) -> list[int]:
     """The padding with which ``ceil_mode`` is no matter: its last window may hang over the end.
 
-    A window that would start behind the image and the padding before it is none (as in the standard).
+    A window that would start behind the image and the padding before it is none (as in the
+    standard).
     """
     axes = len(window["kernel_shape"])
     pads = list(window["pads"])

@@ -19,7 +19,7 @@ __all__ = ["batch_centered", "batch_statistics"]
 
 
 def batch_statistics(model: ir.Model) -> Report:
-    """Write training-mode BatchNormalization as statistics and a normalization by them, in place."""
+    """Write training-mode BatchNormalization as statistics and a normalization, in place."""
     return rewrite_nodes(
         model,
         "batch_statistics",

@@ -183,7 +183,10 @@ def _gru_step(
     names: list[str],
     late: bool,
 ) -> ir.Value:
-    """`h' = (1 - z) h~ + z h`; gates in the order z, r, h; the reset before or after the product."""
+    """`h' = (1 - z) h~ + z h`; gates in the order z, r, h.
+
+    The reset gate applies before or after the product with the recurrence weight.
+    """
     sizes = site.ints(2 * size, size)
     own, own_h = site.ops("Split", [x, sizes], 2, {"axis": 2})
     if late:

@@ -36,10 +36,10 @@ _FAMILIES = frozenset(
 
 @register("If")
 def if_(b: Backward) -> Gradients:
-    """`y = c ? f(v) : h(v)` with captured values `v`: an If on `c` with branches `J_f^T g`, `J_h^T g`.
+    """`y = c ? f(v) : h(v)` with captured values `v`: an If on `c` of the two gradients.
 
-    Each branch computes its forward part again, then the gradients of everything that either branch
-    captured; zeros where it does not depend on it.
+    Each branch computes its forward part again, then the gradients `J_f^T g` or `J_h^T g` of
+    everything that either branch captured; zeros where it does not depend on it.
     """
     captured = {v.name or "": v for v in uses_inside(b.node) if v.name in b.active}
     graphs = [_branch(b, b.node.attributes[name].as_graph(), captured) for name in _BRANCHES]

@@ -123,7 +123,7 @@ def _clamped(b: Backward, start: ir.Value, size: Size) -> ir.Value:
 
 
 def _insert_zeros(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
-    """`step - 1` zeros between the elements of an axis: `[n] -> [n, step] -> [(n - 1) step + 1]`."""
+    """`step - 1` zeros between elements: `[n] -> [n, step] -> [(n - 1) step + 1]`."""
     rank = b.rank()
     shape = known_shape(g) or (None,) * rank
     apart = b.op("Unsqueeze", g, b.ints(axis + 1))

@@ -1,4 +1,4 @@
-"""Forms of supported operators that are not supported."""
+"""Supported operators in forms that are not supported."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def odd_constants(context: Context) -> Iterator[Finding]:
 
 
 def _relevant(node: ir.Node, name: str) -> bool:
-    """``nearest_mode`` says nothing where a Resize is linear, nor the ratio policy without sizes."""
+    """Whether an attribute has a meaning here: ``nearest_mode`` has none in a linear Resize."""
     if node.op_type != "Resize":
         return True
     if name == "nearest_mode":

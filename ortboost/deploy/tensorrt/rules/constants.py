@@ -72,7 +72,7 @@ def static_dimensions(context: Context) -> Iterator[Finding]:
 
 
 def _input(node: ir.Node, name: str, version: int) -> ir.Value | None:
-    """The input with this formal name; ``None`` if it is left out, or an attribute in this opset."""
+    """The input with this formal name; ``None`` if it is left out or no input in this opset."""
     try:
         schema = onnx.defs.get_schema(node.op_type, version)
     except onnx.defs.SchemaError:

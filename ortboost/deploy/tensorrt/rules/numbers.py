@@ -1,4 +1,4 @@
-"""Numbers that half precision cannot hold, and operators that lose it."""
+"""Numbers that half precision cannot represent, and operators that lose precision in it."""
 
 from __future__ import annotations
 

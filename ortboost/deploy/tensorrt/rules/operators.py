@@ -1,4 +1,4 @@
-"""Operators: leftovers of training, foreign domains, what the parser does not know."""
+"""Operators: leftovers of training, other domains, what the parser does not support."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def training_leftovers(context: Context) -> Iterator[Finding]:
 def normalizes_batch(node: ir.Node, opset: int) -> bool:
     """Whether a BatchNormalization uses the statistics of the batch.
 
-    Since opset 14 an attribute says so; before, the statistics as further outputs did, used or not.
+    From opset 14 on an attribute says so; before, further outputs with the statistics did, used or
+    not.
     """
     if node.attributes.get_int("training_mode", 0) != 0:
         return True

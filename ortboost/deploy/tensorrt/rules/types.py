@@ -1,4 +1,4 @@
-"""Element types: what TensorRT has not, casts, or takes at the edge only."""
+"""Element types that TensorRT lacks, casts, or supports at inputs and outputs only."""
 
 from __future__ import annotations
 
