@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import known_shape
+from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["expand_by_products"]
 
@@ -24,30 +24,20 @@ def expand_by_products(model: ir.Model) -> bool:
     Returns:
         Whether there was one.
     """
-    nodes = [node for node in model.graph if _expands_channels(node)]
-    if not nodes:
-        return False
-    builder = Builder(model.graph, "ortboost/expand")
-    for node in nodes:
-        value, shape = node.inputs[0], known_shape(node.outputs[0]) or ()
-        sizes = [size for size in shape[1:] if isinstance(size, int)]
-        positions = math.prod(sizes[1:])
-        column = builder.op("Reshape", value, builder.ints(-1, 1))
-        ones = builder.const(np.ones((1, positions)))
-        product = builder.op("MatMul", column, ones)
-        result = builder.op("Reshape", product, builder.ints(-1, *sizes))
-        replace_node(node, [result], builder)
-    return True
+    return rewrite_nodes(model, "expand", {"Expand": _product}).modified
 
 
-def _expands_channels(node: ir.Node) -> bool:
-    if node.op_type != "Expand" or node.inputs[0] is None:
-        return False
-    value, shape = node.inputs[0], known_shape(node.outputs[0])
-    before = known_shape(value)
-    if before is None or shape is None or len(before) != len(shape) or len(shape) < 3:
-        return False
+def _product(site: Site) -> list[ir.Value | None] | None:
+    """``[N, C, 1, ...] -> [N C, 1] @ [1, L] -> [N, C, L...]``."""
+    value, shape = site.input(0), known_shape(site.node.outputs[0]) or ()
+    before = known_shape(value) or ()
     sizes = [size for size in shape[1:] if isinstance(size, int)]
-    whole = len(sizes) == len(shape) - 1 and math.prod(sizes) > 0
-    kept = before[:2] == shape[:2] and set(before[2:]) == {1} and shape[0] is not None
-    return whole and kept and value.dtype == ir.DataType.FLOAT
+    # A batch size of None could be another one than that of the input.
+    known = shape[:1] != (None,) and len(sizes) == len(shape) - 1 and math.prod(sizes) > 0
+    if not known or len(shape) < 3 or len(before) != len(shape):
+        return None
+    if before[:2] != shape[:2] or set(before[2:]) != {1} or value.dtype != ir.DataType.FLOAT:
+        return None
+    column = site.op("Reshape", value, site.ints(-1, 1))
+    product = site.op("MatMul", column, site.const(np.ones((1, math.prod(sizes[1:])))))
+    return [site.op("Reshape", product, site.ints(-1, *sizes))]
