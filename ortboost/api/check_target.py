@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.check_runtime import check_onnxruntime
-from ortboost.deploy.tensorrt import engine
+from ortboost.deploy.tensorrt import build_engine as engine
+from ortboost.deploy.tensorrt.build_engine import EngineFile
 from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
-from ortboost.deploy.tensorrt.engine import EngineFile
-from ortboost.deploy.tensorrt.mend import Mended, mend_for_tensorrt
+from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import Profile, parse_shape
 from ortboost.deploy.tensorrt.table import parse_target
 from ortboost.deploy.verify import tolerance_for
@@ -75,7 +75,7 @@ def mend(
     batch_size: int = 64,
     rtol: float = 1e-3,
     atol: float = 1e-4,
-) -> Mended:
+) -> FixedModel:
     """Mend what can be mended for TensorRT, compare with the original, write.
 
     Args:
@@ -105,7 +105,7 @@ def mend(
     if verify is not None:
         specs = ModelEvaluator(load_model(model), device="cpu").inputs
         feeds = load_batches(specs, verify, split, batch_size, mapping)
-    return mend_for_tensorrt(
+    return fix_for_tensorrt(
         model,
         out,
         parse_target(target),

@@ -1,4 +1,4 @@
-"""The shape that values broadcast to, and the sum that undoes it in a gradient."""
+"""The shape that values broadcast to, and the sum that undoes the broadcast in a gradient."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import onnx_ir as ir
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
 
-__all__ = ["Shape", "broadcast_shape", "sum_to_shape"]
+__all__ = ["Shape", "broadcast_shape", "sum_broadcast_axes"]
 
 Shape = tuple[int | str | None, ...]
 """A shape as far as it is known: numbers, names, and ``None``."""
 
 
 def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
-    """The shape that the values broadcast to, where that is certain; equal names are equal sizes."""
+    """The shape that values broadcast to, ``None`` if uncertain; equal names are equal lengths."""
     shapes = [known_shape(value) for value in values]
     found: list[int | str | None] = []
     for shape in shapes:
@@ -34,7 +34,7 @@ def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
     return tuple(found)
 
 
-def sum_to_shape(
+def sum_broadcast_axes(
     builder: Builder, gradient: ir.Value, want: ir.Value, shape: ir.Shape | None = None
 ) -> ir.Value:
     """Sum a gradient over the axes along which an operand was broadcast.
@@ -46,7 +46,9 @@ def sum_to_shape(
         shape: The same as far as it is known.
 
     Returns:
-        The gradient in the shape of the operand: axes that it lacks, and axes whose lengths differ, are summed.
+        The gradient in the shape of the operand: summed over the axes that the operand lacks, and
+        over
+        those whose lengths differ.
     """
     int64 = ir.DataType.INT64
     have = builder.op("Shape", gradient, dtype=int64)

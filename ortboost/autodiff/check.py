@@ -1,7 +1,8 @@
 """Can this model be trained? All obstacles at once, before anything is built.
 
-The check makes the rewrites on a copy and looks at what is left: what it says will be rewritten is
-what the conversion rewrites. It returns data; the command line prints it.
+The check runs the rewrites on a copy and looks at what is left: what it reports as rewritten is
+what
+the conversion rewrites. It returns data; the command line prints it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, label
 from ortboost.graph.reach import Reach, find_value, reach
-from ortboost.graph.rewriting import label
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
 
@@ -205,7 +205,7 @@ def _about_functions(model: ir.Model) -> Iterator[Blocker]:
 
 
 def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
-    """Layers whose weights are stored as integers: no gradient path leads to those."""
+    """Layers whose weights are stored as integers, which no gradient reaches."""
     for node in model.graph:
         quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
         for value in node.inputs if quantized else ():

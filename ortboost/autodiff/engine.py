@@ -1,8 +1,8 @@
-"""The seam between ortboost and what makes gradients.
+"""The interface between ortboost and the engines that make gradients.
 
-An engine takes a forward graph and gives back the same graph with one more output ``<name>_grad``
-for each requested tensor. Nothing after the seam asks which engine that was. An engine is found by
-name in a small table; adding one is one line in ``_ENGINES`` and one class.
+An engine takes a forward graph and returns the same graph with one more output ``<name>_grad`` for
+each requested tensor. Nothing after it asks which engine made them. Engines are found by name in a
+small table; adding one takes a class and a line in ``_ENGINES``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
     "gradient_name",
 ]
 
-# In the order in which "auto" tries them: the portable one differentiates more models, and on the CPU it
-# is as fast (docs/benchmarks.md); on CUDA nothing has been measured.
+# In the order in which "auto" tries them: the portable one differentiates more models, and on the
+# CPU it is as fast (docs/benchmarks.md); on CUDA nothing has been measured.
 _ENGINES = {
     "portable": "ortboost.autodiff.portable.engine:PortableEngine",
     "native": "ortboost.autodiff.native.engine:NativeEngine",
@@ -39,25 +39,25 @@ _ENGINES = {
 
 @runtime_checkable
 class Engine(Protocol):
-    """What makes gradients.
+    """An engine that makes gradients.
 
     Attributes:
         name: Name in the table, ``"native"``.
-        opsets: Opset versions of the standard domain that it takes.
-        ir_version: Newest IR version that it takes.
-        wide_operators: Operators that have to stay in float32, with the reason.
+        opsets: Opset versions of the standard domain that it supports.
+        ir_version: Newest IR version that it supports.
+        fp32_operators: Operators that have to stay in float32, with the reason.
     """
 
     name: str
     opsets: range
     ir_version: int
-    wide_operators: Mapping[str, str]
+    fp32_operators: Mapping[str, str]
 
     def unavailable(self) -> str | None:
-        """Why the engine cannot run here and the cure, in a sentence; ``None`` if it can."""
+        """Why the engine cannot run here and how to fix it, in a sentence; ``None`` if it can."""
 
     def require(self) -> None:
-        """Raise :class:`~ortboost.core.errors.DependencyError` with the cure if it cannot run here."""
+        """Raise :class:`~ortboost.core.errors.DependencyError` if it cannot run here."""
 
     def gradient_support(self, node: ir.Node) -> str | None:
         """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""
@@ -65,7 +65,7 @@ class Engine(Protocol):
     def prepare(self, model: ir.Model) -> list[Report]:
         """Rewrite a forward graph in place into a form whose gradients are right.
 
-        The function computed stays the same. Running it twice changes nothing the second time.
+        The computed function stays the same. A second call changes nothing.
         """
 
     def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:

@@ -1,8 +1,9 @@
-"""``auto_pad`` of convolutions and pools, and pads of some axes only, become explicit ``pads``.
+"""``auto_pad`` of convolutions and pools, and the axes of Pad, written out as ``pads``.
 
-The builder hands ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read memory
-that is not theirs: errors far above 1 that vary from run to run. It ignores the axes of a Pad, and so does the
-optimizer of onnxruntime (1.19 to 1.31) where it moves a Transpose through one.
+The native builder passes ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read
+outside their memory: errors far above 1 that vary from run to run. It ignores the axes of a Pad,
+    and
+so does the optimizer of onnxruntime (1.19 to 1.31) when it moves a Transpose through one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def explicit_padding(model: ir.Model) -> Report:
 
 
 def _pad(site: Site) -> list[ir.Value | None] | None:
-    """Pads for some axes are written for all; computed ones are picked out of their vector."""
+    """Write pads of some axes for all axes; computed ones are gathered from their vector."""
     if site.optional(3) is None:
         return None
     axes, rank = site.array(3), site.rank()
@@ -65,10 +66,10 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
 
 
 def same_pads(site: Site) -> list[int]:
-    """The pads that ``auto_pad`` stands for: begins, then ends.
+    """The pads that ``auto_pad`` stands for: all begins, then all ends.
 
-    With ``o = ceil(in / stride)`` the total is ``max((o - 1) * stride + (k - 1) * dilation + 1 - in,
-    0)``; the odd one goes to the end for ``SAME_UPPER`` and to the begin for ``SAME_LOWER``.
+    With ``o = ceil(in / stride)`` the total is ``max((o - 1) * stride + (k - 1) * dilation + 1 -
+    in, 0)``; an odd pixel goes to the end for ``SAME_UPPER`` and to the begin for ``SAME_LOWER``.
     """
     spatial = site.rank() - 2
     kernel = site.integers("kernel_shape")

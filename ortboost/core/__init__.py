@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, reports, files, loss-scale policies. It knows nothing above it."""
+"""The foundation: errors, reports, files, loss-scale policies. It imports nothing above it."""

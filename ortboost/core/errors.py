@@ -1,4 +1,4 @@
-"""One error family: what went wrong, where, and how to mend it.
+"""One error family: what went wrong, where, and how to fix it.
 
 Every error that a user can cause is an :class:`OrtBoostError`. Its text is always three lines; the
 command line prints them and leaves with the ``exit_status`` of the class. Anything else that
@@ -33,10 +33,10 @@ class OrtBoostError(Exception):
         fix: What the user can do about it.
 
     Example:
-        >>> print(OrtBoostError("It broke.", where="net.onnx: node 'c1'", fix="Mend it."))
+        >>> print(OrtBoostError("It broke.", where="net.onnx: node 'c1'", fix="Fix it."))
         It broke.
           where: net.onnx: node 'c1'
-          fix:   Mend it.
+          fix:   Fix it.
     """
 
     exit_status: ClassVar[int] = 1

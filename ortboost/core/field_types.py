@@ -1,6 +1,7 @@
 """Whether the fields of a configuration hold what their annotations say.
 
-Configurations are written by hand and read from JSON: a text where a number belongs would otherwise be found
+Configurations are written by hand and read from JSON: a text where a number belongs would otherwise
+be found
 somewhere in the middle of a conversion. Ranges are for each class to check.
 """
 
@@ -32,7 +33,8 @@ _WORDS: Final[Mapping[Any, str]] = {
 def check_kinds(config: Any, where: str) -> None:
     """Refuse a dataclass whose fields hold values of other kinds than their annotations.
 
-    A float field takes a whole number and a tuple field a list; a bool is no number, and 2.0 not whole. Literals are texts here, and ``Any`` is anything.
+    A float field takes a whole number and a tuple field a list; a bool is no number, and 2.0 not
+    whole. Literals are texts here, and ``Any`` is anything.
 
     Args:
         config: A dataclass instance, in its ``__post_init__``.

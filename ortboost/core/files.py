@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old file or the new one, never half of one."""
+"""Writing files atomically: a crash leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         path: The file to write. Its folder must exist.
 
     Yields:
-        A path in the same folder. If the block raises, it is removed and ``path`` keeps what it had.
+        A path in the same folder. If the block raises, it is removed and ``path`` keeps what it
+        had.
 
     Raises:
         FileError: The folder is missing or not writable, or ``path`` is a device or pipe.
@@ -63,7 +64,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; not every file system can sync a folder, and that is no error."""
+    """Make a rename durable; file systems that cannot sync a folder are no error."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -12,10 +12,12 @@ Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
     S     = min(S1 * factor, max_scale) if (grow and not overflow) else S1
     cur  += 1
 
-**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives, and only with none
-left the scale shrinks. Growth gives the lives back; with ``consecutive_hysteresis`` every good step does.
+**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives, and
+only with none left the scale shrinks. Growth gives the lives back; with ``consecutive_hysteresis``
+every good step does.
 
-**Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after every step
+**Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after
+every step
 
     s_i <- s_i 2^(-1/2)      if group i overflowed
     s_i <- s_i 2^(1/1000)    otherwise
@@ -23,9 +25,9 @@ left the scale shrinks. Growth gives the lives back; with ``consecutive_hysteres
 within optional bounds. Any overflow skips the whole update. Which group overflowed is decided by
 :mod:`ortboost.boosts.group_loss_scale`.
 
-So the first growth of the dynamic scale comes on the ``window``-th good step, and a step that overflows just when it
-would have grown only shrinks. ``max_scale`` is ours: MindSpore's scale can reach infinity
-(compare pytorch/pytorch#98828); ``max_scale=None`` is MindSpore's law to the bit.
+So the first growth of the dynamic scale comes on the ``window``-th good step, and a step that
+overflows just when it would have grown only shrinks. ``max_scale`` is ours: MindSpore's scale can
+reach infinity (compare pytorch/pytorch#98828); ``max_scale=None`` is the same bits as MindSpore.
 
 References:
     Micikevicius et al., Mixed Precision Training, ICLR 2018 (arXiv:1710.03740), section 3.2.
@@ -88,7 +90,7 @@ class DynamicScaleConfig:
         window: Good steps before the scale grows.
         min_scale: Shrinking stops here.
         max_scale: Growing stops here; None for no limit.
-        hysteresis: The scale shrinks at the so-manieth overflow; 1 is at once.
+        hysteresis: The scale shrinks at this many overflows; 1 is at the first.
         consecutive_hysteresis: A good step takes back the overflows that were counted; without it
             only a growth does.
         late_growth: The first growth after the start and after an overflow comes one good step
@@ -316,7 +318,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
     Args:
         state: The state before it.
         overflow: Whether an (un-scaled) gradient was not finite, so that the update was skipped.
-        config: The law.
+        config: The policy.
 
     Example:
         >>> config = DynamicScaleConfig(init=4, window=2)
@@ -334,7 +336,8 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         if overflow and lives > 1:
             lives -= 1
         elif overflow:
-            # A multiplication with the rounded reciprocal, not a division: they differ for factor 3.
+            # A multiplication with the rounded reciprocal, not a division: they differ for factor
+            # 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
         grow = config.window <= state.cur_iter - last
         if overflow:
@@ -367,11 +370,11 @@ def grouped_update(
     Args:
         scales: float32 ``[groups]``, before it.
         overflow: bool ``[groups]``, which of them overflowed.
-        config: The law.
+        config: The policy.
 
     Example:
-        >>> law = GroupedScaleConfig(grow=2.0, shrink=0.5)
-        >>> grouped_update(np.float32([8, 8]), np.array([True, False]), law)
+        >>> policy = GroupedScaleConfig(grow=2.0, shrink=0.5)
+        >>> grouped_update(np.float32([8, 8]), np.array([True, False]), policy)
         array([ 4., 16.], dtype=float32)
     """
     found = scales * np.where(overflow, np.float32(config.shrink), np.float32(config.grow))
@@ -428,7 +431,7 @@ def host_update(
 
 
 def scale_text(scale: float) -> str:
-    """A scale for people: large powers of two, as most are, as such.
+    """A scale for messages; large powers of two, as most are, are written as such.
 
     Example:
         >>> scale_text(2.0**24), scale_text(1024.0), scale_text(4.5)

@@ -1,4 +1,4 @@
-"""What a rewrite did, what it left alone, and why: data first, text second."""
+"""What a rewrite changed, what it left alone, and why: data first, text second."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Report"]
 
 @dataclass
 class Report:
-    """The account that a rewrite gives of itself.
+    """The report of a rewrite.
 
     Args:
         rewrite: Name of the rewrite, as its file is called (``attach_loss``).
-        changed: What was changed, node or tensor name to what was done.
-        kept: What was looked at and left alone, name to the reason.
+        changed: Name of a node or tensor to what was done to it.
+        kept: Name of a node or tensor that was considered and left alone, to the reason.
         notes: Remarks that are not about one node.
 
     Example:

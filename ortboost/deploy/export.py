@@ -31,8 +31,8 @@ from ortboost.graph.io import ModelSource, load_model, save_model, source_name
 from ortboost.graph.normalize import convert_opset, infer_shapes, normalize
 from ortboost.program.program import Program
 from ortboost.runtime.session import TooNewError, open_session
+from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import emulate_precision
-from ortboost.transforms.trainable_norm import to_inference
 
 __all__ = ["Exported", "export_model", "export_network", "optimize_inference", "write_verified"]
 

@@ -8,10 +8,9 @@ import onnx_ir as ir
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
 from ortboost.deploy.pipeline import Step
-from ortboost.deploy.rewrites.helpers import operators
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import all_tensors
+from ortboost.graph.query import all_tensors, count_operators
 
 __all__ = ["slim_step"]
 
@@ -49,14 +48,14 @@ def _slim(model: ir.Model) -> Report:
             where="--slim",
             fix="Export without --slim.",
         )
-    before = operators(model)
+    before = count_operators(model)
     made = onnxslim.slim(ir.to_proto(model))
     if not isinstance(made, onnx.ModelProto):
         raise ModelError("onnxslim gave no model back.", where="--slim", fix="Leave --slim out.")
     slimmed = ir.from_proto(made)
     model.graph = slimmed.graph
     infer_shapes(model)
-    after = operators(model)
+    after = count_operators(model)
     for op in sorted(before.keys() | after.keys()):
         if before.get(op, 0) != after.get(op, 0):
             report.changed[op] = f"{before.get(op, 0)} -> {after.get(op, 0)}"

@@ -1,18 +1,19 @@
-"""Which axis of each input counts the samples, so that data can be cut into batches.
+"""Which axis of each input is the batch axis, so that data can be cut into batches.
 
 Most inputs are ``[batch, ...]``, but a recurrent state is ``[layers, batch, features]``, a sampling
 rate is a scalar, and a graph network reads nodes and edges that belong together. The axis follows
 from the predictions, whose first dimension is the batch:
 
-1. it is a named dimension of the inputs, or they have one name in front: an input's batch axis is
-   the one of that name;
-2. it has a fixed length: the axis of that length, the first one if there are several;
-3. an input of which every length is fixed while the batch is open is the same for all samples;
-4. inputs whose first dimensions are open, whatever their names, are batched along those.
+1. If it is a named dimension of the inputs, or all inputs begin with the same name, the batch axis
+   of an input is the one with that name.
+2. If it has a fixed length, it is the first axis of that length.
+3. An input whose lengths are all fixed, while the batch is open, is the same for all samples.
+4. Inputs whose first dimensions are open, whatever their names, are batched along those.
 
-Where an input picks rows of what is computed from others (an edge list), cutting would tear them
-apart: nothing is batched, data are fed whole. What the rules leave open is :data:`UNKNOWN`, and data
-for it are refused until the user says it.
+Where an input selects rows of what is computed from others (an edge list), batching would separate
+them: nothing is batched, and data are fed whole. What the rules do not decide is :data:`UNKNOWN`,
+    and
+data for it are refused until the user gives the axis.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import onnx_ir as ir
 
 from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.input_config import Dims
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, known_shape
 
 __all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
 
 UNKNOWN: Final = "unknown"
-"""Stands for a batch axis that is not certain."""
+"""The batch axis of an input that the rules do not decide."""
 
 BatchAxis: TypeAlias = int | Literal["unknown"] | None
 
@@ -38,11 +39,14 @@ _BATCH_NAME = re.compile(r"(batch.*|.*batch(_size)?|bs|b|n)", re.IGNORECASE)
 _MOVES = frozenset(
     "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split()  # noqa: SIM905
 )
-"""Operators that hand on row numbers in their first input."""
+"""Operators whose first input may hold row numbers; their output holds them too."""
 _JOINS = frozenset(("Add", "Concat", "Max", "Min", "Where"))
-"""Operators that hand on row numbers in any input: negative ones counted from the end, loops added."""
+"""Operators of which any input may hold row numbers.
+
+They add offsets to negative indices, or self-loops to an edge list.
+"""
 _CUTS = frozenset(("Gather", "Slice", "Split"))
-"""What takes one row of an edge list apart again."""
+"""Operators that take a single row out of an edge list again."""
 
 
 def find_batch_axes(
@@ -57,11 +61,11 @@ def find_batch_axes(
     Args:
         shapes: Input to shape.
         first: The first dimension of the predictions.
-        given: What the user says.
+        given: Input to axis, as the user gives it.
         whole: The inputs belong together and are fed whole, see :func:`row_picker`.
 
     Raises:
-        UsageError: An axis was given for no input, or one that the input does not have.
+        UsageError: An axis was given for an unknown input, or the input has no such axis.
 
     Example:
         >>> shapes = {"x": ("batch", 576), "state": (2, "batch", 128), "sr": ()}
@@ -80,7 +84,7 @@ def find_batch_axes(
         if axis is not None and not -rank <= axis < rank:
             raise UsageError(
                 f"The input '{name}' has no axis {axis}.",
-                where=f"--batch-axis {name}={axis}: {_text(shapes[name])}",
+                where=f"--batch-axis {name}={axis}: {format_shape(shapes[name])}",
                 fix=f"Give 0 to {rank - 1}, or none." if rank else f"Give {name}=none.",
             )
     if first not in {dim for shape in shapes.values() for dim in shape}:
@@ -159,10 +163,11 @@ def model_batch_axes(
 
 
 def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
-    """The integer input, if any, that picks rows of what is computed from other inputs.
+    """The integer input, if any, that selects rows of what is computed from other inputs.
 
-    Such an input is an edge list or an assignment of nodes to graphs: it means the rows of one batch
-    by their numbers. Rows of a stored table (token ids) do not count.
+    Such an input is an edge list or an assignment of nodes to graphs: it refers to the rows of one
+    batch
+    by number. Rows of a stored table (token ids) do not count.
 
     Args:
         model: The model.
@@ -199,7 +204,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
 
 
 def _picks(node: ir.Node, index: int, joined: bool) -> bool:
-    """Whether this input of a node names rows, along axis 0, of its first one."""
+    """Whether this input of a node selects rows, along axis 0, of its first input."""
     if index != 1:
         return False
     op, axis = node.op_type, node.attributes.get_int("axis", 0)
@@ -214,7 +219,7 @@ def _picks(node: ir.Node, index: int, joined: bool) -> bool:
 
 
 def _depend_on(inputs: list[ir.Value]) -> set[int]:
-    """Ids of the values that are computed from inputs, themselves included."""
+    """Ids of the values that depend on the inputs, the inputs included."""
     pending, seen = list(inputs), set[int]()
     while pending:
         value = pending.pop()
@@ -222,7 +227,3 @@ def _depend_on(inputs: list[ir.Value]) -> set[int]:
             seen.add(id(value))
             pending += [output for usage in value.uses() for output in usage.node.outputs]
     return seen
-
-
-def _text(shape: Dims) -> str:
-    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

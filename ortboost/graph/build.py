@@ -1,7 +1,7 @@
-"""A small builder: appends nodes with unique names, and keeps one copy of each constant.
+"""A builder that makes nodes with unique names and keeps one copy of each constant.
 
-All rewrites of ortboost make nodes through :class:`Builder`, so that names never clash, every
-node has a name, and the element types of scalars follow the tensors they meet.
+All rewrites of ortboost make nodes through :class:`Builder`, so that names never clash, every node
+has a name, and the element types of scalars follow the tensors they are combined with.
 """
 
 from __future__ import annotations
@@ -176,10 +176,10 @@ class Builder:
 
 @functools.cache
 def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> None:
-    """Refuse a node that the opset of the graph does not have; a subgraph names none.
+    """Refuse an operator or attribute that the graph's opset lacks; a subgraph names no opset.
 
     Raises:
-        ModelError: No such operator, or no such attribute, in this opset: a mistake of ours.
+        ModelError: There is none in this opset: a mistake of ortboost.
     """
     if not opset or not onnx.defs.has(op_type):  # the runtime has some of its own among them
         return
@@ -197,7 +197,7 @@ def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> Non
 
 
 def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> None:
-    """Make a name free for a tensor of ours: one inside the graph that has it is renamed.
+    """Make a name available for a tensor of ortboost by renaming inner values that have it.
 
     Args:
         graph: The graph.
@@ -205,7 +205,7 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
         owner: A value that may have it.
 
     Raises:
-        ModelError: An input, weight or output has it: users know those by their names.
+        ModelError: An input, weight or output has the name; users know those by their names.
     """
     seen = [*graph.inputs, *graph.initializers.values(), *graph.outputs]
     if any(value.name == name and value is not owner for value in seen):
@@ -227,8 +227,8 @@ def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Bui
     """Put the waiting nodes of ``builder`` in the place of ``node``.
 
     The new values take over names, types, uses and graph outputs of the old ones, so that nothing
-    downstream sees a difference. All checks are the caller's. A value that the builder did not make
-    comes in through an Identity.
+    downstream sees a difference. All checks are up to the caller. A value that the builder did not
+    make is passed through an Identity.
 
     Args:
         node: The node to remove.

@@ -1,8 +1,9 @@
 """Classic machine learning (the domain ``ai.onnx.ml``), as scikit-learn's converter writes it.
 
-By default its classifiers end in a ZipMap, which makes a sequence of maps of the probabilities, and in the names of the
-classes, which may be texts. For training the probabilities themselves are needed, and texts are of no use. Trees,
-support vectors and linear models are one operator, which keeps its numbers in attributes: there is nothing to train.
+By default its classifiers end in a ZipMap, which turns the probabilities into a sequence of maps,
+and output class names, which may be strings. Training needs the probabilities themselves, and
+strings are of no use. Trees, support vector machines and linear models are single operators that
+keep their numbers in attributes: there is nothing to train.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
@@ -27,9 +29,9 @@ _WEIGHTED: Final = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "R
 
 
 def cut_maps(model: ir.Model) -> Report:
-    """Replace outputs that are maps by the tensors they are made of, and drop outputs of texts, in place.
+    """Replace map outputs by the tensors they are made of, and drop string outputs, in place.
 
-    An output of another kind must be left, or nothing is dropped.
+    Nothing is dropped if all outputs are strings.
     """
     report = Report("cut_maps")
     outputs = list(model.graph.outputs)
@@ -46,21 +48,15 @@ def cut_maps(model: ir.Model) -> Report:
         outputs = list(dict.fromkeys(numbers))
     if report.changed:
         model.graph.outputs[:] = outputs
-        _drop_unread(model)
+        common.RemoveUnusedNodesPass()(model)
     return report
-
-
-def _drop_unread(model: ir.Model) -> None:
-    for node in reversed(list(model.graph)):
-        if not any(out.uses() or out.is_graph_output() for out in node.outputs):
-            model.graph.remove(node, safe=True)
 
 
 def require_network(model: ir.Model) -> None:
     """Refuse a model that is an operator of classic machine learning and no network.
 
     Raises:
-        ModelError: It names the operator.
+        ModelError: Naming the operator.
     """
     nodes = list(model.graph.all_nodes())
     classic = next((n for n in nodes if n.domain == _DOMAIN and n.op_type in _MODELS), None)
@@ -75,7 +71,7 @@ def require_network(model: ir.Model) -> None:
 
 
 def infer_elementwise(model: ir.Model) -> bool:
-    """Give elementwise operators of ``ai.onnx.ml`` the shape of their input, which ONNX does not infer.
+    """Infer the shapes of elementwise operators of ``ai.onnx.ml``, which ONNX does not.
 
     Returns:
         Whether a shape became known.

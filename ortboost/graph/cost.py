@@ -9,14 +9,15 @@ Conv                 elements of the output * (channels in / groups) * elements 
 ConvTranspose        elements of the input * (channels out / groups) * elements of the kernel
 Gemm, MatMul         elements of the output * length of the dimension that is summed over
 Einsum               product of the lengths of all its indices
-RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden), gates 1, 3, 4
-===================  ==============================================================================
+RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden), gates 1, 3,
+4 ===================
+==============================================================================
 
-and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul, FusedConv,
-FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation, no pooling, no
-normalization, no softmax, which is the custom for these figures. Of an If the branch that costs more is
-counted; the body of a Loop or Scan runs a number of times that the graph does not say, so it is
-reported as not counted, and so is a node whose shapes are not known.
+and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul,
+FusedConv, FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation, no pooling, no
+normalization, no softmax, which is the custom for these figures. Of an If the branch that costs
+more is counted; the body of a Loop or Scan runs a number of times that the graph does not say, so
+it is reported as not counted, and so is a node whose shapes are not known.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from onnxscript import optimizer
 
 from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import all_tensors, known_shape, static_shape
+from ortboost.graph.query import all_tensors, input_at, is_standard, known_shape, static_shape
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 
@@ -146,7 +147,7 @@ def with_lengths(
     for graph in copy.graphs():  # what the exporter wrote was for other lengths
         for node in graph:
             for output in node.outputs:
-                if node.domain in ("", "ai.onnx"):
+                if is_standard(node):
                     output.shape = None
     infer_shapes(copy)
     # Shapes that the graph itself computes (Shape, Gather, Concat, Reshape) are numbers by now.
@@ -210,7 +211,7 @@ def _bodies(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def _shape(node: ir.Node, index: int) -> tuple[int, ...] | None:
-    value = node.inputs[index] if index < len(node.inputs) else None
+    value = input_at(node, index)
     return None if value is None else static_shape(value)
 
 

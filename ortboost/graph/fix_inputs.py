@@ -1,8 +1,8 @@
-"""Fix dimensions and inputs of a graph, as ``--dim height=640`` and ``--input sr=16000`` ask.
+"""Fix dimensions and inputs of a graph, for ``--dim height=640`` and ``--input sr=16000``.
 
-A fixed length goes into the shapes of all values that carry the name of the dimension; the rest is
-the work of shape inference, which runs when the model is normalized. A fixed input becomes a
-constant, and its shape fixes the dimensions that it has.
+A fixed length replaces the name of the dimension in the shapes of all values; shape inference,
+which runs when the model is normalized, does the rest. A fixed input becomes a constant, and its
+shape fixes the dimensions that it has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ortboost.core.errors import UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.input_config import Dims, InputConfig, fit_dims
 from ortboost.graph.io import source_name
-from ortboost.graph.query import ROLE_MARK, known_shape
+from ortboost.graph.query import ROLE_MARK, format_shape, known_shape
 
 __all__ = ["constant_array", "fix_inputs"]
 
@@ -26,14 +26,15 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
 
     Args:
         model: The model as loaded.
-        config: Lengths and values; batch axes are not of the graph.
+        config: Lengths and values; batch axes do not change the graph.
 
     Raises:
         UsageError: There is no such input or dimension, or the length or value does not fit.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
-        ... net (float[n,h] x, int64 rate) => (float[n,h] y) { c = Cast<to = 1>(rate) y = Mul(x, c) }''')
+        ... net (float[n,h] x, int64 rate) => (float[n,h] y) {
+        ...   c = Cast<to = 1>(rate) y = Mul(x, c) }''')
         >>> report = fix_inputs(model, InputConfig(dims={"h": 8}, values={"rate": 3}))
         >>> [str(value.shape) for value in model.graph.inputs]
         ['[n,8]']
@@ -68,7 +69,7 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
     for name, shape in fitted.items():
         inputs[name].shape = ir.Shape(shape)
         if shape != shapes[name] and name not in arrays:
-            report.changed[name] = f"{_text(shapes[name])} -> {_text(shape)}"
+            report.changed[name] = f"{format_shape(shapes[name])} -> {format_shape(shape)}"
     for node in graph.all_nodes():
         for output in node.outputs:
             found = known_shape(output)
@@ -108,7 +109,7 @@ def constant_array(
         raise UsageError(
             f"The value of the input '{name}' does not fit: it is {array.dtype}{list(array.shape)}.",
             where=f"--input {name}: the model wants {wanted}"
-            + ("" if shape is None else f" {_text(shape)}"),
+            + ("" if shape is None else f" {format_shape(shape)}"),
             fix="Give a value of that type and shape; an array comes from a file, --input "
             f"{name}=values.npy.",
         )
@@ -126,10 +127,6 @@ def _make_constant(model: ir.Model, value: ir.Value, array: np.ndarray) -> None:
 
 def _replaced(shape: Dims, names: dict[str, int]) -> Dims:
     return tuple(names.get(dim, dim) if isinstance(dim, str) else dim for dim in shape)
-
-
-def _text(shape: Dims) -> str:
-    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
 def _shown(array: np.ndarray) -> str:

@@ -1,75 +1,46 @@
-"""Compute once what is made of whole numbers that are known: axes, sizes and places.
+"""Fold integer computations whose inputs are known: axes, sizes and indices.
 
-Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not see
-through all of them, and gradients need to know axes and ranks. Weights are never touched: what is
-float stays a node, but for the scales of a Resize.
+Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not
+see through all of them, and gradients need to know axes and ranks. Weights are never touched: float
+computations are kept, except for the scales of a Resize.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 
 from ortboost.core.report import Report
-from ortboost.graph.query import known_shape
+from ortboost.graph.evaluate import add_initializer, evaluate_node
+from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = ["fold_integers"]
 
 _LARGEST = 1024  # elements
 _OPEN = -(2**62)  # stands for a length that is not known
 _OPERATORS = frozenset(
-    {
-        *(
-            "Abs",
-            "Add",
-            "Cast",
-            "Concat",
-            "ConstantOfShape",
-            "Div",
-            "Equal",
-            "Gather",
-            "Greater",
-            "Less",
-            "Max",
-            "Min",
-        ),
-        *(
-            "Mod",
-            "Mul",
-            "Neg",
-            "Not",
-            "Range",
-            "Reshape",
-            "Shape",
-            "Size",
-            "Slice",
-            "Squeeze",
-            "Sub",
-        ),
-        *("Transpose", "Unsqueeze", "Where"),
-    }
+    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not Range "  # noqa: SIM905
+    "Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 
 def fold_integers(model: ir.Model) -> Report:
-    """Replace nodes of the main graph whose answer is a few known whole numbers, in place.
+    """Replace nodes of the main graph whose result is a few known integers, in place.
 
     Args:
         model: A model whose constants are initializers.
 
     Returns:
-        How many nodes of each operator went. A second call changes nothing.
+        How many nodes of each operator were folded. A second call changes nothing.
     """
     counts: dict[str, int] = {}
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
-        if node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+        if not is_standard(node, *_OPERATORS):
             continue
         (output,) = node.outputs
         if id(output) in outputs:
@@ -78,7 +49,9 @@ def fold_integers(model: ir.Model) -> Report:
         found = _answer(node, model.opset_imports.get("", 18), kinds)
         if found is None or found.dtype.kind not in kinds or found.size > _LARGEST:
             continue
-        ir.convenience.replace_all_uses_with(output, _constant(model.graph, output, found))
+        name = output.name or ""
+        output.name = f"{name}/folded"
+        ir.convenience.replace_all_uses_with(output, add_initializer(model.graph, name, found))
         model.graph.remove(node, safe=True)
         counts[node.op_type] = counts.get(node.op_type, 0) + 1
     return Report(
@@ -86,34 +59,21 @@ def fold_integers(model: ir.Model) -> Report:
     )
 
 
-def _constant(graph: ir.Graph, output: ir.Value, array: NDArray[np.generic]) -> ir.Value:
-    name = output.name or ""
-    output.name = f"{name}/folded"
-    value = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-        shape=ir.Shape(array.shape),
-        const_value=ir.tensor(array, name=name),
-    )
-    graph.register_initializer(value)
-    return value
-
-
 def _is_setting(value: ir.Value) -> bool:
-    """Whether it is only read as the region, scales or sizes of a Resize."""
+    """Whether a value is only read as the region, scales or sizes of a Resize."""
     uses = [(usage.node.op_type, usage.idx) for usage in value.uses()]
     return bool(uses) and all(op in ("Resize", "Upsample") and index for op, index in uses)
 
 
 def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
-    """What the node makes of constants of these kinds of numbers, ``None`` if that is not known."""
+    """The result of a node on constants of these numpy kinds; ``None`` if it is not known."""
     if node.op_type in ("Shape", "Size"):
         return _size(node)
     feeds: dict[str, NDArray[Any]] = {}
     for index, value in enumerate(node.inputs):
         if value is None:
             continue
-        array = _array(value)
+        array = constant(value, limit=_LARGEST)
         if array is None and not index and node.op_type in ("Gather", "Slice"):
             array = _lengths(value)
         if array is None or (array.dtype.kind not in kinds and node.op_type != "Cast"):
@@ -123,18 +83,9 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
         np.any(np.less_equal(array, 0)) for array in feeds.values()
     ):
         return None  # how negative ones are rounded is not for us to say
-    graph = onnx.helper.make_graph(
-        [ir.to_proto(node)],
-        "node",
-        [onnx.helper.make_empty_tensor_value_info(name) for name in feeds],
-        [onnx.helper.make_empty_tensor_value_info(node.outputs[0].name or "")],
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    try:
-        answer = np.asarray(cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))[0])
-    except Exception:  # a node that is wrong is found where it matters, with its name
-        return None
-    return None if answer.dtype == np.int64 and _OPEN in answer else answer
+    found = evaluate_node(node, feeds, opset)
+    answer = None if found is None else found[0]
+    return None if answer is not None and answer.dtype == np.int64 and _OPEN in answer else answer
 
 
 def _size(node: ir.Node) -> NDArray[np.generic] | None:
@@ -145,7 +96,7 @@ def _size(node: ir.Node) -> NDArray[np.generic] | None:
 
 
 def _lengths(value: ir.Value) -> NDArray[np.generic] | None:
-    """The answer of a Shape, open lengths marked: a part of it may be known."""
+    """The result of a Shape with unknown lengths marked, as a part of it may be known."""
     node = value.producer()
     lengths = _shape(node) if node is not None and node.op_type == "Shape" else None
     return None if lengths is None else np.array(lengths, np.int64)
@@ -161,10 +112,3 @@ def _shape(node: ir.Node) -> list[int] | None:
         end = node.attributes.get_int("end", len(shape))
         shape = shape[start:end]
     return [size if isinstance(size, int) else _OPEN for size in shape]
-
-
-def _array(value: ir.Value) -> NDArray[np.generic] | None:
-    tensor = value.const_value
-    if value.is_graph_input() or tensor is None or tensor.size > _LARGEST:
-        return None
-    return tensor.numpy()

@@ -1,7 +1,7 @@
-"""Tensors whose numbers a formula makes: positions, sines of positions, masks, filter banks.
+"""Tensors that a formula computes: positions, their sines and cosines, masks, filter banks.
 
-Nobody trains these, and a file does not say so. Each test asks for equality with the formula, so that
-a learned tensor does not pass by chance.
+Nobody trains these, but a file does not say so. Each test asks for equality with the formula, so
+that a learned tensor does not pass by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _MASK = 4  # elements: fewer may have two values by chance
 
 
 def counting(value: ir.Value) -> str | None:
-    """``0, 1, 2, ...`` along the only axis, as in the projection of a distribution to its mean.
+    """Whether a tensor counts ``0, 1, 2, ...`` along its only axis; the reason, or ``None``.
+
+    Detection models project a distribution to its mean with such a tensor.
 
     Example:
         >>> counting(ir.Value(name="dfl", const_value=ir.tensor(np.arange(8.0).reshape(1, 8, 1, 1))))
@@ -34,12 +36,12 @@ def counting(value: ir.Value) -> str | None:
 
 
 def generated(value: ir.Value, *, plain: bool = False) -> str | None:
-    """Which formula makes the numbers of a tensor, ``None`` if none of those known.
+    """The formula that computes a tensor, ``None`` if it is none of those known.
 
     Args:
         value: An initializer.
-        plain: Look for masks and filter banks too: tensors of which learned ones could hold the
-            like if they have just been initialized.
+        plain: Look for masks and filter banks too: a learned tensor could hold the same numbers if
+            it has just been initialized.
 
     Example:
         >>> mask = np.triu(np.ones((4, 4)), 1) * -1e9

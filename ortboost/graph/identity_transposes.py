@@ -1,4 +1,4 @@
-"""Transposes that keep the order of the axes, which onnxruntime 1.19 takes for real ones before a Gemm."""
+"""Transposes that keep the order of the axes, which onnxruntime 1.19 mistakes before a Gemm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["bypass_identity_transposes"]
 
 
 def bypass_identity_transposes(model: ir.Model) -> Report:
-    """Let what reads a Transpose that keeps the order of the axes read its input, in place.
+    """Bypass each Transpose that keeps the order of the axes, in place.
 
-    GemmTransposeFusion of onnxruntime 1.19.2 does not look at ``perm``: it takes
-    ``Gemm(Transpose(x, perm=[0, 1]), w)`` for ``Gemm(x, w, transA=1)``. That is an error where `x` is not
-    square, and another number where it is. torch's dynamo exporter writes such nodes for advanced
-    indexing. 1.31.1 is right.
+    GemmTransposeFusion of onnxruntime 1.19.2 ignores ``perm``: it takes
+    ``Gemm(Transpose(x, perm=[0, 1]), w)`` for ``Gemm(x, w, transA=1)``, which fails if `x` is not
+    square and gives wrong numbers if it is. torch's dynamo exporter writes such nodes for advanced
+    indexing. onnxruntime 1.31.1 is right.
 
     Returns:
         The nodes that are bypassed; a graph output keeps its node.

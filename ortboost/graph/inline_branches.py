@@ -1,7 +1,8 @@
-"""Replace an If whose condition is known by the branch that it takes.
+"""Replace an If whose condition is constant by the branch that it takes.
 
-Exporters write both branches of a rate or a mode that is then fixed (``--input sr=16000``), or of a
-length that shape inference finds. Behind an If no parameter is seen and no gradient flows.
+Exporters write both branches for a sampling rate or a mode that is then fixed (``--input
+sr=16000``), or for a length that shape inference finds. Inside an If no parameter is found and no
+gradient flows.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
+from ortboost.graph.query import is_standard
 
 __all__ = ["inline_branches"]
 
 
 def inline_branches(model: ir.Model) -> Report:
-    """Inline the branch that is taken of every If of the main graph with a constant condition.
+    """Inline the branch taken of every If of the main graph whose condition is constant.
 
     Args:
         model: A model whose constants are initializers; changed in place.
@@ -26,7 +28,7 @@ def inline_branches(model: ir.Model) -> Report:
     report = Report("inline_branches")
     graph = model.graph
     for node in list(graph):
-        if node.op_type != "If" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
+        if not is_standard(node, "If") or node.inputs[0] is None:
             continue
         condition = ir.convenience.get_const_tensor(node.inputs[0])
         if condition is None:
@@ -72,7 +74,7 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
 
 
 def _detach(branch: ir.Graph) -> None:
-    """Take the nodes of the branch that is not taken out of the uses of what they read."""
+    """Remove the nodes of the other branch from the uses of the values that they read."""
     for node in branch.all_nodes():
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)

@@ -1,4 +1,4 @@
-"""What a user says of a model's inputs: lengths of dimensions, fixed values, batch axes."""
+"""The user's settings of a model's inputs: lengths of dimensions, fixed values, batch axes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.graph.query import format_shape
 
 __all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims"]
 
@@ -25,14 +26,14 @@ class InputConfig:
     """Settings of a model's inputs.
 
     Args:
-        dims: Lengths of open dimensions, by the name of the dimension (``height``) or by the input
-            and the axis (``x:2``), for names that are missing or mean several things.
-        values: Values of inputs that are no data, by input: they become constants of the graph.
-        batch_axes: Input to the axis that counts the samples, ``None`` for an input that is the same
-            for all samples. Found where it is not given.
+        dims: Lengths of open dimensions, by the name of the dimension (``height``), or by input and
+            axis (``x:2``) if the name is missing or stands for several dimensions.
+        values: Values of inputs that are not data, by input: they become constants of the graph.
+        batch_axes: Input to its batch axis, ``None`` for an input that is the same for all samples.
+            Inferred if not given.
 
     Raises:
-        ConfigError: A length below 1, an axis or a value of another kind.
+        ConfigError: A length below 1, or an axis or value of the wrong type.
 
     Example:
         >>> InputConfig(dims={"height": 640}, values={"sr": 16000}, batch_axes={"state": 1}).dims
@@ -80,7 +81,7 @@ class InputConfig:
 
 
 def dimension_name(name: str | None) -> str | None:
-    """The name of a dimension, or ``None`` where it only says that the length is not known.
+    """The name of a dimension, or ``None`` if it only says that the length is unknown.
 
     Paddle calls every unknown dimension ``?``; two of that name need not be equal.
 
@@ -144,4 +145,4 @@ def _whole(value: object) -> bool:
 
 
 def _text(name: str, shape: Dims) -> str:
-    return f"{name} [{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+    return f"{name} {format_shape(shape)}"

@@ -1,9 +1,9 @@
 """Load and save ONNX models, also with weights in external files.
 
-Reading and writing is `onnx_ir`'s work. What is added here: errors that name the file and the
-cure, a check of external data at load time (present, long enough, inside the model's folder), the types of
-maps, as scikit-learn's converter gives for class scores, which `onnx_ir` does not know, and atomic saving. A loaded model holds all its weights in memory, so that nothing depends on the files
-it came from.
+`onnx_ir` reads and writes. Added here are errors that name the file and the fix, a check of
+external data at load time (present, long enough, inside the model's folder), map types, which
+`onnx_ir` does not know (scikit-learn's converter gives them for class scores), and atomic saving. A
+loaded model holds all its weights in memory, so that nothing depends on the files it came from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["EXTERNAL_DATA_THRESHOLD", "ModelSource", "load_model", "save_model",
 ModelSource: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
 EXTERNAL_DATA_THRESHOLD = 1 << 30
-"""Models with at least this many bytes of weights are saved with external data (protobuf ends at 2 GiB)."""
+"""Bytes of weights from which on a model is saved with external data (protobuf ends at 2 GiB)."""
 
 _SOURCE = "ortboost.source"
 _MAP = "ortboost.map_type"
@@ -97,7 +97,7 @@ def load_model(source: ModelSource) -> ir.Model:
 
 
 def _with_true_names(model: ir.Model) -> ir.Model:
-    """Without names of dimensions that stand for 'unknown': they would be taken for one length."""
+    """Drop dimension names that mean "unknown": equal names would be taken for equal lengths."""
     for graph in model.graphs():
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):

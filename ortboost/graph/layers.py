@@ -1,13 +1,13 @@
-r"""The layers of a network: a node with a weight, and what follows it.
+r"""The layers of a network: a node with a weight, and the nodes that belong to it.
 
-A *layer* is a node with a trained weight (convolution, matrix product, embedding, ...) together with the
-biases and normalizations that follow it, in the order in which the graph computes them; a weight that
-several nodes share belongs to the first. Its cost for one sample is
+A *layer* is a node with a trained weight (convolution, matrix product, embedding, ...) together
+with the biases and normalizations after it, in graph order; a weight that several nodes share
+belongs to the first. Its cost for one sample is
 
-    multiply-accumulates + 32 * elements that its nodes give out
+    multiply-accumulates + 32 * elements of the outputs of its nodes
 
-The second term is for what moves data and hardly computes (normalization, activation). Its factor is
-from measured steps of `models/` on a CPU, where fits gave 10 to 100.
+The second term is for nodes that move data and hardly compute (normalization, activation). Its
+factor comes from measured steps of `models/` on a CPU, where fits gave 10 to 100.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.graph.cost import count_cost, with_lengths
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.query import known_shape, producer_of, static_shape
 
 __all__ = ["Layer", "find_layers"]
 
@@ -30,7 +30,7 @@ _ELEMENT = 32  # multiply-accumulates that take as long as the traffic of one el
 
 @dataclass
 class Layer:
-    """A node with a weight, and what follows it.
+    """A node with a weight, and the nodes that belong to it.
 
     Args:
         node: Name of the node.
@@ -78,12 +78,12 @@ def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
 
 
 def _before_cast(value: ir.Value | None) -> ir.Value | None:
-    node = None if value is None else value.producer()
+    node = producer_of(value)
     return node.inputs[0] if node is not None and node.op_type == "Cast" else value
 
 
 def _lengths(model: ir.Model) -> dict[str, tuple[int, ...]]:
-    """One sample, and some length for each other dimension that is open: costs are only compared."""
+    """Shapes for one sample, open dimensions at a fixed length: costs are only compared."""
     shapes = {value.name or "": known_shape(value) or () for value in model.graph.inputs}
     samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
 

@@ -1,8 +1,8 @@
 """Bring any ONNX file into the one form that the rest of ortboost works on.
 
-Functions inlined, weights no longer graph inputs, constants as initializers, opset within what the
-engine can do (18 to 21 for the native one), unique names everywhere, shapes inferred with symbolic
-dimensions kept.
+Functions are inlined, weights are no graph inputs, constants are initializers, the opset is one
+that the engine supports (18 to 21 for the native one), all names are unique, and shapes are
+inferred with symbolic dimensions kept.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
+from ortboost.graph.query import is_standard
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = ["convert_opset", "infer_shapes", "normalize", "quiet"]
@@ -49,8 +50,8 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
 
     Args:
         model: The model as loaded.
-        opsets: Opset versions of the standard domain that may come out.
-        ir_version: Newest IR version that may come out.
+        opsets: Allowed opset versions of the standard domain.
+        ir_version: Newest allowed IR version.
 
     Returns:
         One report for each step that changed something.
@@ -162,7 +163,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
 
 def _unknown_operators(model: ir.Model, version: int) -> list[str]:
     """Standard operators of the model that this opset does not have."""
-    used = {node.op_type for node in model.graph.all_nodes() if node.domain in ("", "ai.onnx")}
+    used = {node.op_type for node in model.graph.all_nodes() if is_standard(node)}
     return sorted(op for op in used if not _has_operator(op, version))
 
 
@@ -215,9 +216,9 @@ def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
 
 
 def _untype_sequences(model: ir.Model) -> None:
-    """The pass takes a sequence of tensors for a tensor; a runtime that is told nothing finds out itself."""
+    """Remove types that the pass got wrong: it takes a sequence of tensors for a tensor."""
     for node in model.graph.all_nodes():
-        if node.domain not in ("", "ai.onnx"):
+        if not is_standard(node):
             continue
         source = node.inputs[0] if len(node.inputs) == 1 else None
         passed = source is not None and source.producer() is not None and source.type is None
@@ -229,7 +230,7 @@ def _untype_sequences(model: ir.Model) -> None:
 
 
 def _is_sequence(node: ir.Node, index: int) -> bool:
-    """Whether a branch says that it answers with something else than a tensor."""
+    """Whether a branch of an If returns something other than a tensor."""
     branches = (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH)
     return any(
         not isinstance(branch.outputs[index].type, (ir.TensorType, type(None)))
@@ -239,7 +240,7 @@ def _is_sequence(node: ir.Node, index: int) -> bool:
 
 @contextlib.contextmanager
 def quiet(*loggers: str) -> Iterator[None]:
-    """Keep warnings of libraries from the user about what is handled here."""
+    """Suppress warnings of libraries about what is handled here."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
     try:
         for logger, level in levels:
@@ -251,30 +252,31 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:
-    """Old exporters wrote intermediate shapes for the batch they saw; inference makes true ones.
+    """Drop inferred shapes, which old exporters wrote for the batch size they traced.
 
-    An output that nodes read is intermediate, too: names that users gave its lengths prove nothing.
+    An output that nodes read is intermediate, too: the names that users gave its dimensions prove
+    nothing.
     """
     ends = (value for value in model.graph.outputs if not value.uses())
     kept = {id(value) for value in (*model.graph.inputs, *ends)}
     for node in model.graph.all_nodes():
         for output in node.outputs:
-            if id(output) not in kept and node.domain in ("", "ai.onnx"):
+            if id(output) not in kept and is_standard(node):
                 output.shape = None
 
 
 def _drop_unused_statistics(model: ir.Model) -> None:
-    """Before opset 14 a BatchNormalization had up to five outputs; the converter knows only one."""
+    """Drop unused statistics outputs: before opset 14 there were five, the converter knows one."""
     if model.opset_imports.get("", 14) >= 14:
         return
     for node in model.graph.all_nodes():
-        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+        if is_standard(node, "BatchNormalization"):
             used = [i for i, out in enumerate(node.outputs) if out.uses() or out.is_graph_output()]
             node.resize_outputs(max(used, default=0) + 1)
 
 
 def _name_nodes(model: ir.Model) -> None:
-    """Name nodes after their first output: a name a user can find in a viewer."""
+    """Name nodes after their first output, which a user can find in a viewer."""
     taken: set[str] = set()
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:

@@ -26,6 +26,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from ortboost.graph.query import is_standard
+
 __all__ = [
     "Origin",
     "Origins",
@@ -43,7 +45,7 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 # Names that torch's exporters give to tensors of their own.
-_MADE_UP = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
+_EXPORTER_NAME = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,14 @@ class Origin:
     """Where a tensor comes from.
 
     Args:
-        kind: ``parameter`` or ``buffer``, as the exporter says; ``literal``, a number written in the
-            code or made of such; ``module``, a parameter or a buffer of a torch module; ``folded``,
-            computed by the exporter; ``unknown``.
+        kind: ``parameter`` or ``buffer``, as the exporter says; ``literal``, a number written in
+            the code or made of such; ``module``, a parameter or a buffer of a torch module;
+            ``folded``, computed by the exporter; ``unknown``.
         made_of: For a folded tensor, the parameters of the module that reads it which are no
             longer in the file.
         direct: Whether those are parameters of the module itself, not of one inside it.
-        known: Whether the exporter lists all parameters, so that an empty ``made_of`` tells something.
+        known: Whether the exporter lists all parameters, so that an empty ``made_of`` tells
+            something.
     """
 
     kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
@@ -112,7 +115,7 @@ def tensor_origins(model: ir.Model) -> Origins:
     for graph in model.graphs():
         stored += graph.initializers.values()
         for node in graph:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if is_standard(node, "Constant"):
                 stored.append(node.outputs[0])
                 constants.add(node.outputs[0].name or "")
     lost = set(_lost(model, signature, stored))
@@ -134,7 +137,7 @@ def tensor_origins(model: ir.Model) -> Origins:
         elif signature:
             found[name] = _folded(value, lost) if lost else Origin("literal")
         else:
-            found[name] = Origin("folded" if _MADE_UP.match(name) else "module")
+            found[name] = Origin("folded" if _EXPORTER_NAME.match(name) else "module")
     return Origins(found, tuple(sorted(lost)))
 
 
@@ -197,7 +200,7 @@ def _folded(value: ir.Value, lost: set[str]) -> Origin:
 
 
 def _module(parameter: str) -> str:
-    """The module that a parameter belongs to; one that is parametrized keeps it in a module inside."""
+    """The module that a parameter belongs to; torch keeps a parametrized one in a submodule."""
     module, inside, _ = parameter.partition(".parametrizations.")
     return module if inside else module.rpartition(".")[0]
 

@@ -1,9 +1,9 @@
-"""Which float tensors of a model are its parameters: what is trained unless the user says otherwise.
+"""Which float tensors of a model are parameters: what is trained unless the user says otherwise.
 
-ONNX does not write that down. :func:`find_parameters` decides by three things: where the tensor comes
-from (:mod:`ortboost.graph.origins`), where it is used, and whether a formula makes its numbers
-(:mod:`ortboost.graph.generated`). It says why; and where the file leaves it open it says so too, with
-what was decided, so that ``--trainable``, ``--freeze`` or ``--parameters`` can overrule it.
+ONNX does not record that. :func:`find_parameters` decides by the origin of the tensor
+(:mod:`ortboost.graph.origins`), its uses, and whether a formula computes its numbers
+(:mod:`ortboost.graph.generated`). It gives the reason; and where the file leaves it open it says so
+too, so that ``--trainable``, ``--freeze`` or ``--parameters`` can override the decision.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNSAID = "a parameter or a buffer of the torch module: the file does not say wh
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a float initializer of a model is.
+    """The classification of a float initializer.
 
     Args:
         name: Its name in the file.
@@ -60,8 +60,8 @@ class Parameter:
         dtype: Element type.
         role: ``weight``, ``bias``, ``norm_scale``, ``norm_shift`` (these four are trainable by
             default), ``running_mean``, ``running_var`` (buffers) or ``constant``.
-        reason: Why, in a few words: the node and input that decided.
-        doubt: Why it may be otherwise; empty if the file leaves no doubt.
+        reason: The node and input that decided, in a few words.
+        doubt: Why the classification may be wrong; empty if the file leaves no doubt.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """A role, the reason, what speaks against it, and the role by use alone."""
+    """A role, the reason, what speaks against it, and the role that the use alone suggests."""
 
     role: str
     reason: str
@@ -108,21 +108,21 @@ class _Verdict:
 def find_parameters(model: ir.Model) -> dict[str, Parameter]:
     """Classify every float initializer of the main graph.
 
-    - What the exporter calls a parameter is one, a buffer is none, and what stands as a number in the
-      code of a torch module is a constant.
-    - Else the use decides, through whatever only moves or casts the numbers, and through arithmetic
-      with other stored tensors. Weights, biases, tables and what scales or shifts a normalization
-      are parameters, whatever their size. Other tensors of more than one number that meet an activation
-      (position embeddings, layer scales) are, too. Inputs 3 and 4 of a BatchNormalization are running
-      statistics.
-    - Not trained, whatever the use: numbers that a formula makes, tensors with
-      non-finite values, what is multiplied with whole numbers for a sine, and what is subtracted
-      from the raw input or divides it.
-    - A tensor that may be otherwise has a ``doubt``.
-    - If nothing would be trained, what is only used like a weight is.
+    - A tensor that the exporter calls a parameter is one, a buffer is not, and a number written in
+      the code of a torch module is a constant.
+    - Otherwise the use decides, followed through operators that only move or cast the numbers, and
+      through arithmetic with other stored tensors. Weights, biases, tables, and scales and shifts
+      of a normalization are parameters, whatever their size. Other tensors of more than one number
+      that are combined with an activation (position embeddings, layer scales) are, too. Inputs 3
+      and 4 of a BatchNormalization are running statistics.
+    - Never trained, whatever the use: numbers that a formula computes, tensors with non-finite
+      values, factors of integers inside a sine, and what is subtracted from the raw input or
+      divides it.
+    - A tensor that may be classified wrongly has a ``doubt``.
+    - If nothing would be trained, every tensor that is only used like a weight is.
 
     Returns:
-        Name to :class:`Parameter`, in the order in which the graph first uses them.
+        Name to :class:`Parameter`, in the order of first use in the graph.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -152,7 +152,7 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
 
 
 def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:
-    """Exporters order initializers in their own ways; the order of use is that of the layers."""
+    """Initializers in the order of the layers; exporters each have an order of their own."""
     ordered: dict[str, ir.Value] = {}
     for node in graph.all_nodes():
         for value in node.inputs:
@@ -219,7 +219,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
 def _formula(
     value: ir.Value, use: WeightUse, uses: tuple[WeightUse, ...], origin: Origin
 ) -> str | None:
-    """Why nobody trains a tensor with such numbers or such a use, ``None`` if somebody may."""
+    """The reason why nobody trains such numbers or such a use; ``None`` if somebody may."""
     tensor = value.const_value
     name = (value.name or "").rpartition(".")[2]
     sure = origin.kind == "parameter" or (
@@ -242,7 +242,7 @@ def _formula(
 
 
 def _of_a_module(value: ir.Value, use: WeightUse, by_use: str) -> _Verdict:
-    """A parameter or a buffer: torch's own names are known, others stay in doubt."""
+    """A parameter or a buffer of a torch module, by its name; other names leave a doubt."""
     name = value.name or ""
     last = name.rpartition(".")[2]
     role = use.role if by_use == "constant" else by_use
@@ -262,7 +262,7 @@ def _is_alone(graph: ir.Graph | None, name: str) -> bool:
 
 
 def _folded(origin: Origin, use: WeightUse, by_use: str, same: bool) -> _Verdict:
-    """What the exporter computed: a weight in another order, or of several tensors."""
+    """A tensor that the exporter computed: a transposed weight, or one made of several tensors."""
     stands = f", stands for {_listed(origin.made_of)}" if origin.made_of else ""
     reason = f"{use.where}{stands}"
     if use.kind == NORM and use.plain_values and not origin.made_of:

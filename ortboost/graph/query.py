@@ -1,18 +1,33 @@
-"""Questions about a graph: its tensors, their shapes, names that match patterns."""
+"""Questions about a graph: values, shapes, constants, producers and consumers."""
 
 from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 __all__ = [
     "FLOAT_TYPES",
+    "RANDOM_OPERATORS",
     "ROLE_MARK",
     "all_tensors",
+    "constant",
+    "count_operators",
+    "format_shape",
+    "has_subgraph",
+    "input_at",
+    "is_standard",
+    "is_unused",
     "known_shape",
+    "label",
     "match_names",
+    "producer_of",
+    "scalar",
+    "sole_consumer",
     "static_shape",
 ]
 
@@ -24,7 +39,15 @@ FLOAT_TYPES = (
 )
 
 ROLE_MARK = "ortboost.role"
-"""Metadata key of a tensor that a rewrite added: its role, where its place in the graph does not say it."""
+"""Metadata key of a tensor that a rewrite added: its role, which the graph does not tell."""
+
+RANDOM_OPERATORS = frozenset(
+    {
+        *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"),
+        *("RandomUniform", "RandomUniformLike"),
+    }
+)
+"""Operators that draw random numbers: never folded, never merged. Dropout has rules of its own."""
 
 
 def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
@@ -51,6 +74,16 @@ def static_shape(value: ir.Value) -> tuple[int, ...] | None:
     return numbers if len(numbers) == len(shape) else None
 
 
+def format_shape(shape: Iterable[int | str | None]) -> str:
+    """A shape for messages.
+
+    Example:
+        >>> format_shape(("batch", 3, None))
+        '[batch, 3, ?]'
+    """
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
+
+
 def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str], list[str]]:
     """Match names against shell-style patterns.
 
@@ -70,3 +103,96 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
         if not hits:
             idle.append(pattern)
     return matched, idle
+
+
+def is_standard(node: ir.Node, *op_types: str) -> bool:
+    """Whether a node is a standard ONNX operator, and one of these if any are named."""
+    return node.domain in ("", "ai.onnx") and (not op_types or node.op_type in op_types)
+
+
+def label(node: ir.Node) -> str:
+    """A name to report a node by: its own, or that of its first output, or its operator."""
+    if node.name:
+        return node.name
+    return next((out.name for out in node.outputs if out.name), None) or node.op_type
+
+
+def has_subgraph(node: ir.Node) -> bool:
+    """Whether a node has a subgraph (If, Loop, Scan)."""
+    types = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in types for attribute in node.attributes.values())
+
+
+def input_at(node: ir.Node, index: int) -> ir.Value | None:
+    """An input of a node; ``None`` if it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that computes a value.
+
+    Args:
+        value: The value; ``None`` has no producer.
+        *op_types: Standard operators that count; any node if none is named.
+
+    Returns:
+        The node, or ``None`` for inputs and initializers, and for other operators.
+    """
+    node = None if value is None else value.producer()
+    if node is None or (op_types and not is_standard(node, *op_types)):
+        return None
+    return node
+
+
+def sole_consumer(value: ir.Value) -> ir.Node | None:
+    """The node that reads a value, if it is read exactly once and is no graph output."""
+    uses = list(value.uses())
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    return uses[0].node
+
+
+def is_unused(node: ir.Node) -> bool:
+    """Whether nothing reads any output of a node."""
+    return not any(output.uses() or output.is_graph_output() for output in node.outputs)
+
+
+def constant(value: ir.Value | None, *, limit: int | None = None) -> NDArray[Any] | None:
+    """The array of an initializer or of a Constant node.
+
+    An initializer that is also a graph input can be overridden by the caller, so it is not
+    constant.
+
+    Args:
+        value: The value.
+        limit: Largest number of elements to read, so that large weights stay on disk.
+
+    Returns:
+        The array, or ``None`` if the value is not constant, holds strings or is too large.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    producer = value.producer()
+    if producer is not None and producer.op_type != "Constant":
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.dtype == ir.DataType.STRING:
+        return None
+    if limit is not None and tensor.size > limit:
+        return None
+    return np.asarray(tensor.numpy())
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """A constant with one element as a number, else ``None``."""
+    array = constant(value, limit=1)
+    return None if array is None or array.size != 1 else float(array.reshape(-1)[0])
+
+
+def count_operators(model: ir.Model) -> dict[str, int]:
+    """Number of nodes by operator, subgraphs included; other domains as ``domain::operator``."""
+    counts: dict[str, int] = {}
+    for node in model.graph.all_nodes():
+        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+        counts[name] = counts.get(name, 0) + 1
+    return counts

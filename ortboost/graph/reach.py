@@ -1,4 +1,4 @@
-"""Which nodes lie between the parameters and the loss: the only ones that need a gradient.
+"""Which nodes lie between the parameters and the loss: only these need a gradient.
 
 A gradient flows along float values only. It stops at operators whose output does not depend
 smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integers.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, is_standard
 
 __all__ = ["STOPS", "Reach", "find_value", "reach", "uses_inside", "values_by_name"]
 
@@ -92,8 +92,8 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     """Find the nodes between ``sources`` and ``loss``.
 
     Args:
-        model: Model whose main graph is looked at.
-        sources: Names of the values that gradients are wanted for.
+        model: Model whose main graph is searched.
+        sources: Names of the values that need a gradient.
         loss: Name of the value to differentiate, or names of several.
 
     Returns:
@@ -103,7 +103,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     forward: set[str] = set(wanted)
     touched: list[ir.Node] = []
     for node in model.graph:
-        if node.op_type in STOPS and node.domain in ("", "ai.onnx"):
+        if node.op_type in STOPS and is_standard(node):
             continue
         if any(value.name in forward for value in _differentiable_inputs(node)):
             carried = [o.name for o in node.outputs if o.name and _carries(o)]
@@ -132,7 +132,7 @@ def _carries(value: ir.Value) -> bool:
 
 
 def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
-    steering = _STEERING.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+    steering = _STEERING.get(node.op_type, ()) if is_standard(node) else ()
     for index, value in enumerate(node.inputs):
         if value is not None and index not in steering and _carries(value):
             yield value

@@ -1,7 +1,8 @@
-"""Replacing single nodes by others that compute the same: the frame that all such rules share.
+"""Replacing nodes by others that compute the same function: the framework of all such rules.
 
-A rule is a function of a :class:`Site`. It answers with the values that replace the outputs of the
-node, with ``None`` if there is nothing to do for it, or raises :class:`Refusal` with the reason.
+A rule is a function of a :class:`Site`. It returns the values that replace the outputs of the node
+(these outputs themselves if it changed the node in place), or ``None`` if there is nothing to do.
+It raises :class:`Refusal` with the reason if it does not apply to this form of the operator.
 """
 
 from __future__ import annotations
@@ -9,26 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import constant, input_at, is_standard, is_unused, known_shape, label
 
-__all__ = ["Refusal", "Rule", "Site", "constant", "label", "rewrite_nodes"]
+__all__ = [
+    "KEEPS_OUTPUT_NAME",
+    "Refusal",
+    "Rule",
+    "Site",
+    "bypass_node",
+    "remove_unused",
+    "replace_value",
+    "rewrite_nodes",
+]
+
+KEEPS_OUTPUT_NAME = "it gives an output of the model its name"
+"""Why a node that does nothing is kept."""
 
 
 class Refusal(Exception):  # noqa: N818 - an answer of a rule, not an error
-    """The rule knows the operator, but not this form of it; the text says why and what to do."""
-
-
-def label(node: ir.Node) -> str:
-    """A name for a node that a person can find: its own, or that of its first output."""
-    if node.name:
-        return node.name
-    return next((out.name for out in node.outputs if out.name), None) or node.op_type
+    """A rule does not apply to this form of its operator; the text says why and what to do."""
 
 
 class Site:
@@ -38,12 +43,16 @@ class Site:
         node: The node.
         builder: Where new nodes are made.
         opset: Version of the standard opset of the model.
+
+    Attributes:
+        note: What the rule did, for the report, if it differs from node to node.
     """
 
     def __init__(self, node: ir.Node, builder: Builder, opset: int) -> None:
         self.node = node
         self.builder = builder
         self.opset = opset
+        self.note = ""
 
     def input(self, index: int) -> ir.Value:
         """An input that the operator always has."""
@@ -54,12 +63,11 @@ class Site:
 
     def optional(self, index: int) -> ir.Value | None:
         """An input that may be left out."""
-        return self.node.inputs[index] if index < len(self.node.inputs) else None
+        return input_at(self.node, index)
 
-    def array(self, index: int) -> NDArray[Any] | None:
-        """The value of an input, if it is given and constant."""
-        value = self.optional(index)
-        return None if value is None else constant(value)
+    def array(self, index: int, *, limit: int | None = None) -> NDArray[Any] | None:
+        """The array of an input, if it is given, constant and not larger than ``limit``."""
+        return constant(self.optional(index), limit=limit)
 
     @property
     def dtype(self) -> ir.DataType:
@@ -137,61 +145,115 @@ class Site:
 Rule = Callable[[Site], "Sequence[ir.Value | None] | None"]
 
 
-def constant(value: ir.Value) -> NDArray[Any] | None:
-    """The array of an initializer or Constant node that is not also a graph input."""
-    if value.is_graph_input():
-        return None
-    tensor = value.const_value
-    if tensor is None:
-        producer = value.producer()
-        if producer is None or producer.op_type != "Constant":
-            return None
-        tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None else np.asarray(tensor.numpy())
-
-
 def rewrite_nodes(
     model: ir.Model,
     name: str,
     rules: Mapping[str, Rule],
-    what: str | Mapping[str, str],
+    what: str | Mapping[str, str] = "",
     *,
     only: Callable[[ir.Node], bool] = lambda _: True,
+    subgraphs: bool = False,
+    bypass: bool = False,
 ) -> Report:
-    """Offer every node of the main graph to the rule of its operator, in place.
+    """Offer every standard node to the rule of its operator, in place.
+
+    The outputs of a rule replace those of the node and take over their names; producers that
+    nothing reads any more are removed.
 
     Args:
-        model: Model of standard operators.
-        name: Name of the rewrite, for the report.
+        model: The model.
+        name: Name of the rewrite, for the report and for the names of new nodes.
         rules: Operator to rule.
-        what: What is done, for the report; one text or one for each operator.
+        what: What is done, for the report: one text, or one for each operator. A rule can give its
+            own with :attr:`Site.note`.
         only: Whether a node is offered at all.
+        subgraphs: Offer the nodes of subgraphs too. Their rules must not make new nodes.
+        bypass: If a rule returns a value that was there before, let consumers read that value.
+            Without it they read an Identity of it, which keeps the name of the old output.
 
     Returns:
-        Node to what was done, and node to why it was not.
+        Node to what was done, and node to the reason why a rule refused it.
     """
     report = Report(name)
-    graph = model.graph
     builder: Builder | None = None
-    for node in list(graph):
+    for node in list(model.graph.all_nodes() if subgraphs else model.graph):
         rule = rules.get(node.op_type)
-        if rule is None or node.domain not in ("", "ai.onnx") or not only(node):
-            continue
-        if builder is None:  # made late: it reads all names of the graph
-            builder = Builder(graph, f"ortboost/{name}")
+        if node.graph is None or rule is None or not is_standard(node) or not only(node):
+            continue  # removed by now, or nothing to do
+        if builder is None:  # built only if needed: it reads all names of the graph
+            builder = Builder(model.graph, f"ortboost/{name}")
         site = Site(node, builder, model.opset_imports.get("", 18))
-        node_label = label(node)
+        node_label, sources = label(node), list(node.inputs)
         try:
             outputs = rule(site)
+            if outputs is None:
+                builder.take()
+                continue
+            _replace(node, outputs, builder, bypass)
         except Refusal as refusal:
             builder.take()
-            report.kept[node_label] = f"{node.op_type}: {refusal}"
+            report.kept[node_label] = str(refusal)
             continue
-        if outputs is None:
-            builder.take()
-            continue
+        remove_unused(*(value.producer() for value in sources if value is not None))
         done = what if isinstance(what, str) else what[node.op_type]
-        report.changed[node_label] = f"{node.op_type}: {done}"
-        padded = [*outputs, *[None] * (len(node.outputs) - len(outputs))]
-        replace_node(node, padded, builder)
+        report.changed[node_label] = site.note or f"{node.op_type}: {done}"
     return report
+
+
+def _replace(
+    node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder, bypass: bool
+) -> None:
+    if list(outputs) == list(node.outputs):
+        return  # the rule changed the node in place
+    if bypass and len(outputs) == 1 and outputs[0] is not None and not builder.nodes:
+        if not bypass_node(node, outputs[0]):
+            raise Refusal(KEEPS_OUTPUT_NAME)
+        return
+    replace_node(node, [*outputs, *[None] * (len(node.outputs) - len(outputs))], builder)
+
+
+def replace_value(old: ir.Value, new: ir.Value) -> bool:
+    """Let all consumers of ``old`` read ``new``; a graph output keeps its name.
+
+    Returns:
+        Whether it was done. It is not if ``old`` is an output of its graph and ``new`` cannot take
+        over that name: because it is an input, an initializer, another output or of another graph.
+    """
+    if not old.is_graph_output():
+        ir.convenience.replace_all_uses_with(old, new)
+        return True
+    graph, producer = new.graph, new.producer()
+    if producer is None or graph is not old.graph or new.is_graph_output():
+        return False
+    name, old.name = old.name, f"{old.name}/replaced"
+    new.name = name
+    new.type = new.type or old.type
+    new.shape = old.shape if old.shape is not None else new.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    return True
+
+
+def bypass_node(node: ir.Node, value: ir.Value) -> bool:
+    """Remove a node with one used output: its consumers read ``value`` instead.
+
+    Returns:
+        Whether it was done; see :func:`replace_value`.
+    """
+    graph = node.graph
+    if graph is None or any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
+        return False
+    if not replace_value(node.outputs[0], value):
+        return False
+    graph.remove(node, safe=True)
+    return True
+
+
+def remove_unused(*nodes: ir.Node | None) -> None:
+    """Remove those of the nodes that nothing reads, and their producers likewise."""
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node is None or node.graph is None or not is_unused(node):
+            continue
+        pending += [value.producer() for value in node.inputs if value is not None]
+        node.graph.remove(node, safe=True)

@@ -1,30 +1,29 @@
-"""Make initializers of the weights that a file computes, or keeps inside a branch.
+"""Make initializers of weights that a file computes, or keeps inside a branch.
 
-Some files hold no weights but nodes that make them (``ConstantOfShape``, ``Mul`` of constants), reshape
-the running statistics of a normalization, or keep the weights of a layer in the body of an ``If``.
-A training program needs each as a tensor of the main graph:
+Some files hold no weights but nodes that compute them (``ConstantOfShape``, ``Mul`` of constants),
+reshape the running statistics of a normalization, or keep the weights of a layer in the body of an
+``If``. A training program needs each as a tensor of the main graph:
 
-- What is computed from constants alone is computed once. A stored float tensor that may be a parameter is
-  no constant: a weight normalization ``g * v / ||v||`` stays, and trains ``g`` and ``v``.
-- Running statistics are never trained by gradients, so they are computed of whatever they are made.
+- What depends on constants alone is computed once. A stored float tensor that may be a parameter is
+  no constant: a weight normalization ``g * v / ||v||`` is kept, and trains ``g`` and ``v``.
+- Running statistics are never trained by gradients, so they are computed from any stored tensor.
 - Float tensors of branches and loop bodies move to the main graph.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
+from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import Origin, origin_of, stamp_origin
-from ortboost.graph.query import FLOAT_TYPES, static_shape
+from ortboost.graph.query import FLOAT_TYPES, is_standard, static_shape
 
 __all__ = ["store_weights"]
 
@@ -64,7 +63,7 @@ def store_weights(model: ir.Model) -> Report:
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
         wanted = node in statistics or all(map(_is_constant, node.inputs))
-        if not wanted or node.domain not in ("", "ai.onnx") or node.op_type not in _OPERATORS:
+        if not wanted or not is_standard(node, *_OPERATORS):
             continue
         if not any(out.dtype in FLOAT_TYPES for out in node.outputs) and node not in statistics:
             continue
@@ -103,7 +102,7 @@ def store_weights(model: ir.Model) -> Report:
 
 
 def _is_constant(value: ir.Value | None) -> bool:
-    """Whether nobody can want to train it: whole numbers, single numbers, literals of the code."""
+    """Whether a value cannot be a parameter: integers, single numbers, literals of the code."""
     if value is None:
         return True
     if value.is_graph_input() or not value.is_initializer() or value.const_value is None:
@@ -115,10 +114,10 @@ def _is_constant(value: ir.Value | None) -> bool:
 
 
 def _made_statistics(model: ir.Model) -> set[ir.Node]:
-    """Nodes that make running statistics of stored tensors."""
+    """Nodes that compute running statistics from stored tensors."""
     found: set[ir.Node] = set()
     for norm in model.graph:
-        if norm.op_type != "BatchNormalization" or norm.domain not in ("", "ai.onnx"):
+        if not is_standard(norm, "BatchNormalization"):
             continue
         for value in norm.inputs[3:5]:
             chain = _chain(value)
@@ -128,7 +127,7 @@ def _made_statistics(model: ir.Model) -> set[ir.Node]:
 
 
 def _chain(value: ir.Value | None) -> set[ir.Node] | None:
-    """The nodes that make a value of initializers alone, ``None`` if there is more to it."""
+    """The nodes that compute a value from initializers alone, ``None`` if it has other sources."""
     pending, found = [value], set[ir.Node]()
     while pending:
         current = pending.pop()
@@ -144,7 +143,7 @@ def _chain(value: ir.Value | None) -> set[ir.Node] | None:
 
 
 def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
-    """What the node makes of its constants, ``None`` if that is not known."""
+    """The outputs of a node on its constant inputs, ``None`` if they are not known."""
     feeds: dict[str, NDArray[Any]] = {}
     for value in node.inputs:
         if value is None:
@@ -152,17 +151,9 @@ def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
         if value.const_value is None:
             return None
         feeds[value.name or ""] = value.const_value.numpy()
-    outputs = [value.name or "" for value in node.outputs]
-    empty = onnx.helper.make_empty_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [ir.to_proto(node)], "node", [empty(name) for name in feeds], [empty(n) for n in outputs]
-    )
-    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    try:
-        found = cast("list[Any]", ReferenceEvaluator(proto).run(None, feeds))
-    except Exception:  # a node that is wrong is found where it matters, with its name
+    arrays = evaluate_node(node, feeds, opset)
+    if arrays is None:
         return None
-    arrays = [np.asarray(array) for array in found]
     same = all(
         value.dtype is None or value.dtype.numpy() == array.dtype
         for value, array in zip(node.outputs, arrays, strict=True)
@@ -182,14 +173,8 @@ def _store(
     for output, array in zip(node.outputs, arrays, strict=True):
         name = output.name or ""
         output.name = f"{name}{_SUFFIX}"
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
-            shape=ir.Shape(array.shape),
-            const_value=ir.tensor(np.array(array, order="C"), name=name),  # 0-d stays 0-d,
-        )
+        value = add_initializer(graph, name, array)
         value.meta[_COMPUTED] = True
-        graph.register_initializer(value)
         for kind in ("folded", "literal"):  # what is made of both is folded
             found = next((origin for origin in made_of if origin.kind == kind), None)
             if found is not None:

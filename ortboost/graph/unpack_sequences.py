@@ -1,7 +1,7 @@
-"""Parts of a tensor that are taken out of a sequence, as slices.
+"""Write elements taken from a split sequence as slices.
 
-``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part. No engine
-differentiates sequences, and no runtime likes them.
+``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part. No
+engine differentiates sequences, and runtimes support them badly.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape
 
 __all__ = ["unpack_sequences"]
 
@@ -18,10 +18,10 @@ _END = 2**63 - 1
 
 
 def unpack_sequences(model: ir.Model) -> Report:
-    """Replace each SequenceAt of known place behind a SplitToSequence of known sizes, in place.
+    """Replace each SequenceAt after a SplitToSequence, in place, if index and sizes are known.
 
     Returns:
-        Which parts were sliced. What is not known stays. A second call changes nothing.
+        Which parts were sliced; the others are kept. A second call changes nothing.
     """
     report = Report("unpack_sequences")
     builder: Builder | None = None
@@ -49,13 +49,13 @@ def unpack_sequences(model: ir.Model) -> Report:
 
 
 def _bounds(split: ir.Node, place: list[int] | None) -> tuple[int, int] | None:
-    """Where the part begins and ends."""
+    """Start and end of the part at an index."""
     if not place:
         return None
     index, axis = place[0], split.attributes.get_int("axis", 0)
     shape = None if split.inputs[0] is None else known_shape(split.inputs[0])
     length = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
-    given = split.inputs[1] if len(split.inputs) > 1 else None
+    given = input_at(split, 1)
     sizes = [1] if given is None else _numbers(split, 1)
     if not sizes:
         return None

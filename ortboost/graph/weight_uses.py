@@ -1,8 +1,8 @@
-"""How a stored tensor is used: the places where its numbers meet the data.
+"""How a stored tensor is used: the nodes where its numbers are combined with data.
 
-Transpose, Slice, Concat of stored tensors and the like only move numbers; arithmetic among stored tensors
-(a weight normalization, the exponential of a scale) makes a weight of several. The use is what comes
-behind them.
+Transpose, Slice, Concat of stored tensors and the like only move numbers; arithmetic among stored
+tensors (a weight normalization, the exponential of a scale) computes a weight from several. The use
+is the node after them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, is_standard, producer_of
+from ortboost.graph.reach import STOPS
 
 __all__ = [
     "BIAS",
@@ -26,8 +27,12 @@ __all__ = [
 ]
 
 NORM, WEIGHT, BIAS, PLAIN, OTHER, SETTING = range(6)
-"""Kinds of uses, the most telling first: of a normalization; of a layer; arithmetic with activations; others;
-what sets how an operator works."""
+"""Kinds of uses, the most conclusive first.
+
+They are: in a normalization; as a weight or bias of a layer; in arithmetic with activations;
+    others;
+as a setting of an operator.
+"""
 
 _NORM_OPS = {
     "BatchNormalization": (1, 2),
@@ -70,12 +75,9 @@ _SETTINGS = {
     "DequantizeLinear": (1, 2),
 }
 # No gradient flows through these: what only they read is no weight.
-_STOPS = frozenset(
-    "And ArgMax ArgMin Bernoulli ConstantOfShape Equal EyeLike Greater GreaterOrEqual IsInf IsNaN Less "  # noqa: SIM905
-    "LessOrEqual Multinomial NonZero Not OneHot Or RandomNormalLike RandomUniformLike Shape Size "
-    "SequenceLength Unique Xor".split()
-)
-# Through these a tensor is still the same tensor, or a part of it: operator to the inputs with data.
+_STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
+# Through these a tensor is still the same tensor, or a part of it: operator to the inputs with
+# data.
 _MOVES = {
     **dict.fromkeys(
         "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "  # noqa: SIM905
@@ -95,19 +97,19 @@ _WAVES = ("Cos", "Sin")
 
 @dataclass(frozen=True)
 class WeightUse:
-    """One place where a stored tensor meets the data.
+    """One node in which a stored tensor is combined with data.
 
     Args:
         kind: :data:`NORM`, :data:`WEIGHT`, ...
-        role: The role that a tensor has in such a place.
+        role: The role that a tensor has there.
         op: The operator.
-        where: The input and the node, for people.
+        where: The input and the node, for messages.
         neutral: Whether it is the inner scale or shift of torch's GroupNorm, all 1 or all 0.
         plain_values: Whether it scales by 1 or shifts by 0.
-        recurrent: Whether it is a layer that runs over a sequence.
+        recurrent: Whether the layer runs over a sequence.
         raw: Whether it is subtracted from the raw input, or divides it.
-        waves: Whether it is multiplied with whole numbers for a sine or cosine.
-        computed: Whether other stored tensors are reckoned with it before it gets there.
+        waves: Whether it is multiplied with integers inside a sine or cosine.
+        computed: Whether it is combined with other stored tensors first.
     """
 
     kind: int
@@ -138,7 +140,7 @@ def weight_uses(value: ir.Value) -> tuple[WeightUse, ...]:
 def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool) -> WeightUse:
     op = node.op_type
     where = f"input {index} of {op} '{node.name or node.outputs[0].name}'"
-    standard = node.domain in ("", "ai.onnx")
+    standard = is_standard(node)
     if op == "BatchNormalization" and index in (3, 4):
         return WeightUse(SETTING, "running_mean" if index == 3 else "running_var", op, where)
     if index in _SETTINGS.get(op, ()):
@@ -155,7 +157,8 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
                 kind, role, op, where, recurrent=recurrent, waves=waves, computed=computed
             )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
-    # An operator that is not of the standard has weights where it likes: so it is trained, or refused.
+    # An operator that is not of the standard has weights where it likes: so it is trained, or
+    # refused.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
     return WeightUse(
         PLAIN if plain else OTHER, "weight", op, where, raw=raw, waves=waves, computed=computed
@@ -163,10 +166,10 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
 
 
 def _ends(value: ir.Value) -> Iterator[tuple[ir.Node, int, bool, bool]]:
-    """Nodes that read a tensor behind what only moves it, and behind arithmetic of stored tensors.
+    """Nodes that combine a tensor with data, after moves and arithmetic of stored tensors.
 
-    The last members say whether the way led through a product with whole numbers and a sine, and whether it
-    led through arithmetic.
+    The last members say whether the path went through a product with integers and a sine, and
+    whether it went through arithmetic.
     """
     pending = [(value, False, False)]
     seen: set[tuple[int, bool, bool]] = set()
@@ -215,7 +218,7 @@ def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
 
 
 def _makes_waves(node: ir.Node, index: int) -> bool:
-    """Whether it is a product with whole numbers that only sines and cosines read, as rotary positions."""
+    """Whether a node multiplies integers for sines and cosines only, as rotary positions do."""
     if node.op_type not in _PRODUCTS:
         return False
     others = [v for i, v in enumerate(node.inputs) if i != index and v is not None]
@@ -223,7 +226,7 @@ def _makes_waves(node: ir.Node, index: int) -> bool:
 
 
 def _is_whole(value: ir.Value | None) -> bool:
-    """Whether whole numbers were cast for it."""
+    """Whether a value was cast from integers."""
     while value is not None:
         node = value.producer()
         if node is None:
@@ -263,8 +266,8 @@ def _is_neutral(value: ir.Value, index: int) -> bool:
 
 
 def _normalizes_groups(node: ir.Node) -> bool:
-    """Whether it is the inner part of torch's GroupNorm: channels laid together, normalized, apart again."""
-    source = None if node.inputs[0] is None else node.inputs[0].producer()
+    """Whether it is the inner part of torch's GroupNorm, between two Reshapes."""
+    source = producer_of(node.inputs[0])
     readers = [usage.node.op_type for usage in node.outputs[0].uses()]
     together = source is not None and source.op_type == "Reshape"
     return node.op_type == "InstanceNormalization" and together and set(readers) == {"Reshape"}

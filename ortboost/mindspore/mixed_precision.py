@@ -16,7 +16,7 @@ from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.wrap import WithLossCell
 from ortboost.transforms.precision import PrecisionConfig, precision_for_level
 from ortboost.transforms.precision.levels import LEVELS
-from ortboost.transforms.precision.policy import LOW, WIDE
+from ortboost.transforms.precision.policy import FP32_OPERATORS, LOW_PRECISION_OPERATORS
 
 __all__ = [
     "auto_mixed_precision",
@@ -128,12 +128,12 @@ def custom_mixed_precision(
 
 def get_white_list() -> list[str]:
     """Operators that compute in the shorter format at the levels O1 and auto: a copy."""
-    return list(LOW)
+    return list(LOW_PRECISION_OPERATORS)
 
 
 def get_black_list() -> list[str]:
     """Operators that stay in float32 at the levels O1 and auto: a copy."""
-    return list(WIDE)
+    return list(FP32_OPERATORS)
 
 
 def check_amp_level(level: Any) -> None:

@@ -49,8 +49,8 @@ from ortboost.program.forward import Forward, lower_precision
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
+from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import emulate_precision
-from ortboost.transforms.trainable_norm import to_inference
 
 __all__ = ["build_program"]
 

@@ -177,7 +177,7 @@ def lower_precision(forward: Forward, config: ProgramConfig, engine: Engine) -> 
         precision,
         masters=[name for name, parameter in roles if parameter.role != "constant"],
         fixed=dict.fromkeys(_after(model, forward.loss.prediction), "a part of the loss"),
-        unsupported=engine.wide_operators,
+        unsupported=engine.fp32_operators,
     )
     if not report.changed:
         reasons = sorted({why.partition(": ")[2] for why in report.kept.values()})

@@ -45,16 +45,16 @@ class CompiledGraph:
         self._bindings: dict[tuple[int, ...], Any] = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run once; the state moves on.
+        """Run once and advance the state.
 
         Args:
             feeds: Batch and learning rates by input name.
 
         Returns:
-            The outputs for people by name.
+            The outputs that are not state, by name.
 
         Raises:
-            Exception: Of whatever kind the runtime's bindings raise.
+            Exception: Whatever the runtime's bindings raise.
         """
         binding = self._binding()
         for name, array in feeds.items():
@@ -68,7 +68,7 @@ class CompiledGraph:
         return dict(zip((spec.name for spec in outputs), shown, strict=True))
 
     def _binding(self) -> Any:
-        """All states bound, as they lie now; made once for each way in which they can lie."""
+        """All states bound to their current buffers; made once for each combination of buffers."""
         phase = self._state.phase(self._read)
         if phase not in self._bindings:
             binding = self._session.io_binding()

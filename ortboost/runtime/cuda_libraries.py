@@ -1,8 +1,8 @@
 """Loading the CUDA 11 libraries that ``ortboost[cuda]`` installs as wheels.
 
-onnxruntime-training 1.19.2 looks for CUDA 11.8 and cuDNN 8 on the library path; the wheels put them
-into site-packages, where nobody looks. Loading them beforehand, in the order in which they need each
-other, makes their names known to the loader.
+onnxruntime-training 1.19.2 looks for CUDA 11.8 and cuDNN 8 on the library path, but the wheels put
+them into site-packages. Loading them beforehand, dependencies first, makes them known to the
+loader.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def find_libraries() -> Iterator[Path]:
 
 
 def preload() -> list[Path]:
-    """Load them; one that does not load is left to the system's own.
+    """Load the libraries; if one does not load, the system's own is used.
 
     Returns:
-        What was loaded.
+        The paths that were loaded.
     """
     loaded = []
     for path in find_libraries():

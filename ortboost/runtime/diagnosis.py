@@ -1,14 +1,15 @@
-"""Where a step overflowed: the tensors that were not finite first, and what went into them.
+"""Where a step overflowed: the first tensors that were not finite, and their inputs.
 
-The step is run once more with its inner tensors as outputs. Of the tensors that are not finite, those
-are followed back from the gradients (and the loss) that carry something bad; what stays beside that way, as
-the minus infinity of an attention mask that a softmax takes up, is no finding. On the way a finding is
+The step is run once more with its inner tensors as outputs. Of the tensors that are not finite,
+only those from which the loss or a gradient with inf or nan is computed are followed back; others,
+such as the minus infinity of an attention mask before a softmax, are no findings. A finding is
 
 - an input or a state that is not finite itself;
-- a node that makes inf or nan of inputs that are all finite: the overflow proper;
-- a node that makes nan of inputs with inf but without nan (inf - inf, 0 * inf).
+- a node that makes inf or nan from inputs that are all finite: the overflow itself;
+- a node that makes nan from inputs with inf but without nan (inf - inf, 0 * inf).
 
-Every inner tensor is held in memory at once, so this is for the step that went wrong, not for all.
+All inner tensors are held in memory at once, so this is for the step that failed, not for every
+step.
 """
 
 from __future__ import annotations
@@ -27,73 +28,12 @@ from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import open_session, set_seed
+from ortboost.runtime.tensor_stats import TensorStats
 
 __all__ = ["Diagnosis", "Finding", "TensorStats", "diagnose", "inner_tensors"]
 
 _MOST = 5
-_BFLOAT16_MAX = float.fromhex("0x1.fep127")
 _WIDENED = "ortboost/widened/"
-
-
-@dataclass(frozen=True)
-class TensorStats:
-    """What a tensor holds.
-
-    Args:
-        name: Its name.
-        dtype: Element type.
-        shape: Shape.
-        least: Smallest finite value; None where there is none.
-        greatest: Largest finite value.
-        abs_max: Largest finite absolute value.
-        inf: Share of infinite values.
-        nan: Share of values that are no numbers.
-        limit: Largest finite number of the type.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    least: float | None
-    greatest: float | None
-    abs_max: float | None
-    inf: float
-    nan: float
-    limit: float
-
-    @classmethod
-    def of(cls, name: str, array: NDArray[Any], dtype: str | None = None) -> TensorStats:
-        """The statistics of an array.
-
-        Args:
-            name: Name of the tensor.
-            array: Its values; widened where numpy does not know the type.
-            dtype: Its own element type; that of the array if not given.
-
-        Example:
-            >>> TensorStats.of("x", np.array([1, -3, np.inf, np.nan], np.float16)).abs_max
-            3.0
-        """
-        kind = dtype or array.dtype.name
-        finite = array[np.isfinite(array)]
-        size = max(array.size, 1)
-        some = finite.size > 0
-        return cls(
-            name,
-            kind,
-            tuple(array.shape),
-            float(finite.min()) if some else None,
-            float(finite.max()) if some else None,
-            float(np.abs(finite).max()) if some else None,
-            float(np.isinf(array).sum()) / size,
-            float(np.isnan(array).sum()) / size,
-            _BFLOAT16_MAX if kind == "bfloat16" else float(np.finfo(kind).max),
-        )
-
-    @property
-    def finite(self) -> bool:
-        """Whether all values are numbers."""
-        return not (self.inf or self.nan)
 
 
 @dataclass(frozen=True)
@@ -102,7 +42,8 @@ class Finding:
 
     Args:
         where: ``input``, ``state``, ``forward`` (the loss depends on it), ``backward`` (a gradient
-            depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of these).
+            depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of
+            these).
         node: The node that made it; empty for inputs and states.
         op: Its operator.
         tensor: The tensor.
@@ -144,12 +85,12 @@ def _size(stats: TensorStats) -> float:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known of an overflow.
+    """What is known about an overflow.
 
     Args:
         findings: The first tensors that became non-finite, in the order of computation.
         nonfinite: How many tensors are not finite in all.
-        tensors: How many were looked at.
+        tensors: How many were examined.
         loss_scale: The scale of the step.
     """
 
@@ -178,13 +119,13 @@ def inner_tensors(
     threads: int | None = None,
     seed: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """All float tensors that the nodes of a graph compute, in the order of the nodes.
+    """All float tensors that the nodes of a graph compute, in graph order.
 
-    Nodes with subgraphs (the gated update) are left out; bfloat16 comes widened to float32.
+    Nodes with subgraphs (the gated update) are left out; bfloat16 is returned as float32.
 
     Args:
         model: The graph; not changed.
-        inputs: Its inputs; more are ignored.
+        inputs: Its inputs; others are ignored.
         device: ``cpu`` or ``cuda``.
         threads: Threads within an operator.
         seed: Seed of the random numbers, if any are drawn.
@@ -211,7 +152,7 @@ def inner_tensors(
 
 
 def _widened(model: ir.Model, value: ir.Value) -> ir.Value:
-    """A float32 copy: the bindings cannot give bfloat16 to numpy."""
+    """A float32 copy: the bindings cannot convert bfloat16 to numpy."""
     node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value}, num_outputs=1)
     (out,) = node.outputs
     out.name, out.dtype, out.shape = f"{_WIDENED}{value.name}", ir.DataType.FLOAT, value.shape
@@ -281,13 +222,13 @@ def diagnose(
 
 
 def _type(value: ir.Value) -> str | None:
-    """Its type where the array has another: widened for numpy, or emulated."""
+    """The type of a value whose array has another: upcast for numpy, or emulated."""
     kinds = {ir.DataType.BFLOAT16: "bfloat16", ir.DataType.FLOAT16: "float16"}
     return kinds.get(value.dtype) if value.dtype is not None else None
 
 
 def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorStats, ...]:
-    """Statistics of what goes into a node, constants too."""
+    """Statistics of the inputs of a node, constants included."""
     found: dict[str, TensorStats] = {}
     for value in node.inputs:
         if value is None:

@@ -1,10 +1,11 @@
-"""What a device really does with 16-bit numbers, found out with small graphs.
+"""What a device does with 16-bit numbers, found out by running small graphs.
 
-Two questions, by `(1 + e) - 1` with `1 + e` between two numbers of the format, behind a product of matrices:
+Each graph computes `(1 + e) - 1`, with `1 + e` between two numbers of the format, after a matrix
+product. Two questions are answered:
 
-- is there a kernel at all, or is the session refused;
-- is the sum rounded to the format (the answer is 0), or does the runtime compute in float32 and leave the
-  rounding out (the answer is `e`).
+- Is there a kernel at all, or is the session refused?
+- Is the sum rounded to the format (the result is 0), or does the runtime compute in float32 without
+  rounding (the result is `e`)?
 """
 
 from __future__ import annotations

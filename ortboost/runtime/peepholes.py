@@ -1,20 +1,22 @@
-"""Forms of a graph that one kind of device runs faster, or rightly; made in memory, the files stay as they are.
+"""Forms of a graph that a device runs faster, or correctly; made in memory, files are not changed.
 
-The files hold standard operators (or those of the native engine), which any runtime has. On the CPU
-the provider has faster ways to some of them, each a rewrite of its own in :mod:`ortboost.runtime.cpu`:
+The files hold standard operators (or those of the native engine), which any runtime has. The CPU
+provider has faster forms of some of them, each a rewrite of its own in :mod:`ortboost.runtime.cpu`:
 
 * masks of Relu as one steep HardSigmoid;
 * BatchNormalization in training mode as the one kernel that stock onnxruntime has for it;
 * convolutions in the blocked layout that the runtime itself uses for constant weights only;
 * the gradient of a depthwise weight as one convolution in that layout;
-* the gradient of a global mean spread over its positions by a product with ones;
+* the gradient of a global mean expanded to its positions by a product with ones;
 * scalars with as many dimensions as the tensors that they meet.
 
-They compute the same; sums in another order, so the last digits may differ.
+They compute the same function, with sums in another order, so the last digits may differ.
 
-Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most of float16 in float32
-without rounding in between, so that two copies of one number differ and a comparison of them (the gradients of
-Max, Min, Clip) goes wrong. There the graph is emulated: :mod:`ortboost.transforms.precision.emulate`.
+Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most of float16
+    in
+float32 without rounding in between. Two copies of one number then differ, and a comparison of them
+(in the gradients of Max, Min, Clip) goes wrong. So the graph is emulated on the CPU, see
+:mod:`ortboost.transforms.precision.emulate`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from onnx_ir.passes import common
 from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.depthwise import depthwise_gradients
+from ortboost.runtime.cpu.expand import expand_by_products
 from ortboost.runtime.cpu.masks import steep_masks
 from ortboost.runtime.cpu.scalars import full_rank_scalars
-from ortboost.runtime.cpu.spread import spread_by_products
 from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["emulated_for", "for_device"]
@@ -37,7 +39,7 @@ _CPU = (
     steep_masks,
     blocked_convolutions,
     depthwise_gradients,
-    spread_by_products,
+    expand_by_products,
     full_rank_scalars,
 )
 

@@ -1,7 +1,7 @@
-"""Sessions: the provider that was asked for is the provider that is used, or a clear error.
+"""Sessions on exactly the requested provider, or a clear error.
 
 Without its CUDA libraries the GPU build of onnxruntime silently runs on the CPU. Here that is an
-error that names the cure.
+error that says how to fix it.
 """
 
 from __future__ import annotations
@@ -105,22 +105,23 @@ def open_session(
     """Open an inference session on exactly one device.
 
     Args:
-        model: A model, or the path of a file. A model too large for one message goes by way of a
-            temporary file.
-        device: ``cpu``, ``cuda``, ``tensorrt`` (ONNX Runtime's provider; what TensorRT does not take runs
-            on CUDA), or ``auto``: CUDA where it really works, else the CPU.
+        model: A model, or the path of a file. A model too large for one protobuf message is saved
+            to a temporary file.
+        device: ``cpu``, ``cuda``, ``tensorrt`` (ONNX Runtime's provider; what TensorRT does not
+            support runs on CUDA), or ``auto``: CUDA if it really works, else the CPU.
         threads: Threads within an operator; the runtime's choice if not given.
-        fuse_quantized: Run pairs of QuantizeLinear and DequantizeLinear around an operator as one kernel of
-            whole numbers; else in float32, as the standard defines them.
+        fuse_quantized: Run an operator between QuantizeLinear and DequantizeLinear pairs as one
+            integer kernel; otherwise in float32, as the standard defines it.
 
     Returns:
-        An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run on
-        the CPU; the session itself is guaranteed to have a CUDA provider.
+        An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run
+        on the CPU; the session itself is guaranteed to have a CUDA provider.
 
     Raises:
         UsageError: Unknown device.
         DependencyError: The device is not there, or its libraries do not load.
-        ModelError: The runtime does not accept the model; :class:`TooNewError` if it is older than its opset.
+        ModelError: The runtime does not accept the model; :class:`TooNewError` if the opset is too
+            new.
     """
     if isinstance(model, ir.Model) and _bytes(model) >= EXTERNAL_DATA_THRESHOLD:
         with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
@@ -175,7 +176,8 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
     """The device that a name stands for: ``cpu``, ``cuda`` or ``tensorrt``.
 
     Args:
-        device: ``cpu``, ``cuda``, ``tensorrt``, or ``auto``: CUDA if a small session really runs there.
+        device: ``cpu``, ``cuda``, ``tensorrt``, or ``auto``: CUDA if a small session really runs
+            there.
         among: The names allowed; :data:`TRAINING_DEVICES` for a step.
 
     Raises:

@@ -73,11 +73,11 @@ class DeviceState:
         return self._buffers[name][-1]
 
     def phase(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Which buffers are the present ones: equal phases, equal bindings."""
+        """Which buffers are current: equal phases have equal bindings."""
         return tuple(id(self._buffers[name][0]) for name in names if len(self._buffers[name]) > 1)
 
     def advance(self, written: Iterable[str]) -> None:
-        """A step has written these states: what it wrote is the present."""
+        """Make the buffers that a step has written the current ones."""
         for name in written:
             self._buffers[name].reverse()
 

@@ -18,9 +18,9 @@ answers NaN, which would make the step a skipped one.
 ``shift_labels`` is the loss of a causal language model: position `t` is compared with the label of
 `t + 1`, the last with none. Labels are then the token ids themselves.
 
-`softplus(x)` is computed as `ReduceLogSumExp([0, x])`: it does not overflow, and its gradient is the
-sigmoid everywhere, at `x = 0` too, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a kink
-that automatic differentiation gets wrong (a new head with zero weights starts just there).
+`softplus(x)` is computed as `ReduceLogSumExp([0, x])`: it does not overflow, and its gradient is
+the sigmoid everywhere, at `x = 0` too, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a
+kink that automatic differentiation gets wrong (a new head with zero weights starts just there).
 
 Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss` for the form with
 ``pos_weight``; `transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
@@ -29,121 +29,30 @@ Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss`
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.transforms.class_axis import find_class_axis
+from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
+from ortboost.transforms.loss_functions import (
+    elementwise_losses,
+    fixed_shape,
+    reduce_losses,
+    shifted_labels,
+    sparse_cross_entropy,
+)
 
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
 
-IGNORED: Final = -100
-"""The label that does not count in PyTorch unless another is named; here with ``shift_labels``."""
-
-LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
-"""Names of the losses."""
 
 _Dims = tuple[int | str | None, ...]
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """Which loss, over which output, against labels of which form.
-
-    Args:
-        name: One of :data:`LOSSES`.
-        reduction: ``mean``, ``sum`` or ``none``.
-        sparse: For cross entropy: labels are class numbers (int64), not one row of
-            probabilities a sample.
-        output: Name of the model's output that the loss is taken of; may stay out if the model has
-            one output.
-        labels: Name of the new input.
-        label_shape: Shape of the labels; follows from the output if not given.
-        ignore_index: For sparse cross entropy: labels with this value do not count; :data:`IGNORED`
-            with ``shift_labels`` if not given.
-        class_axis: For cross entropy: axis of the output that counts the classes, -1 for the last;
-            found if not given, see :mod:`ortboost.transforms.class_axis`.
-        shift_labels: For sparse cross entropy: compare each position with the next label.
-        broadcast: Labels may broadcast against the output, as in MindSpore; refused otherwise.
-        weight: For ``bce-with-logits``: factor of each element, broadcast against the output.
-        pos_weight: For ``bce-with-logits``: factor of the positive part, broadcast likewise.
-
-    Raises:
-        ConfigError: An unknown name or reduction, or a setting of another loss.
-    """
-
-    name: str = "softmax-cross-entropy"
-    reduction: Literal["mean", "sum", "none"] = "mean"
-    sparse: bool = True
-    output: str | None = None
-    labels: str = "labels"
-    label_shape: tuple[int | str | None, ...] | None = None
-    ignore_index: int | None = None
-    class_axis: int | None = None
-    shift_labels: bool = False
-    broadcast: bool = False
-    weight: Any = field(default=None, compare=False)
-    pos_weight: Any = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        check_kinds(self, "loss")
-        if self.name not in LOSSES:
-            raise ConfigError(
-                f"Unknown loss '{self.name}'.", where="loss", fix=nearest(self.name, LOSSES)
-            )
-        if self.reduction not in ("mean", "sum", "none"):
-            raise ConfigError(
-                f"Unknown reduction '{self.reduction}'.",
-                where="loss reduction",
-                fix=nearest(str(self.reduction), ("mean", "sum", "none")),
-            )
-        sparse = self.name == "softmax-cross-entropy" and self.sparse
-        for key in ("ignore_index", "shift_labels"):
-            value = getattr(self, key)
-            if value is not None and value is not False and not sparse:  # 0 is a label
-                raise ConfigError(
-                    f"'{key}' means nothing to {self.name}"
-                    f"{'' if self.name != 'softmax-cross-entropy' else ' with dense labels'}.",
-                    where=f"loss, {key}",
-                    fix="Leave it out; it is for softmax-cross-entropy with sparse labels.",
-                )
-        if self.class_axis is not None and self.name != "softmax-cross-entropy":
-            raise ConfigError(
-                f"'class_axis' means nothing to {self.name}.",
-                where="loss, class_axis",
-                fix="Leave it out; it is for softmax-cross-entropy.",
-            )
-        for key in ("weight", "pos_weight"):
-            if getattr(self, key) is not None:
-                self._check_factors(key)
-
-    def _check_factors(self, key: str) -> None:
-        """Factors are numbers, and there is one loss that reads them."""
-        if self.name != "bce-with-logits":
-            raise ConfigError(
-                f"'{key}' means nothing to {self.name}.",
-                where=f"loss, {key}",
-                fix="Leave it out; it is for bce-with-logits.",
-            )
-        try:
-            good = bool(np.isfinite(np.asarray(getattr(self, key), np.float32)).all())
-        except (TypeError, ValueError, OverflowError):
-            good = False
-        if not good:
-            raise ConfigError(
-                f"'{key}' does not hold finite numbers.",
-                where=f"loss, {key}",
-                fix="Give one number, or numbers in a shape that fits the output.",
-            )
 
 
 _TWICE = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
@@ -216,17 +125,17 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         target = labels
         if config.shift_labels:
             target = shifted_labels(builder, labels, config.ignore_index or 0)
-        loss, objective = _sparse_cross_entropy(builder, prediction, target, config, axis)
+        loss, objective = sparse_cross_entropy(builder, prediction, target, config, axis)
     elif config.name == "softmax-cross-entropy":
         log_softmax = builder.op("LogSoftmax", prediction, axis=-1 if axis is None else axis)
-        product = builder.op("Mul", log_softmax, _like(builder, labels, prediction, config))
+        product = builder.op("Mul", log_softmax, fixed_shape(builder, labels, prediction, config))
         over = builder.ints(-1 if axis is None else axis)
         losses = builder.op("Neg", builder.op("ReduceSum", product, over, keepdims=0))
-        loss, objective = _reduce(builder, losses, config.reduction)
+        loss, objective = reduce_losses(builder, losses, config.reduction)
     else:
-        same = _like(builder, labels, prediction, config)
-        losses = _elementwise(builder, prediction, same, config)
-        loss, objective = _reduce(builder, losses, config.reduction)
+        same = fixed_shape(builder, labels, prediction, config)
+        losses = elementwise_losses(builder, prediction, same, config)
+        loss, objective = reduce_losses(builder, losses, config.reduction)
     builder.flush()
     _rename_to_loss(graph, loss)
     graph.outputs.append(loss)
@@ -254,20 +163,6 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         axis,
         config.ignore_index,
     )
-
-
-def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:
-    """The labels ``[batch, sequence]`` one position earlier; the last one does not count.
-
-    Shifting the labels copies nothing of the predictions, which are much larger.
-    """
-    int64, shape = ir.DataType.INT64, known_shape(labels) or ()
-    rest = builder.op(
-        "Slice", labels, builder.ints(1), builder.ints(np.iinfo(np.int64).max), builder.ints(1),
-        dtype=int64,
-    )  # fmt: skip
-    fill = builder.const(ignored, int64)
-    return builder.op("Pad", rest, builder.ints(0, 0, 0, 1), fill, dtype=int64, shape=shape)
 
 
 def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
@@ -300,7 +195,8 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
             where=source_name(model),
             fix="Choose a loss with --loss, or name the output that holds the loss.",
         )
-    # A fresh name, so that the step's `loss` is always the unscaled scalar, whatever the model says.
+    # A fresh name, so that the step's `loss` is always the unscaled scalar, whatever the model
+    # says.
     scalar = builder.op("Reshape", output, builder.ints(), shape=())
     builder.flush()
     if output.name == "loss":
@@ -356,95 +252,6 @@ def _label_input(
     )
     model.graph.inputs.append(labels)
     return labels
-
-
-def _sparse_cross_entropy(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
-) -> tuple[ir.Value, ir.Value]:
-    """The loss and its objective by the standard fused operator, which has the classes in axis 1."""
-    shape = known_shape(x) or ()
-    rank = len(shape)
-    target = labels
-    if axis is not None and axis > 1:  # all positions are samples: rows of classes, without a copy
-        if axis != rank - 1:
-            perm = [i for i in range(rank) if i != axis] + [axis]
-            x = builder.op("Transpose", x, shape=[shape[i] for i in perm], perm=perm)
-        x = builder.op("Flatten", x, shape=(None, shape[axis]), axis=rank - 1)
-        target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
-    if config.reduction != "none":
-        loss = _fused_cross_entropy(builder, x, target, config, config.reduction)
-        return loss, loss
-    losses = _fused_cross_entropy(builder, x, target, config, "none")
-    if target is not labels:
-        size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
-        losses = builder.op("Reshape", losses, size, shape=known_shape(labels) or ())
-    return _reduce(builder, losses, "none")
-
-
-def _fused_cross_entropy(
-    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
-) -> ir.Value:
-    """The standard fused operator; its second output is what native gradients read."""
-    extra: dict[str, Any] = (
-        {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
-    )
-    loss, log_prob = builder.ops(
-        "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], reduction=reduction, **extra
-    )
-    shape = known_shape(labels)
-    if reduction != "none":
-        loss.shape = ir.Shape(())
-    elif shape is not None:
-        loss.shape = ir.Shape(shape)
-    log_prob.shape = x.shape
-    return loss
-
-
-def _like(builder: Builder, labels: ir.Value, x: ir.Value, config: LossConfig) -> ir.Value:
-    """The labels, held to the number of predictions: a single row of labels would be broadcast.
-
-    A runtime holds them to fixed lengths by itself.
-    """
-    shape = known_shape(x)
-    free = config.broadcast or config.label_shape is not None
-    if free or shape is None or all(isinstance(d, int) for d in shape):
-        return labels
-    size = builder.op("Shape", x, dtype=ir.DataType.INT64)
-    return builder.op("Reshape", labels, size, shape=shape)
-
-
-def _elementwise(builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig) -> ir.Value:
-    if config.name == "mse":
-        difference = builder.op("Sub", x, labels)
-        return builder.op("Mul", difference, difference)
-    if config.name == "l1":
-        return builder.op("Abs", builder.op("Sub", x, labels))
-    one = builder.const(1.0)
-    positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
-    if config.pos_weight is not None:
-        positive = builder.op("Mul", positive, builder.const(config.pos_weight))
-    negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
-    losses = builder.op("Add", positive, negative)
-    return (
-        losses if config.weight is None else builder.op("Mul", losses, builder.const(config.weight))
-    )
-
-
-def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
-    last = builder.ints(-1)
-    x_last = builder.op("Unsqueeze", x, last)  # [..., 1]
-    zeros = builder.op("Mul", x_last, builder.const(0.0))
-    pair = builder.op("Concat", zeros, x_last, axis=-1)  # [..., 2]
-    return builder.op("ReduceLogSumExp", pair, last, keepdims=0)
-
-
-def _reduce(builder: Builder, losses: ir.Value, reduction: str) -> tuple[ir.Value, ir.Value]:
-    """The loss that is shown, and the scalar that is differentiated."""
-    if reduction == "mean":
-        mean = builder.op("ReduceMean", losses, keepdims=0, shape=())
-        return mean, mean
-    total = builder.op("ReduceSum", losses, keepdims=0, shape=())
-    return (total, total) if reduction == "sum" else (losses, total)
 
 
 def _rename_to_loss(graph: ir.Graph, value: ir.Value) -> None:

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.io import source_name
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, is_standard, known_shape
 
 __all__ = ["find_class_axis"]
 
@@ -46,14 +46,14 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     Args:
         model: A normalized model.
         prediction: Its output, float ``[batch, ...]``, of a known rank of at least 2.
-        given: The axis that the user names, counted from the end if below 0.
+        given: The axis that the user names, counted from the end if negative.
 
     Returns:
         The axis, 1 or more.
 
     Raises:
-        UsageError: The axis that was given is none, or is that of the batch.
-        ModelError: The model does not tell; the error says both readings.
+        UsageError: The given axis does not exist, or is the batch axis.
+        ModelError: The model does not tell; the error gives both readings.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -68,7 +68,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         if not 1 <= axis < rank:
             raise UsageError(
                 f"{given} cannot be the class axis of the output '{prediction.name}'.",
-                where=f"{source_name(model)}: '{prediction.name}' {_text(shape)}",
+                where=f"{source_name(model)}: '{prediction.name}' {format_shape(shape)}",
                 fix=f"Give 1 to {rank - 1}, or -1 for the last; axis 0 is the batch.",
             )
         return axis
@@ -81,9 +81,9 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
         return lengths
     raise ModelError(
         f"Which axis of the output '{prediction.name}' counts the classes is not certain.",
-        where=f"{source_name(model)}: {_text(shape)} has {_length(shape[1])} classes with labels "
-        f"{_text((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
-        f"{_text(shape[:-1])}",
+        where=f"{source_name(model)}: {format_shape(shape)} has {_length(shape[1])} classes with labels "
+        f"{format_shape((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
+        f"{format_shape(shape[:-1])}",
         fix="Say which with --class-axis 1 (images) or --class-axis -1 (language models).",
     )
 
@@ -91,7 +91,7 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
 def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
     """The axis of ``value`` that the operator behind it makes of features, if that is certain."""
     node, shape = value.producer(), known_shape(value)
-    if node is None or shape is None or id(value) in seen or node.domain not in ("", "ai.onnx"):
+    if node is None or shape is None or id(value) in seen or not is_standard(node):
         return None
     seen = seen | {id(value)}
     op, rank = node.op_type, len(shape)
@@ -174,7 +174,3 @@ def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | N
 
 def _length(dim: int | str | None) -> str:
     return "?" if dim is None else str(dim)
-
-
-def _text(shape: tuple[int | str | None, ...]) -> str:
-    return "[" + ", ".join(map(_length, shape)) + "]"

@@ -6,20 +6,9 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.query import RANDOM_OPERATORS, is_standard
 
 __all__ = ["add_mask", "dropout_to_training"]
-
-# Their kernels are seeded when a session is opened; only Dropout can be seeded at a step.
-_OTHERS = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
 
 
 def dropout_to_training(model: ir.Model) -> Report:
@@ -36,7 +25,8 @@ def dropout_to_training(model: ir.Model) -> Report:
         repeated. A second call changes nothing.
     """
     report = Report("dropout_to_training")
-    drawing = [node for node in model.graph.all_nodes() if node.op_type in _OTHERS]
+    # Their kernels are seeded when a session is opened; only Dropout can be seeded at each step.
+    drawing = [node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS]
     if drawing:
         report.notes.append(
             f"{drawing[0].op_type} '{drawing[0].name}' draws from a generator that the runtime keeps "
@@ -44,7 +34,7 @@ def dropout_to_training(model: ir.Model) -> Report:
         )
     builder = Builder(model.graph, "ortboost/dropout")
     for node in model.graph:
-        if node.op_type != "Dropout" or node.domain not in ("", "ai.onnx"):
+        if not is_standard(node, "Dropout"):
             continue
         name = node.name or "?"
         ratio = _number(node, 1, 0.5)

@@ -1,8 +1,8 @@
-"""Replace the last fully connected layer by a fresh one with another number of outputs.
+"""Replace the last fully connected layer by a new one with another number of outputs.
 
-For fine-tuning: the backbone keeps its weights, the head starts anew. The new weight is drawn
-uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed and the bias likewise, which is how
-PyTorch starts a `Linear` (`torch.nn.Linear` documentation, section Variables).
+For fine-tuning: the backbone keeps its weights, the head starts anew. Weight and bias are drawn
+uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch initializes a `Linear`
+(`torch.nn.Linear` documentation, section Variables).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape, producer_of
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
 
@@ -63,12 +63,12 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
     while (node := value.producer()) is not None:
         if node.op_type == "Gemm" and _initializer(node.inputs[1]):
             transposed = node.attributes.get_int("transB", 0)
-            third = node.inputs[2] if len(node.inputs) > 2 else None
+            third = input_at(node, 2)
             return DenseLayer(node, _get(node, 1), _initializer(third), 0 if transposed else 1)
         if node.op_type == "MatMul":
             if weight := _initializer(node.inputs[1]):
                 return DenseLayer(node, weight, bias, 1)
-            transpose = node.inputs[1].producer() if node.inputs[1] is not None else None
+            transpose = producer_of(node.inputs[1])
             if transpose is not None and transpose.op_type == "Transpose":
                 weight = _initializer(transpose.inputs[0])
                 if weight is not None and len(weight.shape or ()) == 2:

@@ -5,13 +5,13 @@ Trained like that, the statistics never move and the gradients are those of a fi
 :func:`to_training` switches the nodes over and makes the next running statistics values of the
 graph; :func:`to_inference` goes back, for evaluation and export.
 
-The statistics are computed beside the node, ``next = old * momentum + batch * (1 - momentum)``, with
-``momentum = 0`` on the node itself, which then outputs those of the batch: onnxruntime would
+The statistics are computed beside the node, ``next = old * momentum + batch * (1 - momentum)``,
+with ``momentum = 0`` on the node itself, which then outputs those of the batch: onnxruntime would
 otherwise overwrite the stored statistics in place, even where a skipped step has to keep them.
 
 The convention of ONNX is ``next = old * momentum + batch * (1 - momentum)`` with the *biased*
-variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore keep the unbiased one, ``/ (N -
-1)``; that is the default here.
+variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore keep the unbiased one, ``/
+(N - 1)``; that is the default here.
 """
 
 from __future__ import annotations
@@ -26,23 +26,28 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape, static_shape
+from ortboost.graph.query import is_standard, known_shape, label, static_shape
 
 __all__ = [
+    "MOMENTUM_KEY",
     "NEXT",
+    "OWN_PREFIX",
     "BatchNormState",
     "batch_norms",
+    "is_training",
     "next_name",
     "running_statistics",
-    "to_inference",
     "to_training",
 ]
 
 NEXT = "ortboost/next/"
 """Prefix of the name of the next value of a state tensor."""
 
-_OWN = "ortboost/batch_norm/"
-_MOMENTUM = "ortboost.momentum"
+OWN_PREFIX = "ortboost/batch_norm/"
+"""Prefix of the names of the nodes that compute the next statistics."""
+
+MOMENTUM_KEY = "ortboost.momentum"
+"""Metadata key of a node: its momentum as exported."""
 
 RunningVariance = Literal["unbiased", "onnx"]
 
@@ -69,15 +74,16 @@ def next_name(state: str) -> str:
 def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
     """The BatchNormalization nodes of the main graph, in graph order."""
     for node in model.graph:
-        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+        if is_standard(node, "BatchNormalization"):
             yield node
 
 
 def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Running mean and variance of a node, if both are stored tensors.
 
-    They are if they are initializers or graph inputs, also through Identity nodes: the TorchScript
-    exporter stores equal tensors once.
+    That is, initializers or graph inputs, also through Identity nodes: the TorchScript exporter
+    stores
+    equal tensors once.
     """
     found = []
     for index in (3, 4):
@@ -125,22 +131,22 @@ def to_training(
     state = BatchNormState(Report("batch_norm_to_training"))
     nodes = []
     for node in batch_norms(model):
-        if _is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
-            state.report.kept[_label(node)] = "in training mode already"
+        if is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
+            state.report.kept[label(node)] = "in training mode already"
         elif frozen(node):
-            state.report.kept[_label(node)] = "frozen: it keeps its running statistics"
-            if _is_training(node):
+            state.report.kept[label(node)] = "frozen: it keeps its running statistics"
+            if is_training(node):
                 _freeze(node, state.report)
         else:
             nodes.append(node)
-    bad = [_label(node) for node in nodes if running_statistics(node) is None]
+    bad = [label(node) for node in nodes if running_statistics(node) is None]
     if bad:
         raise ModelError(
             "Running statistics of BatchNormalization are computed, not stored.",
             where=", ".join(bad),
             fix="Freeze these nodes, or export the model with its running_mean and running_var.",
         )
-    builder = Builder(model.graph, _OWN.rstrip("/"))
+    builder = Builder(model.graph, OWN_PREFIX.rstrip("/"))
     _separate(model, nodes, builder, state.report)
     factors: dict[Hashable, ir.Value] = {}
     latest: dict[str, ir.Value] = {}
@@ -149,7 +155,7 @@ def to_training(
         statistics = running_statistics(node)
         if statistics is None:  # excluded above
             continue
-        was_training = _is_training(node)
+        was_training = is_training(node)
         chained = statistics[0].name in latest
         for index, value in zip((3, 4), statistics, strict=True):
             node.replace_input_with(index, latest.get(value.name or "", value))
@@ -158,7 +164,7 @@ def to_training(
         for buffer, new in zip(statistics, (new_mean, new_var), strict=True):
             latest[buffer.name or ""] = new
             last_buffer[buffer.name or ""] = buffer
-        state.report.changed[_label(node)] = (
+        state.report.changed[label(node)] = (
             ("outputs its running statistics" if was_training else "put in training mode")
             + (", continues the statistics of the node before it" if chained else "")
             + f" (running variance: {running_variance})"
@@ -178,23 +184,19 @@ def to_training(
     return state
 
 
-def _label(node: ir.Node) -> str:
-    return node.name or node.outputs[0].name or node.op_type
-
-
 def _is_ours(output: ir.Value) -> bool:
-    return (output.name or "").startswith((NEXT, _OWN))
+    return (output.name or "").startswith((NEXT, OWN_PREFIX))
 
 
 def _freeze(node: ir.Node, report: Report) -> None:
     """Bring a node that was exported in training mode into inference form."""
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
-        report.notes.append(f"'{_label(node)}' is frozen, but its running statistics are used")
+        report.notes.append(f"'{label(node)}' is frozen, but its running statistics are used")
         return
     node.resize_outputs(1)
     node.attributes.pop("training_mode", None)
-    report.changed[_label(node)] = "put in inference mode: frozen"
-    report.kept.pop(_label(node), None)
+    report.changed[label(node)] = "put in inference mode: frozen"
+    report.kept.pop(label(node), None)
 
 
 def _add_statistics(
@@ -206,11 +208,12 @@ def _add_statistics(
 ) -> tuple[ir.Value, ir.Value]:
     """Let the node output the batch statistics, and compute the next running ones beside it.
 
-    ``factors`` holds the corrections of the variance by element count: layers of one size share them.
+    ``factors`` holds the corrections of the variance by element count: layers of one size share
+    them.
     """
     stored = (node.inputs[3], node.inputs[4])
     momentum = node.attributes.get_float("momentum", 0.9)
-    node.metadata_props[_MOMENTUM] = repr(momentum)
+    node.metadata_props[MOMENTUM_KEY] = repr(momentum)
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     node.resize_outputs(3)
     for index, old in enumerate(stored):
@@ -226,7 +229,7 @@ def _add_statistics(
         if old is None:
             raise TypeError("running_statistics() found it before")
         if not batch.is_graph_output():
-            batch.name = builder.unique(f"{_OWN}{_label(node)}/{kind}")
+            batch.name = builder.unique(f"{OWN_PREFIX}{label(node)}/{kind}")
         batch.type, batch.shape = old.type, old.shape
         dtype = old.dtype or ir.DataType.FLOAT
         kept = builder.op("Mul", old, builder.const(momentum, dtype))
@@ -243,7 +246,7 @@ def _add_statistics(
 
 
 def _element_count(node: ir.Node) -> tuple[int | str, ...] | None:
-    """The dimensions that a channel has its elements in; ``None`` if one has neither size nor name."""
+    """The dimensions that a statistic is computed over; ``None`` if one of them is unknown."""
     shape = known_shape(node.inputs[0]) if node.inputs[0] is not None else None
     if shape is None:
         return None
@@ -274,7 +277,7 @@ def _unbiased(
 
 
 def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: Report) -> None:
-    """Give nodes that share statistics, but are not one module, tensors of their own."""
+    """Give nodes that share statistics, but are not the same module, tensors of their own."""
     owner: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         statistics = running_statistics(node)
@@ -289,7 +292,7 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
             if not value.is_initializer() or value.const_value is None:
                 raise ModelError(
                     "Two BatchNormalization nodes share running statistics, but not their scale.",
-                    where=f"node '{_label(node)}', tensor '{key}'",
+                    where=f"node '{label(node)}', tensor '{key}'",
                     fix="Convert from the model as exported, where the statistics are initializers.",
                 )
             own_name = (direct.name if direct is not None else None) or key
@@ -319,96 +322,6 @@ def _origin(value: ir.Value | None) -> ir.Value | None:
     return value
 
 
-def _is_training(node: ir.Node) -> bool:
+def is_training(node: ir.Node) -> bool:
+    """Whether a BatchNormalization is in training mode."""
     return node.attributes.get_int("training_mode", 0) == 1
-
-
-def to_inference(model: ir.Model) -> Report:
-    """Put BatchNormalization and Dropout nodes in inference form, in place.
-
-    BatchNormalization normalizes by its running statistics and has one output; what computed the
-    next statistics is removed, also from the graph's outputs. Dropout passes its input on.
-
-    Args:
-        model: Model whose main graph is changed.
-
-    Returns:
-        The report. A second call changes nothing.
-    """
-    report = Report("to_inference")
-    graph = model.graph
-    originals = {value.name: value for value in graph.inputs}
-    originals.update(graph.initializers)
-    for node in list(batch_norms(model)):
-        if not _is_training(node) and len(node.outputs) == 1:
-            continue
-        for index in (3, 4):
-            stored = _stored_of(node.inputs[index], originals)
-            if stored is not None:
-                node.replace_input_with(index, stored)
-    for node in list(batch_norms(model)):
-        if not _is_training(node) and len(node.outputs) == 1:
-            continue
-        for output in node.outputs[1:]:
-            _drop_downstream(graph, output, report)
-        node.resize_outputs(1)
-        node.attributes.pop("training_mode", None)
-        if _MOMENTUM in node.metadata_props:
-            momentum = float(node.metadata_props.pop(_MOMENTUM))
-            node.attributes["momentum"] = ir.AttrFloat32("momentum", momentum)
-        report.changed[_label(node)] = "put in inference mode"
-    if report.modified:
-        _remove_unused(graph)
-    for node in graph:
-        if node.op_type == "Dropout" and node.domain in ("", "ai.onnx"):
-            _dropout_off(node, report)
-    return report
-
-
-def _stored_of(value: ir.Value | None, originals: dict[str | None, ir.Value]) -> ir.Value | None:
-    """The stored tensor that a running statistic of ours is made of."""
-    while value is not None and value.name not in originals:
-        producer = value.producer()
-        if producer is None or not (producer.name or "").startswith((_OWN, NEXT)):
-            return None
-        value = producer.inputs[0]  # of Mul(old, 0.5), Add(kept, new), Mul(old, momentum)
-    return value
-
-
-def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
-    """Remove a value, all nodes that need it, and the graph outputs among them."""
-    for usage in list(value.uses()):
-        node = usage.node
-        if node.graph is None:
-            continue
-        for output in node.outputs:
-            _drop_downstream(graph, output, report)
-        if node.graph is graph:
-            graph.remove(node, safe=True)
-    if value.is_graph_output():
-        kept = [output for output in graph.outputs if output is not value]
-        graph.outputs[:] = kept
-        report.notes.append(f"output '{value.name}' was removed: it is a training state")
-
-
-def _remove_unused(graph: ir.Graph) -> None:
-    """Remove what only the next statistics needed."""
-    for node in reversed(list(graph)):
-        if (node.name or "").startswith(_OWN) and not any(
-            output.uses() or output.is_graph_output() for output in node.outputs
-        ):
-            graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
-        if name.startswith(_OWN) and not value.uses():
-            graph.initializers.pop(name)
-
-
-def _dropout_off(node: ir.Node, report: Report) -> None:
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
-        node.replace_input_with(2, None)
-        node.resize_inputs(2)
-        report.changed[_label(node)] = "passes its input on"
-    if len(node.outputs) > 1:
-        mask = node.outputs[1]
-        if not mask.uses() and not mask.is_graph_output():
-            node.resize_outputs(1)

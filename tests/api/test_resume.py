@@ -125,8 +125,11 @@ BOUNDARIES = [
     ("after", 4),
     ("before", 7),
 ]
-CHANCE = np.random.default_rng(5)
-MOMENTS = [(int(CHANCE.integers(1, 21)), float(CHANCE.uniform(0, 0.003))) for _ in range(6)]
+RANDOM_OPERATORS = np.random.default_rng(5)
+MOMENTS = [
+    (int(RANDOM_OPERATORS.integers(1, 21)), float(RANDOM_OPERATORS.uniform(0, 0.003)))
+    for _ in range(6)
+]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine, gradient_name
-from ortboost.autodiff.native import engine as native
+from ortboost.autodiff.native import bindings as native
 from ortboost.autodiff.native.engine import NativeEngine, diagnose
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph.normalize import infer_shapes

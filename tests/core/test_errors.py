@@ -23,13 +23,13 @@ def test_every_kind_has_its_own_exit_status(kind, status):
 
 
 def test_the_text_is_what_where_fix():
-    error = errors.ModelError("It broke.", where="net.onnx: node 'c1'", fix="Mend it.")
-    assert str(error) == "It broke.\n  where: net.onnx: node 'c1'\n  fix:   Mend it."
+    error = errors.ModelError("It broke.", where="net.onnx: node 'c1'", fix="Fix it.")
+    assert str(error) == "It broke.\n  where: net.onnx: node 'c1'\n  fix:   Fix it."
 
 
 def test_empty_parts_leave_no_line():
     assert str(OrtBoostError("It broke.")) == "It broke."
-    assert str(OrtBoostError("It broke.", fix="Mend it.")) == "It broke.\n  fix:   Mend it."
+    assert str(OrtBoostError("It broke.", fix="Fix it.")) == "It broke.\n  fix:   Fix it."
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from onnx import helper
 from ortboost.core.errors import ModelError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import convert_opset, normalize
-from ortboost.transforms.trainable_norm import to_inference
+from ortboost.transforms.inference_norm import to_inference
 from tests.support import (
     GOLDEN,
     NAMES,

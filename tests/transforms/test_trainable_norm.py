@@ -9,10 +9,10 @@ from ortboost.autodiff.engine import differentiate
 from ortboost.core.errors import ModelError
 from ortboost.graph.normalize import infer_shapes
 from ortboost.transforms.dropout import dropout_to_training
+from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.trainable_norm import (
     batch_norms,
     next_name,
-    to_inference,
     to_training,
 )
 from tests.support import run

@@ -1,8 +1,8 @@
 """Operators without a gradient, written with operators that have one.
 
-One file for each family; the docstring of each rule is its algebra. Which rules are used is decided
-by the engine: only what :meth:`~ortboost.autodiff.engine.Engine.gradient_support` refuses is
-decomposed, and only where a gradient has to pass.
+One file for each family; the docstring of a rule is its algebra. The engine decides which rules are
+used: only operators that :meth:`~ortboost.autodiff.engine.Engine.gradient_support` refuses are
+decomposed, and only where a gradient must flow.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def decompose(
 
     Args:
         model: Model with its loss attached, normalized, shapes inferred where they can be.
-        wrt: Names of the tensors that gradients are wanted for.
-        loss: Name of the loss, or of several outputs that it is made of.
+        wrt: Names of the tensors that need gradients.
+        loss: Name of the loss, or of several outputs that it is computed from.
         engine: Engine that will differentiate the model.
 
     Returns:
-        Nodes decomposed, and nodes kept with the reason why the rule does not fit them. A second call
+        Nodes decomposed, and nodes kept with the reason why the rule does not apply. A second call
         changes nothing.
     """
     # A rule may use an operator that has no gradient either: at most a few rounds.

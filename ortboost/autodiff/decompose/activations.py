@@ -1,7 +1,7 @@
-"""Activations, written so that neither value nor gradient overflows, also at the corner 0.
+"""Activations, written so that neither value nor gradient overflows, also at the kink at 0.
 
-``relu(x)`` has the gradient 0 at 0 and ``n = x - relu(x)``, which is ``min(x, 0)``, the gradient 1
-there: that puts the corner where PyTorch has it, on the left branch.
+At 0 ``relu(x)`` has the gradient 0, and ``n = x - relu(x)``, which is ``min(x, 0)``, the gradient
+1. So the kink belongs to the left branch, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ def _negative_part(site: Site, data: ir.Value) -> ir.Value:
 
 
 def softplus(site: Site, data: ir.Value) -> ir.Value:
-    """``relu(x) + log(1 + exp(-|x|))``, with ``-|x| = x - 2 * relu(x)`` for a gradient of 1/2 at 0."""
+    """``relu(x) + log(1 + exp(-|x|))``.
+
+    ``-|x|`` is computed as ``x - 2 * relu(x)``, for a gradient of 1/2 at 0.
+    """
     positive = site.op("Relu", data)
     minus_abs = site.op("Sub", data, site.op("Mul", positive, site.const(2.0)))
     log = site.op("Log", site.op("Add", site.op("Exp", minus_abs), site.const(1.0)))

@@ -22,7 +22,7 @@ class _Term:
 
 
 def _einsum(site: Site) -> list[ir.Value | None]:
-    """Operands are multiplied from left to right; a letter is summed once nobody needs it any more."""
+    """Multiply operands from left to right; sum over a letter once no later operand has it."""
     terms, result = _parse(site)
     sizes = _sizes(site, terms)
     current = _summed(site, terms[0], set("".join(t.letters for t in terms[1:])) | set(result))
@@ -68,7 +68,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
 
 
 def _sizes(site: Site, terms: list[_Term]) -> dict[str, int | ir.Value]:
-    """Letter to its size, a number or a one-element vector; refuses broadcasting between letters."""
+    """Letter to its size, a number or a one-element vector; refuses broadcasting of a letter."""
     sizes: dict[str, int | ir.Value] = {}
     fixed: dict[str, int] = {}
     for term in terms:
@@ -85,7 +85,7 @@ def _sizes(site: Site, terms: list[_Term]) -> dict[str, int | ir.Value]:
 
 
 def _summed(site: Site, term: _Term, needed: set[str]) -> _Term:
-    """Sum over the letters that nobody needs."""
+    """Sum over the letters that are not needed any more."""
     axes = [axis for axis, letter in enumerate(term.letters) if letter not in needed]
     if not axes:
         return term

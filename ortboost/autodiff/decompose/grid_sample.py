@@ -35,14 +35,14 @@ _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # until opset 19
 def _grid_sample(site: Site) -> list[ir.Value | None]:
     """``y[p] = sum over pixels q near p of x[q] * product over axes of w(p - q)``.
 
-    ``p`` is the point of the grid in pixels, from ``-1 .. 1``. The pixels are fetched by one Gather, so
-    their gradients are added up; that of the grid comes through the weights, where ``floor(p)``, an
-    integer, carries none. Linear takes 2 pixels along an axis, cubic 4. Nearest fetches the pixel
-    ``round(p)`` and has no gradient for the grid.
+    ``p`` is the point of the grid in pixels, from ``-1 .. 1``. One Gather fetches the pixels, so
+    their gradients are summed; the grid gets its gradient through the weights, where the integer
+    ``floor(p)`` carries none. Linear interpolation takes 2 pixels along an axis, cubic 4. Nearest
+    fetches the pixel ``round(p)`` and has no gradient for the grid.
 
-    ``zeros`` sets a frame of zeros around the image and limits ``p`` to it; ``border`` limits ``p`` to
-    the image; ``reflection`` folds ``p`` into it first. Cubic reaches further than one pixel: it does
-    that with each pixel instead, and keeps ``p`` where all of its pixels are outside.
+    ``zeros`` puts a frame of zeros around the image and limits ``p`` to it; ``border`` limits ``p``
+    to the image; ``reflection`` first folds ``p`` into it. Cubic reaches further than one pixel: it
+    applies this to each pixel instead, and leaves ``p`` if all of its pixels are outside.
     """
     axes = site.rank() - 2
     if axes not in (2, 3) or site.rank(1) != axes + 2:
@@ -76,7 +76,7 @@ def _grid_sample(site: Site) -> list[ir.Value | None]:
 
 
 def _taps(site: Site, mode: str) -> list[tuple[tuple[int, list[float]], ...]]:
-    """What counts along each axis, for every pixel around a point."""
+    """Offsets and weights of every pixel around a point, as a product over the axes."""
     return list(itertools.product(_KERNELS[mode], repeat=site.rank() - 2))
 
 
@@ -103,7 +103,7 @@ def _neighbours(site: Site, low: ir.Value, mode: str) -> ir.Value:
 
 
 def _inside(site: Site, place: ir.Value, padding: str) -> ir.Value:
-    """Pixels anywhere, as the pixels of the (framed) image that stand for them."""
+    """The pixels of the (framed) image that stand for pixels anywhere."""
     kind = _kind(site)
     if padding == "reflection":
         place = _folded(site, site.op("Cast", place, dtype=kind, to=int(kind)))
@@ -131,7 +131,8 @@ def _channels_first(site: Site, picked: ir.Value) -> ir.Value:
 def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int) -> ir.Value:
     """All channels of the pixels at ``place``, ``[N, ..., axes]``: rows of ``[N * H * W, C]``.
 
-    Not by GatherND with batch_dims: its kernel divides by the number of images, and the process dies
+    Not by GatherND with batch_dims: its kernel divides by the number of images, and the process
+    dies
     where there are none.
     """
     channels = site.shape()[1]
@@ -167,7 +168,7 @@ def _number(site: Site, value: float) -> ir.Value:
 
 
 def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Value:
-    """``[W + more, H + more, ..]`` in the element type of the grid: a constant where they are known."""
+    """``[W + more, H + more, ..]`` in the element type of the grid, constant if they are known."""
     kind = dtype or _kind(site)
     sizes = site.shape()[:1:-1]  # x is the last axis of the image and the first of a point
     known = [size + more for size in sizes if isinstance(size, int)]
@@ -209,7 +210,7 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
 
 
 def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
-    """Into ``0 .. last``; no gradient at the limits, as in PyTorch. NaN becomes 0: it is an index next."""
+    """Clip to ``0 .. last`` without gradient at the limits, as in PyTorch; NaN becomes 0."""
     zero = _number(site, 0.0)
     boolean = ir.DataType.BOOL
     kind = _kind(site)
@@ -220,7 +221,7 @@ def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
 
 
 def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
-    """``[N, ..., taps, 1]``: the polynomials along each axis by Horner's rule, and their product."""
+    """``[N, ..., taps, 1]``: the product of the polynomials along the axes, by Horner's rule."""
     kind, axes = _kind(site), site.rank() - 2
     powers = np.array([[weights for _, weights in tap] for tap in _taps(site, mode)])
     fraction = site.op("Unsqueeze", fraction, site.ints(-2))

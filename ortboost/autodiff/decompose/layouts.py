@@ -1,4 +1,4 @@
-"""Moving elements: pixel shuffles, paddings that repeat, transposed convolution."""
+"""Operators that move elements: pixel shuffles, reflecting pads, transposed convolution."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _space_to_depth(site: Site) -> list[ir.Value | None]:
 
 
 def _pad(site: Site) -> list[ir.Value | None]:
-    """Reflecting, edge and wrapping pads are Gathers along each axis; their gradients add up."""
+    """Reflecting, edge and wrapping pads as Gathers along each axis, whose gradients are summed."""
     mode = site.text("mode", "constant")
     pads = site.array(1)
     if pads is None:
@@ -74,7 +74,7 @@ def _pad(site: Site) -> list[ir.Value | None]:
 
 
 def _conv_transpose(site: Site) -> list[ir.Value | None]:
-    """A convolution of the image with zeros between its pixels, with the flipped kernel.
+    """Convolve the dilated image (zeros between its pixels) with the flipped kernel.
 
     The gradient kernel of ConvTranspose exists on CUDA only.
     """
@@ -97,8 +97,8 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
         begins.append(reach - pads[axis])
         # Each pixel is followed by stride - 1 zeros, the last one too: those are taken back.
         ends.append(reach - pads[spatial + axis] + extra[axis] - (strides[axis] - 1))
-    spread = _with_zeros(site, data, strides)
-    spread = site.op("Pad", spread, site.ints(0, 0, *begins, 0, 0, *ends))
+    dilated = _with_zeros(site, data, strides)
+    dilated = site.op("Pad", dilated, site.ints(0, 0, *begins, 0, 0, *ends))
     # [C, M/g, k...] -> [g, C/g, M/g, k...] -> [g, M/g, C/g, k...] -> [M, C/g, k...], flipped.
     per_group = inputs // groups
     kernels = site.op("Reshape", weight, site.ints(groups, per_group, outputs, *kernel))
@@ -110,7 +110,7 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
     return [
         site.op(
             "Conv",
-            spread,
+            dilated,
             kernels,
             site.optional(2),
             kernel_shape=kernel,
@@ -121,7 +121,7 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
 
 
 def _with_zeros(site: Site, data: ir.Value, strides: tuple[int, ...]) -> ir.Value:
-    """``stride - 1`` zeros behind each pixel along each spatial axis."""
+    """Put ``stride - 1`` zeros after each pixel along each spatial axis."""
     if all(stride == 1 for stride in strides):
         return data
     spatial = len(strides)

@@ -16,8 +16,8 @@ def _standardized(site: Site, data: ir.Value, axes: ir.Value, epsilon: float) ->
     """``(x - mean) / sqrt(var + epsilon)`` over the axes, the variance biased."""
     centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
     variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
-    spread = site.op("Sqrt", site.op("Add", variance, site.const(epsilon)))
-    return site.op("Div", centered, spread)
+    deviation = site.op("Sqrt", site.op("Add", variance, site.const(epsilon)))
+    return site.op("Div", centered, deviation)
 
 
 def _affine(site: Site, data: ir.Value, trailing: int) -> ir.Value:
@@ -60,8 +60,8 @@ def _mean_variance(site: Site) -> list[ir.Value | None]:
     data = site.input(0)
     centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
     variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
-    spread = site.op("Add", site.op("Sqrt", variance), site.const(1e-9))
-    return [site.op("Div", centered, spread)]
+    deviation = site.op("Add", site.op("Sqrt", variance), site.const(1e-9))
+    return [site.op("Div", centered, deviation)]
 
 
 def _lp(site: Site) -> list[ir.Value | None]:

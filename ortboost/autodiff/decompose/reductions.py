@@ -1,6 +1,6 @@
 """Sums, means, extrema and products.
 
-ReduceMax and ReduceMin spread the gradient evenly among equal extrema, as ``torch.amax`` does.
+ReduceMax and ReduceMin distribute the gradient evenly among equal extrema, as ``torch.amax`` does.
 """
 
 from __future__ import annotations

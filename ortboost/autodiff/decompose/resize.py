@@ -1,16 +1,16 @@
 """Resize, with sizes that are known or computed.
 
-The positions of the new points on the old axis are computed in the graph, in float32 and in the order of
-the kernels of onnxruntime: elsewhere `1 / (1/3)` is not 3, and another pixel is the nearest. Where the
-lengths are constants the runtime folds all this when it opens the graph.
+The positions of the new points on the old axis are computed in the graph, in float32 and in the
+order of operations of onnxruntime's kernels: otherwise `1 / (1/3)` is not 3, and another pixel is
+the nearest. If the lengths are constants, the runtime folds all this when it opens the graph.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal, Site, constant
+from ortboost.graph.query import constant, known_shape
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["RESIZE"]
 
@@ -86,7 +86,7 @@ class _Axis:
         return self.op("Min", self.op("Max", places, self.number(0)), last)
 
     def nearest(self) -> ir.Value:
-        """The pixels taken, as onnxruntime 1.19 does; 1.31 has other ties for round_prefer_ceil."""
+        """The pixels taken, as in onnxruntime 1.19; 1.31 has other ties for round_prefer_ceil."""
         mode = self.site.text("nearest_mode", "round_prefer_floor")
         found, half = self.positions(), self.number(0.5)
         if mode == "floor":
@@ -105,10 +105,10 @@ class _Axis:
         return self.op("Max", self.op("Sub", self.number(1), far), self.number(0))
 
     def cubic(self) -> ir.Value:
-        r"""`[length, size]`: weights of the four neighbours; those beyond the ends go to the last pixels.
+        r"""`[length, size]`: weights of the four neighbours, limited to the axis.
 
         With `d` the distance and `a = cubic_coeff_a`: `(a + 2) d^3 - (a + 3) d^2 + 1` up to 1, then
-        `a (d^3 - 5 d^2 + 8 d - 4)`. With `exclude_outside` those beyond the ends count for nothing.
+        `a (d^3 - 5 d^2 + 8 d - 4)`. With `exclude_outside`, pixels beyond the ends have weight 0.
         """
         a = self.site.number("cubic_coeff_a", -0.75)
         exact = bool(self.site.integer("exclude_outside", 0))
@@ -143,7 +143,7 @@ class _Axis:
 
 
 def _resize(site: Site) -> list[ir.Value | None]:
-    """Nearest: a Gather along each axis. Linear, cubic: a product with a matrix of weights along each axis."""
+    """Nearest as a Gather along each axis; linear and cubic as a product with weights for each."""
     mode = site.text("mode", "nearest")
     if mode not in ("nearest", "linear", "cubic") or site.integer("antialias", 0):
         raise Refusal(
@@ -175,7 +175,7 @@ def _resize(site: Site) -> list[ir.Value | None]:
 
 
 def _is_kept(site: Site, axis: int, place: int) -> bool:
-    """Whether an axis keeps its length, as far as that can be seen."""
+    """Whether an axis certainly keeps its length."""
     sizes, length = site.optional(3), site.shape()[axis]
     if sizes is None:
         return _element(site.input(2), place) == 1.0
@@ -190,7 +190,7 @@ def _is_kept(site: Site, axis: int, place: int) -> bool:
 
 
 def _element(value: ir.Value, place: int) -> float | str | tuple[ir.Value, int] | None:
-    """What an element of a computed vector is: a number, or a dimension of a value; None if unknown."""
+    """An element of a computed vector: a number, or a dimension of a value; None if unknown."""
     array = constant(value)
     if array is not None:
         return float(array.reshape(-1)[place]) if place < array.size else None

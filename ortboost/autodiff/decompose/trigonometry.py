@@ -1,4 +1,4 @@
-"""Trigonometric and hyperbolic functions from those that have gradients (Sin Cos Tanh Exp Log Sqrt)."""
+"""Trigonometric and hyperbolic functions by those that have gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _cosh(site: Site) -> list[ir.Value | None]:
 
 
 def _asinh(site: Site) -> list[ir.Value | None]:
-    """``f(max(x, 0)) - f(-min(x, 0))`` with ``f(u) = log(u + sqrt(u^2 + 1))``, which never cancels."""
+    """``f(max(x, 0)) - f(-min(x, 0))`` with ``f(u) = log(u + sqrt(u^2 + 1))``: no cancellation."""
     data = site.input(0)
     above = site.op("Relu", data)
     below = site.op("Sub", above, data)

@@ -1,43 +1,37 @@
 """Gradients by ``GradientGraphBuilder`` of onnxruntime-training 1.19.2, without torch.
 
-The only file that imports ``onnxruntime.capi._pybind_state``. The builder is exact and fast, and it
-has traps: operators whose gradient is silently wrong in some forms. ``prepare`` (see
-:mod:`ortboost.autodiff.native.rewrites`) brings every graph into a form where it is right;
-``differentiate`` runs it again on its copy, so that no caller can forget it.
+The builder is exact and fast, but for some forms of operators its gradient is wrong without an
+error. ``prepare`` (see :mod:`ortboost.autodiff.native.rewrites`) brings a graph into a form for
+which it is right; ``differentiate`` runs it again on its own copy, so that no caller can forget it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.metadata
-import platform
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import check_request
 from ortboost.autodiff.native import rewrites, support
-from ortboost.autodiff.native.graph import (
+from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagnose
+from ortboost.autodiff.native.built_graph import (
     drop_copies,
+    protect_pool_indices,
+    protect_running_statistics,
+    restore,
+    scatter_pool_gradients,
+    sum_empty_batches,
+)
+from ortboost.autodiff.native.graph import (
     drop_empty_inputs,
     free_gradient_names,
     lift_large_constants,
     one_use_per_node,
     own_frozen_inputs,
     part_shapes,
-    protect_pool_indices,
-    protect_running_statistics,
     put_back,
-    restore,
-    scatter_pool_gradients,
     set_aside,
-    sum_empty_batches,
     unique_node_names,
 )
 from ortboost.autodiff.native.rewrites.broadcasting import (
@@ -47,116 +41,10 @@ from ortboost.autodiff.native.rewrites.broadcasting import (
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
+from ortboost.graph.query import label
 from ortboost.graph.reach import reach
-from ortboost.graph.rewriting import label
 
 __all__ = ["Diagnosis", "NativeEngine", "diagnose"]
-
-VERSION = "1.19.2"
-_WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")
-# Distributions that all install the same `onnxruntime` folder.
-_OWNERS = (
-    *_WHEELS,
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-directml",
-    "onnxruntime-openvino",
-    "onnxruntime-rocm",
-    "onnxruntime-migraphx",
-    "onnxruntime-qnn",
-    "onnxruntime-azure",
-    "ort-nightly",
-    "ort-nightly-gpu",
-)
-_NEWEST_PYTHON = (3, 12)
-_MAX_BYTES = 2**31 - 2**20
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Why the native engine cannot run.
-
-    Args:
-        what: What is wrong, one sentence.
-        where: The packages that were found.
-        fix: The commands that mend it.
-    """
-
-    what: str
-    where: str
-    fix: str
-
-
-@dataclass(frozen=True)
-class _Bindings:
-    """The two things that are taken from the C bindings, and the session options they need."""
-
-    builder: Callable[..., Any]
-    optimize: Callable[..., bytes]
-    options: Callable[[], Any]
-
-
-def diagnose() -> Diagnosis | None:
-    """Look for the right wheel, alone in its folder; ``None`` if all is well."""
-    found = {}
-    for owner in _OWNERS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[owner] = importlib.metadata.version(owner)
-    where = ", ".join(f"{name} {version}" for name, version in found.items()) or "no onnxruntime"
-    install = (
-        f"pip install {_WHEELS[0]}=={VERSION}  (or 'ortboost[cpu]'; with a GPU 'ortboost[cuda]')"
-    )
-    if sys.version_info[:2] > _NEWEST_PYTHON:  # nothing that pip could install
-        return Diagnosis(
-            "There is no onnxruntime-training for this Python.",
-            f"Python {platform.python_version()}, {where}",
-            "Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
-        )
-    if len(found) > 1:
-        keep = next((wheel for wheel in reversed(_WHEELS) if wheel in found), _WHEELS[0])
-        return Diagnosis(
-            "Several onnxruntime wheels share one folder and overwrite each other.",
-            where,
-            f"pip uninstall -y {' '.join(found)} && "
-            f"pip install --force-reinstall --no-deps {keep}=={VERSION}",
-        )
-    try:
-        _bindings()
-    except ImportError as error:
-        if not found:
-            return Diagnosis("onnxruntime-training is not installed.", where, install)
-        owner = next(iter(found))
-        if owner not in _WHEELS:
-            return Diagnosis(
-                "The installed onnxruntime cannot make gradients.",
-                where,
-                f"pip uninstall -y {owner} && {install}",
-            )
-        return Diagnosis(
-            f"onnxruntime-training is damaged ({str(error).splitlines()[0]}).",
-            where,
-            f"pip install --force-reinstall --no-deps {owner}=={VERSION}",
-        )
-    version = getattr(importlib.import_module("onnxruntime"), "__version__", None)
-    if version != VERSION:
-        return Diagnosis(
-            f"The native engine is made for onnxruntime-training {VERSION}, this is {version}.",
-            where,
-            f"pip install --force-reinstall --no-deps {next(iter(found), _WHEELS[0])}=={VERSION}",
-        )
-    return None
-
-
-def _bindings() -> _Bindings:
-    # Deferred, so that `import ortboost` works without any runtime.
-    from onnxruntime.capi import _pybind_state as state
-
-    try:
-        return _Bindings(
-            state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions
-        )
-    except AttributeError as error:  # a stock build, or two wheels over each other
-        raise ImportError(str(error)) from error
 
 
 class NativeEngine:
@@ -165,7 +53,7 @@ class NativeEngine:
     name = "native"
     opsets = range(18, 22)
     ir_version = 10
-    wide_operators: Mapping[str, str] = dict.fromkeys(
+    fp32_operators: Mapping[str, str] = dict.fromkeys(
         ("LayerNormalization", "SimplifiedLayerNormalization"),
         "its native gradient has no float16 kernel on the CPU, and no valid definition",
     )
@@ -190,7 +78,7 @@ class NativeEngine:
         return support.gradient_support(node)
 
     def prepare(self, model: ir.Model) -> list[Report]:
-        """Mend in place what the builder would get wrong or stumble over."""
+        """Rewrite in place what the builder would get wrong or cannot build."""
         return rewrites.prepare(model)
 
     def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
@@ -218,7 +106,7 @@ class NativeEngine:
         unique_node_names(work)
         lifted = lift_large_constants(work, shared)
         aside = set_aside(work, loss)
-        result = ir.from_proto(onnx.load_from_string(_build(work, loss, wrt)))
+        result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))
         drop_copies(result)
         show_hidden_shapes(result)
         put_back(result, aside)
@@ -267,104 +155,3 @@ def _refuse_unsupported(
             where="; ".join(problems[:5]) + more,
             fix="Decompose them first (ortboost.autodiff.decompose), or run `ortboost check`.",
         )
-
-
-def _build(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
-    """Call the two C++ functions, translating their complaints."""
-    proto = ir.to_proto(model)
-    if proto.ByteSize() > _MAX_BYTES:
-        raise ModelError(
-            "The graph is larger than 2 GB.",
-            where=f"{proto.ByteSize()} bytes",
-            fix="Keep large tensors as graph inputs, not as constants.",
-        )
-    bindings = _bindings()
-    options = bindings.options()
-    options.log_severity_level = 3  # the builder's own warnings name nodes the user never saw
-    names = set(wrt)
-    with _translated(model, wrt):
-        optimized = bindings.optimize(proto.SerializeToString(), names, options)
-        builder = bindings.builder(optimized, {loss}, names, loss, options)
-        builder.build()
-        built: bytes = builder.get_model()
-    return built
-
-
-_MESSAGES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"gradient builder has not been registered: (\S+)",
-        "The operator {0} has no gradient in the native engine.",
-        "Decompose it first (ortboost.autodiff.decompose), or freeze the parameters before it.",
-    ),
-    (
-        r"Cannot compute the partial derivative for '([^']*)'",
-        "The loss does not depend differentiably on '{0}'.",
-        "Freeze it: it is unused, or behind an ArgMax, a comparison or an integer cast.",
-    ),
-    (
-        r"Duplicate definition of name \(([^)]*)\)",
-        "Two values of the gradient graph would be called '{0}'.",
-        "Rename the tensor in the model; names that end in '_grad' are taken.",
-    ),
-    (
-        r"GradientBuilder is not implemented for CUDA Pow's input exponent",
-        "The exponent of a Pow would need a gradient.",
-        "Use a constant exponent, or freeze the parameter that it is made of.",
-    ),
-    (
-        r"Pad gradient currently supports constant mode only",
-        "A Pad with mode 'reflect', 'edge' or 'wrap' has no gradient in the native engine.",
-        "Decompose it first (ortboost.autodiff.decompose), or pad with zeros.",
-    ),
-    (
-        r"GetIndexFromName|does not exist in the graph",
-        "There is control flow (If, Loop, Scan) between the parameters and the loss.",
-        "Export the model without control flow, or freeze the parameters before it.",
-    ),
-    (
-        r"failed to find NodeArg by name: (\S+)_grad",
-        "'{0}' got no gradient.",
-        "Freeze it: only float tensors on a differentiable path can be trained.",
-    ),
-    (
-        r"till opset (\d+)",
-        "The model's opset is newer than the native engine knows (up to {0}).",
-        "Normalize the model first (ortboost.graph.normalize).",
-    ),
-    (
-        r"Unsupported model IR version: (\d+), max",
-        "The model's IR version {0} is newer than the native engine knows.",
-        "Normalize the model first (ortboost.graph.normalize).",
-    ),
-    (
-        r"i < node_->(?:Out|In)putDefs\(\)\.size\(\)",
-        "A node lacks an optional input or output that its gradient needs.",
-        "Give LayerNormalization its bias and three outputs, Dropout its mask; please report this.",
-    ),
-)
-
-
-@contextlib.contextmanager
-def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, IndexError, ValueError) as error:
-        text = str(error).strip()
-        where = f"model '{model.graph.name}', {len(wrt)} tensors to differentiate for"
-        for pattern, what, fix in _MESSAGES:
-            match = re.search(pattern, text)
-            if match:
-                culprit = _nodes_of(model, match.group(1)) if match.groups() else ""
-                raise ModelError(
-                    what.format(*match.groups()), where=culprit or where, fix=fix
-                ) from error
-        raise ModelError(
-            "onnxruntime-training cannot make the gradient graph.",
-            where=f"{where}: {text[-400:]}",
-            fix="Run `ortboost check` on the model; if it finds nothing, please report this.",
-        ) from error
-
-
-def _nodes_of(model: ir.Model, op_type: str) -> str:
-    names = [node.name or "?" for node in model.graph if node.op_type == op_type]
-    return f"{op_type}: {', '.join(names[:5])}{'...' if len(names) > 5 else ''}" if names else ""

@@ -1,4 +1,4 @@
-"""A graph on its way into the native builder and back: names, uses, large constants, order."""
+"""A graph on its way into the native builder: names, uses, large constants, unneeded nodes."""
 
 from __future__ import annotations
 
@@ -8,31 +8,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
-from ortboost.autodiff.broadcast_sum import sum_to_shape
-from ortboost.autodiff.engine import gradient_name
-from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder, all_names, replace_node
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import producer_of
 from ortboost.graph.reach import find_value, uses_inside, values_by_name
 
 __all__ = [
+    "COPY_PREFIX",
     "Aside",
-    "drop_copies",
     "drop_empty_inputs",
     "free_gradient_names",
     "lift_large_constants",
     "one_use_per_node",
     "own_frozen_inputs",
     "part_shapes",
-    "protect_pool_indices",
-    "protect_running_statistics",
     "put_back",
-    "restore",
-    "scatter_pool_gradients",
     "set_aside",
-    "sum_empty_batches",
     "unique_node_names",
 ]
 
@@ -48,11 +39,11 @@ _ALWAYS_WRITTEN = {
     "LayerNormalization": range(1, 3),
     "SimplifiedLayerNormalization": range(1, 2),
 }
-_OWN = "ortboost/native/own"
+COPY_PREFIX = "ortboost/native/own"
 
 
 def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
-    """Rename inner values whose names the builder would want for its own."""
+    """Rename inner values whose names the builder needs for gradients."""
     builder = Builder(model.graph, "ortboost/forward")
     fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     values = [output for node in model.graph for output in node.outputs]
@@ -68,7 +59,7 @@ def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
 
 
 def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
-    """Give a requested tensor that one node reads twice an Identity for the further reads.
+    """Give a requested tensor that one node reads twice an Identity for each further read.
 
     ``Mul(w, w)`` would make the builder define ``w_grad`` twice.
     """
@@ -85,9 +76,10 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
 
 
 def part_shapes(model: ir.Model) -> None:
-    """Write ``Shape(x, start, end)`` that a Slice or Gather reads as a Slice of the whole shape, in place.
+    """Write a partial Shape that a Slice or Gather reads as a Slice of the whole shape, in place.
 
-    The optimizer that runs before the builder takes the dimension with that index of the whole shape.
+    The optimizer that runs before the builder ignores ``start`` and ``end``: it takes the dimension
+    with that index of the whole shape.
     """
     builder = Builder(model.graph, "ortboost/native/part")
     for node in list(model.graph):
@@ -103,21 +95,23 @@ def part_shapes(model: ir.Model) -> None:
 
 
 def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[str]:
-    """Give each of some nodes a copy of its own of what it shares and what is not trained.
+    """Give nodes that share an untrained input a copy each.
 
-    The builder writes the gradients of these inputs whether they are asked for or not, each node under the
-    same name; only those that are asked for are summed. Each copy is a copy of the last one, by a Sum of one
-    input: equal nodes would be merged again, and so would an Identity. :func:`drop_copies` takes them out.
+    The builder writes the gradients of these inputs whether they are requested or not, each node
+    under the same name; only requested ones are summed. Each copy is a copy of the last one, by a
+    Sum with one
+    input: equal nodes would be merged again, and an Identity removed.
+    :func:`~ortboost.autodiff.native.built_graph.drop_copies` removes them afterwards.
 
     Args:
         model: The graph, changed in place.
-        active: Names of all values that a gradient goes through.
+        active: Names of all values that a gradient flows through.
 
     Returns:
-        Names of what was copied. Constants among them must be lifted: copies of these are computed at once,
-        and equal constants are merged.
+        Names of what was copied. Constants among them must be lifted to inputs: the optimizer would
+        compute their copies at once and merge equal constants.
     """
-    builder = Builder(model.graph, _OWN)
+    builder = Builder(model.graph, COPY_PREFIX)
     latest: dict[ir.Value, ir.Value] = {}
     for node in list(model.graph):
         written = _ALWAYS_WRITTEN.get(node.op_type, range(0))
@@ -140,18 +134,8 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
     return {value.name or "" for value, copy in latest.items() if copy is not value}
 
 
-def drop_copies(model: ir.Model) -> None:
-    """Take the copies of :func:`own_frozen_inputs` out again, in place."""
-    for node in list(model.graph):
-        if node.op_type == "Sum" and (node.outputs[0].name or "").startswith(_OWN):
-            source = node.inputs[0]
-            assert source is not None
-            ir.convenience.replace_all_uses_with(node.outputs[0], source)
-            model.graph.remove(node, safe=True)
-
-
 def drop_empty_inputs(model: ir.Model) -> None:
-    """``ReduceSum(x, "")`` is valid, but the gradient of it is not."""
+    """Drop trailing inputs that are left out: the gradient of ``ReduceSum(x, "")`` is invalid."""
     for node in model.graph:
         count = len(node.inputs)
         while count and node.inputs[count - 1] is None:
@@ -160,7 +144,7 @@ def drop_empty_inputs(model: ir.Model) -> None:
 
 
 def unique_node_names(model: ir.Model) -> None:
-    """Gradient nodes are named after their forward nodes, so those must be told apart."""
+    """Give every node a name of its own: gradient nodes are named after their forward nodes."""
     taken = all_names(model.graph)
     seen: set[str] = set()
     for node in model.graph.all_nodes():
@@ -181,7 +165,10 @@ def lift_large_constants(
 
     Args:
         model: The graph, changed in place.
-        also: Names of constants to turn whatever their size.
+        also: Names of constants to lift whatever their size.
+
+    Returns:
+        Name to tensor of what was lifted.
     """
     lifted: dict[str, ir.TensorProtocol] = {}
     for name, value in list(model.graph.initializers.items()):
@@ -217,9 +204,9 @@ class Aside:
 
 
 def set_aside(model: ir.Model, loss: str) -> Aside:
-    """Take out the nodes that the loss does not need, such as the update of running statistics.
+    """Remove the nodes that the loss does not need, such as the update of running statistics.
 
-    The builder's time grows faster than the number of nodes, and it has nothing to do with these.
+    The builder's time grows faster than linearly with the number of nodes.
     """
     graph = model.graph
     needed = _ancestors(graph, loss)
@@ -243,7 +230,7 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
 
 
 def put_back(model: ir.Model, aside: Aside) -> None:
-    """Append to the graph what :func:`set_aside` took out of another one, joined by names."""
+    """Append what :func:`set_aside` removed from one graph to another, joined by names."""
     graph = model.graph
     values: dict[str, ir.Value] = dict(values_by_name(graph))
     for source in aside.sources:
@@ -267,10 +254,10 @@ def put_back(model: ir.Model, aside: Aside) -> None:
 
 
 def _ancestors(graph: ir.Graph, name: str) -> set[int]:
-    """Nodes that a value is computed with."""
+    """Ids of the nodes that a value depends on."""
     start = find_value(graph, name)
     found: set[int] = set()
-    pending = [None if start is None else start.producer()]
+    pending = [producer_of(start)]
     while pending:
         node = pending.pop()
         if node is None or id(node) in found:
@@ -283,141 +270,3 @@ def _ancestors(graph: ir.Graph, name: str) -> set[int]:
 def _has_subgraph(node: ir.Node) -> bool:
     kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return any(attribute.type in kinds for attribute in node.attributes.values())
-
-
-def restore(
-    result: ir.Model,
-    source: ir.Model,
-    wrt: Sequence[str],
-    lifted: dict[str, ir.TensorProtocol],
-) -> None:
-    """Bring inputs, outputs and metadata back into the order and form of the source model."""
-    graph = result.graph
-    inputs = {value.name: value for value in graph.inputs}
-    outputs = {value.name: value for value in graph.outputs}
-    for name, tensor in lifted.items():
-        value = inputs.pop(name, None)
-        if value is not None:
-            graph.inputs.remove(value)
-            value.const_value = tensor
-            graph.register_initializer(value)
-    ordered = []
-    for given in source.graph.inputs:
-        value = inputs.get(given.name)
-        if value is None:  # dropped because nothing reads it any more
-            value = ir.Value(name=given.name, type=given.type, shape=given.shape)
-        value.type, value.shape = given.type, given.shape
-        ordered.append(value)
-    graph.inputs[:] = ordered
-    declared = [given.name or "" for given in source.graph.outputs]
-    missing = [name for name in declared if name not in outputs]
-    missing += [name for name in wrt if gradient_name(name) not in outputs]
-    if missing:
-        raise ModelError(
-            "onnxruntime-training lost tensors of the graph.",
-            where=", ".join(missing),
-            fix="This is a bug of ortboost; please report it with the model.",
-        )
-    given_outputs = []
-    for given in source.graph.outputs:
-        value = outputs[given.name]
-        if given.shape is not None:
-            value.shape = given.shape
-        given_outputs.append(value)
-    values = values_by_name(source.graph)
-    for name in wrt:
-        value, about = outputs[gradient_name(name)], values[name]
-        value.type = about.type or value.type
-        value.shape = about.shape if about.shape is not None else value.shape
-        given_outputs.append(value)
-    graph.outputs[:] = given_outputs
-    graph.name = source.graph.name
-    result.metadata_props.update(source.metadata_props)
-    common.RemoveUnusedOpsetsPass()(result)
-    result.opset_imports.setdefault("", source.opset_imports[""])
-
-
-def protect_running_statistics(model: ir.Model) -> None:
-    """Let BatchNormInternal work on copies of the running statistics.
-
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, graph inputs not excepted:
-    a caller's state would change under its hands, on skipped steps too, and every other reader of the
-    old statistics would race with it. A one-input Sum is a copy that no optimizer pass removes.
-    """
-    builder = Builder(model.graph, "ortboost/batch_norm/copy")
-    for node in model.graph:
-        if node.op_type != "BatchNormInternal":
-            continue
-        for index in (3, 4):
-            value = node.inputs[index]
-            if value is not None and value.producer() is None:
-                copy = builder.op("Sum", value, shape=value.shape)
-                model.graph.insert_before(node, builder.take())
-                node.replace_input_with(index, copy)
-
-
-def protect_pool_indices(model: ir.Model) -> None:
-    """Keep MaxPoolGrad from writing outside its memory.
-
-    Where a window holds nothing but nan, MaxPool answers with an index below zero, and MaxPoolGrad
-    writes there: a batch that overflows would crash the process instead of being skipped.
-    """
-    builder = Builder(model.graph, "ortboost/max_pool/index")
-    for node in model.graph:
-        if node.op_type != "MaxPoolGrad" or len(node.inputs) < 2 or node.inputs[1] is None:
-            continue
-        indices = node.inputs[1]
-        zero = builder.const(0, ir.DataType.INT64)
-        bounded = builder.op("Max", indices, zero, dtype=ir.DataType.INT64, shape=indices.shape)
-        model.graph.insert_before(node, builder.take())
-        node.replace_input_with(1, bounded)
-
-
-def scatter_pool_gradients(model: ir.Model) -> None:
-    """Write MaxPoolGrad of images of unknown size as the ScatterElements that it is.
-
-    Its kernel takes the shape of what it makes from the file, all but the batch: with symbolic channels or
-    lengths it writes outside its memory, and the process dies.
-    """
-    builder = Builder(model.graph, "ortboost/max_pool/scatter")
-    for node in list(model.graph):
-        if node.op_type != "MaxPoolGrad" or len(node.inputs) < 2 or node.inputs[1] is None:
-            continue
-        gradient, indices, made = node.inputs[0], node.inputs[1], node.outputs[0]
-        shape, pool = known_shape(made), indices.producer()
-        known = shape is not None and all(isinstance(size, int) for size in shape[1:])
-        if known or pool is None or pool.inputs[0] is None or gradient is None:
-            continue
-        image, dtype, int64 = pool.inputs[0], gradient.dtype or ir.DataType.FLOAT, ir.DataType.INT64
-        flat = builder.ints(-1)
-        size = builder.op("Reshape", builder.op("Size", image, dtype=int64), flat)
-        zeros = builder.op(
-            "ConstantOfShape", size, dtype=dtype, value=ir.tensor([0.0], dtype=dtype)
-        )
-        bounded = builder.op("Max", indices, builder.const(0, int64))
-        places, values = (builder.op("Reshape", v, flat) for v in (bounded, gradient))
-        added = builder.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
-        back = builder.op("Shape", image, dtype=int64)
-        answer = builder.op("Reshape", added, back, shape=made.shape, allowzero=1)
-        replace_node(node, [answer], builder)
-
-
-def sum_empty_batches(model: ir.Model) -> None:
-    """Write sums over axes that are found at run time so that a batch may have no samples, in place.
-
-    BroadcastGradientArgs does not find an axis of length 1 that was broadcast to length 0, and ReduceSum
-    over no axes answers an empty tensor with a number.
-    """
-    builder = Builder(model.graph, "ortboost/native/sum")
-    for node in list(model.graph):
-        summed = None if node.op_type != "Reshape" else node.inputs[0]
-        sum_node = None if summed is None else summed.producer()
-        if sum_node is None or sum_node.op_type != "ReduceSum" or len(sum_node.inputs) < 2:
-            continue
-        axes, gradient, want = sum_node.inputs[1], sum_node.inputs[0], node.inputs[1]
-        maker = None if axes is None else axes.producer()
-        if maker is None or maker.op_type != "BroadcastGradientArgs" or not (gradient and want):
-            continue
-        answer = sum_to_shape(builder, gradient, want, node.outputs[0].shape)
-        replace_node(node, [answer], builder)
-    common.RemoveUnusedNodesPass()(model)

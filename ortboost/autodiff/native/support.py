@@ -1,6 +1,6 @@
-"""Which nodes the native builder differentiates rightly once they are prepared.
+"""Which nodes the native builder differentiates correctly once they are prepared.
 
-``tools/probe_gradients.py`` is where this knowledge comes from: it runs every operator in many forms
+The knowledge comes from ``tools/probe_gradients.py``, which runs every operator in many forms
 against central differences.
 """
 
@@ -13,9 +13,9 @@ import onnx_ir as ir
 from ortboost.autodiff.padding import same_pads
 from ortboost.autodiff.refused import REFUSED
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import constant, is_standard, known_shape
 from ortboost.graph.reach import STOPS
-from ortboost.graph.rewriting import Refusal, Site, constant
+from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "REFUSED", "gradient_support"]
 
@@ -135,7 +135,7 @@ CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
 
 def gradient_support(node: ir.Node) -> str | None:
     """``None`` if the gradient of this node is right, else one sentence why not and what to do."""
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node):
         if node.domain == "com.microsoft":
             if node.op_type in NATIVE_MICROSOFT:
                 return None

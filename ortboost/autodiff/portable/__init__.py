@@ -1,1 +1,1 @@
-"""The portable engine: reverse-mode differentiation by our own rules, in standard operators only."""
+"""The portable engine: reverse-mode differentiation in standard operators only."""

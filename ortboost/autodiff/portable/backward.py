@@ -1,8 +1,8 @@
-"""What a gradient rule sees: a node, the gradients of its outputs, and the tools to make nodes.
+"""What a gradient rule works with: a node, the gradients of its outputs, and tools to make nodes.
 
-A rule answers with one gradient for each input of the node, ``None`` where there is none or none is
-wanted; it raises :class:`~ortboost.graph.rewriting.Refusal` for a form of the operator that it
-cannot do right. Gradients have the shape and element type of what they are gradients of.
+A rule returns one gradient for each input of the node, ``None`` where there is none or none is
+needed; it raises :class:`~ortboost.graph.rewriting.Refusal` for a form of the operator that it
+cannot differentiate. A gradient has the shape and element type of its tensor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_to_shape
+from ortboost.autodiff.broadcast_sum import broadcast_shape, sum_broadcast_axes
 from ortboost.graph.build import Builder
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
@@ -23,7 +23,7 @@ Gradients: TypeAlias = "Sequence[ir.Value | None]"
 
 
 class Backward(Site):
-    """A node on the way back.
+    """A node in the reverse pass.
 
     Args:
         node: The node of the forward graph.
@@ -72,7 +72,7 @@ class Backward(Site):
     def extra_output(
         self, index: int, dtype: ir.DataType, shape: Sequence[int | str | None] | ir.Shape | None
     ) -> ir.Value:
-        """An optional output of the forward node; the node is given it if it lacks it."""
+        """An optional output of the forward node, added if the node lacks it."""
         node = self.node
         if index >= len(node.outputs):
             node.resize_outputs(index + 1)
@@ -87,9 +87,9 @@ class Backward(Site):
     def masked(self, condition: ir.Value, gradient: ir.Value) -> ir.Value:
         """``gradient`` where the condition holds, else 0; the condition may broadcast.
 
-        In 16 bits, where gradients overflow every day, an infinite one that is masked out gives 0.
-        In 32 and 64 bits it is a product with 0 or 1, so an infinite one stays non-finite: Where is
-        1.4 to 6 times slower on CPUs.
+        In 16 bits, where gradients often overflow, an infinite gradient that is masked out gives 0.
+        In 32 and 64 bits the mask is a product with 0 or 1, so an infinite gradient stays
+        non-finite: Where is 1.4 to 6 times slower on CPUs.
         """
         dtype, shape = gradient.dtype or self.dtype, broadcast_shape([condition, gradient])
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
@@ -99,34 +99,39 @@ class Backward(Site):
         return self.op("Mul", gradient, factor, shape=shape)
 
     def contribute(self, value: ir.Value, gradient: ir.Value) -> None:
-        """A gradient of a value that is no input of the node: one that a subgraph of it reads."""
+        """Add a gradient of a value that is no input of the node, but read by a subgraph of it."""
         self.captured.append((value, gradient))
 
     def only_first_output(self) -> ir.Value:
-        """Gradient of output 0, for rules that know nothing of the other outputs."""
+        """Gradient of output 0, for rules that do not handle the other outputs."""
         if any(gradient is not None for gradient in self.gradients[1:]):
             raise Refusal("the loss depends on an output other than the first one")
         return self.gradient(0)
 
-    def wants(self, index: int) -> bool:
+    def needs_gradient(self, index: int) -> bool:
         """Whether an input needs a gradient."""
         return index in self.wanted
 
-    def like(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
+    def sum_to_shape(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
         """Sum a gradient over the axes along which ``value`` was broadcast.
 
-        ``gradient`` has the broadcast shape; the answer has that of ``value``. Where the shapes are
-        known no node is spent that does nothing; equal symbolic names are equal lengths. What is not
-        known is found out at run time: axes whose lengths differ are summed.
+        Args:
+            gradient: In the broadcast shape.
+            value: The operand.
+
+        Returns:
+            The gradient in the shape of ``value``. No node is made if the shapes are known to be
+            equal; equal symbolic names are equal lengths. Otherwise axes whose lengths differ are
+            summed at run time.
         """
         have, want = known_shape(gradient), known_shape(value)
         if have is None:
             have = known_shape(self.output(0)) if gradient is self.gradients[0] else None
         if want is not None and have is not None and len(want) <= len(have):
-            return self._like_known(gradient, have, value, want)
-        return self._like_at_run_time(gradient, value)
+            return self._sum_known(gradient, have, value, want)
+        return self._sum_at_run_time(gradient, value)
 
-    def _like_known(
+    def _sum_known(
         self,
         gradient: ir.Value,
         have: tuple[int | str | None, ...],
@@ -140,7 +145,7 @@ class Backward(Site):
             if axis < extra or (w == 1 and h != 1):
                 summed.append(axis)
             elif w != h or w is None:
-                return self._like_at_run_time(gradient, value)
+                return self._sum_at_run_time(gradient, value)
         if not summed:
             return gradient
         keep = 0 if extra and summed == list(range(extra)) else 1
@@ -157,8 +162,8 @@ class Backward(Site):
             reduced = self.op("Squeeze", reduced, axes, shape=shape[extra:])
         return reduced
 
-    def _like_at_run_time(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
-        return sum_to_shape(self.builder, gradient, self.shape_of(value), value.shape)
+    def _sum_at_run_time(self, gradient: ir.Value, value: ir.Value) -> ir.Value:
+        return sum_broadcast_axes(self.builder, gradient, self.shape_of(value), value.shape)
 
 
 GradientRule: TypeAlias = Callable[[Backward], Gradients]

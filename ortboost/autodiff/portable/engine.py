@@ -1,8 +1,8 @@
-r"""Reverse-mode differentiation of an ONNX graph with rules of our own.
+r"""Reverse-mode differentiation of an ONNX graph with ortboost's own rules.
 
-:mod:`~ortboost.autodiff.portable.sweep` visits the nodes between the parameters and the loss from the
-loss back. Only standard operators come out, so the graph runs in any ONNX runtime. Source of the
-method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
+:mod:`~ortboost.autodiff.portable.reverse_pass` visits the nodes between the parameters and the
+loss, from the loss backwards. Only standard operators come out, so the graph runs in any ONNX
+runtime. Source of the method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from onnx_ir.passes import common
 from ortboost.autodiff.engine import check_request, gradient_name
 from ortboost.autodiff.portable import prepare as preparation
 from ortboost.autodiff.portable.lower import lower_losses
-from ortboost.autodiff.portable.sweep import gradient_support, sweep
-from ortboost.autodiff.portable.widen import widen_scattered_sums
+from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
+from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, find_value, reach
-from ortboost.graph.rewriting import label
 
 __all__ = ["PortableEngine"]
 
@@ -33,7 +33,7 @@ _OLDEST, _NEWEST = 18, 26  # all rules are probed at these
 
 @functools.cache
 def _newest_here() -> int:
-    """The newest opset up to ours that the installed onnx and onnxruntime know."""
+    """The newest supported opset that the installed onnx and onnxruntime know."""
     newest = min(_NEWEST, onnx.defs.onnx_opset_version())
     try:
         import onnxruntime
@@ -57,7 +57,7 @@ class PortableEngine:
 
     name = "portable"
     ir_version = 10
-    wide_operators: Mapping[str, str] = {}
+    fp32_operators: Mapping[str, str] = {}
 
     @property
     def opsets(self) -> range:
@@ -65,7 +65,7 @@ class PortableEngine:
         return range(_OLDEST, _newest_here() + 1)
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here: it needs nothing but onnx, so never."""
+        """Why it cannot run here: never, as it needs nothing but onnx."""
         return None
 
     def require(self) -> None:
@@ -93,7 +93,7 @@ class PortableEngine:
         gradients = _gradients(work, reached, loss, wrt, builder)
         builder.flush()
         lower_losses(work)
-        widen_scattered_sums(work)
+        scatter_in_float32(work)
         _name_results(work, wrt, gradients)
         common.RemoveUnusedNodesPass()(work)
         return work
@@ -123,7 +123,7 @@ def _gradients(
     dtype = None if loss_value is None else loss_value.dtype
     seeds = {loss: builder.const(1.0, dtype or ir.DataType.FLOAT)}
     opset = model.opset_imports.get("", _OLDEST)
-    totals = sweep(reached, seeds, wrt, builder, opset)
+    totals = reverse_pass(reached, seeds, wrt, builder, opset)
     missing = [name for name, total in totals.items() if total is None]
     if missing:
         raise ModelError(

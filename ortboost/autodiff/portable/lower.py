@@ -1,6 +1,6 @@
 """Forward operators that stock runtimes lack or run wrongly, written with others.
 
-Before the gradients are made (:func:`empty_reductions`) and after (:func:`lower_losses`): a rule sees
+:func:`empty_reductions` runs before the gradients are made, :func:`lower_losses` after: a rule sees
 the loss as one operator, the runtime never does.
 """
 
@@ -18,7 +18,7 @@ _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"
 
 
 def empty_reductions(model: ir.Model) -> Report:
-    """Reductions over no axes (``noop_with_empty_axes``) pass their input on; runtimes fail at them."""
+    """Bypass reductions over no axes (``noop_with_empty_axes``), at which runtimes fail."""
     rules = dict.fromkeys(_REDUCTIONS, _empty)
     return rewrite_nodes(model, "empty_reductions", rules, "reduces nothing: passes its input on")
 
@@ -32,9 +32,9 @@ def _empty(site: Site) -> list[ir.Value | None] | None:
 
 
 def lower_losses(model: ir.Model) -> Report:
-    """Losses as operators that every runtime has kernels for, in place.
+    """Write losses with operators that every runtime has kernels for, in place.
 
-    onnxruntime expands them itself, but its form has twice the nodes, and is nan where no label
-    counts; ours is 0 there, as is the loss of onnxruntime-training.
+    onnxruntime expands losses itself, but into twice the nodes, and into nan if no label counts;
+    here the loss is then 0, as in onnxruntime-training.
     """
     return rewrite_nodes(model, "lower_losses", LOWERINGS, "written out for stock runtimes")

@@ -1,4 +1,4 @@
-"""What the rules need a forward graph to look like, and what stock runtimes need.
+"""The form of a forward graph that the rules, and stock runtimes, need.
 
 Each rewrite is ``name(model) -> Report``: in place, the same function computed, idempotent.
 """

@@ -1,8 +1,8 @@
 """The table of gradient rules, and how a user adds one.
 
-A rule is a function of a :class:`~ortboost.autodiff.portable.backward.Backward`: it makes nodes with
-``b.op`` and answers with one gradient for each input, ``None`` where none is wanted. It sums a gradient
-over broadcast axes with ``b.like``, and refuses a form that it cannot do with
+A rule is a function of a :class:`~ortboost.autodiff.portable.backward.Backward`: it makes nodes
+with ``b.op`` and answers with one gradient for each input, ``None`` where none is wanted. It sums a
+gradient over broadcast axes with ``b.sum_to_shape``, and refuses a form that it cannot do with
 :class:`~ortboost.graph.rewriting.Refusal`.
 
 Example:
@@ -13,9 +13,9 @@ Example:
         @register("SquareTimes", domain="my.domain")
         def square_times(b):
             x, w, g = b.input(0), b.input(1), b.gradient()
-            gx = b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0))) if b.wants(0) else None
-            gw = b.like(b.op("Mul", g, b.op("Mul", x, x)), w) if b.wants(1) else None
-            return [gx, gw]
+            gx = b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0))) if b.needs_gradient(0)
+            else None gw = b.sum_to_shape(b.op("Mul", g, b.op("Mul", x, x)), w) if
+            b.needs_gradient(1) else None return [gx, gw]
 
     Another gradient for a standard operator, straight through a rounding::
 

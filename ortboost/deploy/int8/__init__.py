@@ -1,4 +1,4 @@
-"""Int8 by QuantizeLinear/DequantizeLinear pairs, with ranges from calibration data."""
+"""Int8 with QuantizeLinear/DequantizeLinear pairs and ranges from calibration data."""
 
 from ortboost.deploy.int8.config import CALIBRATIONS, Int8Config
 from ortboost.deploy.int8.quantize import quantize_int8

@@ -1,16 +1,16 @@
 r"""Ranges of activations, measured by running the model on calibration data.
 
-``minmax`` is the smallest and the largest number seen. The other two work on a histogram of the absolute
-values, made in a second run with the bins laid over the range of the first:
+``minmax`` is the smallest and the largest number seen. The other two work on a histogram of
+absolute values, made in a second run with the bins over the range of the first:
 
 * ``percentile``: the smallest threshold that keeps that share of the values.
-* ``entropy``: the threshold ``t`` with the least divergence between the distribution clipped at ``t``, P, and
-  what is left of it in 128 levels, Q (Migacz, "8-bit Inference with TensorRT", 2017)::
+* ``entropy``: the threshold ``t`` with the least divergence between the distribution clipped at
+  ``t``, P, and its quantization to 128 levels, Q (Migacz, "8-bit Inference with TensorRT", 2017)::
 
       KL(P || Q) = sum_i P_i log(P_i / Q_i)
 
-onnxruntime.quantization has calibrators too. They are not used here because they keep every activation of
-every batch in memory and print to stdout; the tests hold these ranges against theirs.
+onnxruntime.quantization has calibrators too. They are not used because they keep every activation
+of every batch in memory and print to stdout; the tests compare these ranges with theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ortboost.core.errors import UsageError
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "spread"]
+__all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "select_evenly"]
 
 _BINS: Final = 2048
 _LEVELS: Final = 128
@@ -38,7 +38,7 @@ class Range:
     """The range of a tensor.
 
     Args:
-        low: Smallest number to be told apart.
+        low: Smallest number to be represented.
         high: Largest.
     """
 
@@ -69,12 +69,12 @@ def calibrate(
     Args:
         model: The model; it is not changed.
         feeds: Batches.
-        names: Tensors of the main graph, inputs too.
+        names: Tensors of the main graph, inputs included.
         method: ``minmax``, ``percentile`` or ``entropy``.
         percentile: Share to keep, in percent.
 
     Returns:
-        Name to range. A tensor that was not finite on the data has a range that is not either.
+        Name to range. The range of a tensor that was not finite on the data is not finite either.
 
     Raises:
         UsageError: No data.
@@ -120,20 +120,23 @@ def calibrate(
 
 
 def _histogram(values: NDArray[Any], largest: float) -> NDArray[np.int64]:
-    """Counts of absolute values in equal bins from 0 to ``largest``; some five times faster than numpy's."""
+    """Counts of absolute values in equal bins from 0 to ``largest``.
+
+    Five times faster than numpy's histogram.
+    """
     places = np.abs(values).ravel()
     places /= np.float32(largest)
     places *= _BINS
     return np.bincount(np.minimum(places, _BINS - 1).astype(np.intp), minlength=_BINS)
 
 
-def spread(
+def select_evenly(
     feeds: Sequence[Mapping[str, NDArray[Any]]], samples: int
 ) -> Sequence[Mapping[str, NDArray[Any]]]:
-    """Batches with about so many samples, evenly spread over all of them.
+    """Select batches with about ``samples`` samples, evenly distributed over the data.
 
     Example:
-        >>> [int(f["x"][0]) for f in spread([{"x": np.full(8, i)} for i in range(10)], 24)]
+        >>> [int(f["x"][0]) for f in select_evenly([{"x": np.full(8, i)} for i in range(10)], 24)]
         [0, 3, 6]
     """
     lengths = [next((len(a) for a in batch.values() if np.ndim(a)), 1) for batch in feeds]
@@ -156,7 +159,7 @@ def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
 
 
 def entropy_threshold(histogram: NDArray[Any]) -> int:
-    """Number of bins whose 128 levels keep the distribution best.
+    """Number of bins whose quantization to 128 levels keeps the distribution best.
 
     Args:
         histogram: Counts of absolute values, from zero on.
@@ -187,8 +190,8 @@ def _divergence(counts: NDArray[np.float64], bins: int) -> float:
     filled = np.add.reduceat(seen.astype(np.float64), starts)
     sizes = np.diff(np.append(starts, bins))
     means = np.divide(totals, filled, out=np.zeros_like(totals), where=filled > 0)
-    spread = np.where(seen, np.repeat(means, sizes), 0.0)
-    p, q = clipped / clipped.sum(), spread / spread.sum()
+    expanded = np.where(seen, np.repeat(means, sizes), 0.0)
+    p, q = clipped / clipped.sum(), expanded / expanded.sum()
     alive = p > 0
     if np.any(alive & (q <= 0)):  # clipped values fell into a bin that Q leaves empty
         q = np.where(alive & (q <= 0), 1e-9, q)

@@ -21,21 +21,24 @@ class Int8Config:
     """How a model is quantized.
 
     Args:
-        calibration: ``minmax``: all that was seen; ``percentile``: without the outermost; ``entropy``: the
-            range that keeps the distribution best (least Kullback-Leibler divergence).
+        calibration: ``minmax``: all that was seen; ``percentile``: without the outermost;
+            ``entropy``: the range that keeps the distribution best (least Kullback-Leibler
+            divergence).
         percentile: Share of the absolute values that ``percentile`` keeps, in percent.
-        samples: Calibrate on so many samples, evenly spread over the data; ranges change little with more.
-        symmetric: Activations as int8 with zero point 0, which TensorRT demands; else uint8 with a zero
-            point, which x86 processors like better.
+        samples: Calibrate on so many samples, evenly spread over the data; ranges change little
+            with more.
+        symmetric: Activations as int8 with zero point 0, which TensorRT demands; else uint8 with a
+            zero point, which x86 processors like better.
         per_channel: One scale for each output channel of a weight.
-        outputs: Quantize the results too, and what joins them (Add, pooling): what ONNX Runtime needs to
-            run a convolution in int8. TensorRT fuses from the inputs alone.
+        outputs: Quantize the results too, and what joins them (Add, pooling): what ONNX Runtime
+            needs to run a convolution in int8. TensorRT fuses from the inputs alone.
         residual: Quantize the shortcut of a residual Add, so that TensorRT fuses the Add into the
             convolution.
-        quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels want and TensorRT refuses.
-        reduce_range: Weights of 7 bits, -64 to 64. With more, two products of unsigned by signed bytes
-            may not fit into the 16 bits that x86 processors without VNNI sum them in, and the file
-            answers differently there; see :mod:`ortboost.deploy.int8.saturation`.
+        quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels want and TensorRT
+            refuses.
+        reduce_range: Weights of 7 bits, -64 to 64. With more, two products of unsigned by signed
+            bytes may not fit into the 16 bits that x86 processors without VNNI sum them in, and the
+            file answers differently there; see :mod:`ortboost.deploy.int8.saturation`.
         ops: Operators to quantize.
         skip: Patterns of names of nodes or of their weights; these stay in FLOAT.
 
@@ -101,8 +104,8 @@ class Int8Config:
             percentile: See the class.
             skip: See the class.
             samples: See the class.
-            full_range: Weights of 8 bits where they would have 7: for processors that are known to have
-                VNNI, or are not x86. A GPU always gets 8.
+            full_range: Weights of 8 bits where they would have 7: for processors that are known to
+                have VNNI, or are not x86. A GPU always gets 8.
 
         Raises:
             UsageError: Unknown target.

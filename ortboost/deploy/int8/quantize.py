@@ -3,13 +3,13 @@ r"""Insert QuantizeLinear/DequantizeLinear pairs.
     q  = saturate(round(x / s) + z)      (round half to even)
     x' = (q - z) s
 
-Activations have one scale. Symmetric: ``z = 0``, ``s = max|x| / 127`` in int8. Otherwise ``s = (high - low) / 255``,
-``z = round(-low / s)`` in uint8, the range taking in zero. Weights are stored as int8 with ``z = 0``, one scale for
-each output channel: ``s_c = max|w_c| / 64``, or ``/ 127`` in full range. Biases stay in FLOAT, or are int32 with the
-scale ``s_x s_c``.
+Activations have one scale. Symmetric: ``z = 0``, ``s = max|x| / 127`` in int8. Otherwise
+``s = (high - low) / 255``, ``z = round(-low / s)`` in uint8, for a range that includes zero.
+Weights are stored as int8 with ``z = 0`` and one scale for each output channel: ``s_c = max|w_c| /
+64``, or ``/ 127`` in full range. Biases stay in FLOAT, or are int32 with the scale ``s_x s_c``.
 
-Normalizations, softmax, and everything else that is not an operator of ``config.ops`` stays in FLOAT. Fold
-BatchNormalization before: a normalization between a convolution and its pair keeps them from being fused.
+Normalizations, softmax, and all operators that are not in ``config.ops`` stay in FLOAT. Fold
+BatchNormalization first: between a convolution and its pair it prevents their fusion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
-from ortboost.deploy.int8.calibrate import Range, calibrate, spread
+from ortboost.deploy.int8.calibrate import Range, calibrate, select_evenly
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.saturation import SAFE_WEIGHT, saturating_weights
 from ortboost.deploy.int8.select import (
@@ -36,7 +36,7 @@ from ortboost.deploy.int8.select import (
 )
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import convert_opset, infer_shapes
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape, producer_of
 
 __all__ = ["quantize_int8"]
 
@@ -84,7 +84,7 @@ def quantize_int8(
     infer_shapes(model)
     hosts = find_hosts(model, config, report)
     wanted = wanted_activations(hosts, config)
-    taken = spread(feeds, config.samples)
+    taken = select_evenly(feeds, config.samples)
     if len(taken) < len(feeds):
         report.notes.append(
             f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as {config.samples} "
@@ -114,7 +114,7 @@ def quantize_int8(
 
 
 def _portability(model: ir.Model, config: Int8Config) -> str:
-    """Whether the file answers alike on every processor, in words."""
+    """Whether the file gives the same results on every processor, in words."""
     if config.reduce_range:
         return "weights of 7 bits: the file answers alike on x86 processors with and without VNNI"
     count = len(saturating_weights(model))
@@ -125,7 +125,7 @@ def _portability(model: ir.Model, config: Int8Config) -> str:
 
 
 class _Writer:
-    """Puts pairs into one graph."""
+    """Inserts pairs into one graph."""
 
     def __init__(
         self, model: ir.Model, config: Int8Config, ranges: Mapping[str, Range], report: Report
@@ -139,7 +139,7 @@ class _Writer:
         self.weights: dict[tuple[int, int | None], tuple[ir.Value, NDArray[np.float32]]] = {}
 
     def write(self, hosts: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
-        """Quantize the hosts, and the wanted activations that they and what joins them read."""
+        """Quantize the hosts, and the activations that they and the operators joining them read."""
         for value in wanted:
             self.pair(value)
         residual = {id(value): value for value in wanted if id(value) in self.pairs}
@@ -149,7 +149,7 @@ class _Writer:
             self.redirect(value, self.pairs[key][0])
 
     def pair(self, value: ir.Value) -> None:
-        """Make the pair of an activation, right after it."""
+        """Make the pair of an activation, right after its producer."""
         name = value.name or ""
         found = self.ranges[name]
         if not found.finite:
@@ -166,7 +166,7 @@ class _Writer:
         self.pairs[id(value)] = (back, scale)
 
     def host(self, node: ir.Node) -> None:
-        """Quantize the weight and the bias of a node, and note it."""
+        """Quantize the weight and the bias of a node, and report it."""
         value, weight = node.inputs[0], node.inputs[1]
         name = node.name or node.op_type
         if value is None or weight is None or id(value) not in self.pairs:
@@ -184,7 +184,7 @@ class _Writer:
         self.report.changed[name] = f"int8, input scale {scale:.4g}, weight {channels}"
 
     def weight(self, weight: ir.Value, axis: int | None) -> tuple[ir.Value, NDArray[np.float32]]:
-        """The pair's second half for a stored weight: int8 numbers and their scales."""
+        """The DequantizeLinear of a stored weight, and the scales of its int8 numbers."""
         key = (id(weight), axis)
         if key not in self.weights and weight.const_value is not None:
             array = weight.const_value.numpy().astype(np.float32)
@@ -206,7 +206,7 @@ class _Writer:
 
     def bias(self, node: ir.Node, scale: float, scales: NDArray[np.float32]) -> None:
         """Store a bias as int32 with the scale of the products it is added to."""
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = input_at(node, 2)
         plain = all(node.attributes.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
         if bias is None or not stored(bias) or bias.const_value is None or not plain:
             return
@@ -232,7 +232,7 @@ class _Writer:
         like: ir.Value,
         axis: int | None,
     ) -> ir.Value:
-        """Store whole numbers and dequantize them; the result has the shape of ``like``."""
+        """Store integers and dequantize them; the result has the shape of ``like``."""
         tensor = ir.tensor(numbers, name=self.builder.unique(name))
         whole = ir.Value(
             name=tensor.name,
@@ -252,7 +252,7 @@ class _Writer:
         return self.builder.op(op, *inputs, dtype=kind, shape=like.shape, axis=axis)
 
     def redirect(self, value: ir.Value, back: ir.Value) -> None:
-        """Let what reads an activation read the pair: all of it, or the residual Adds only."""
+        """Let consumers of an activation read the pair: all of them, or residual Adds only."""
         for use in list(value.uses()):
             if use.node.op_type == "QuantizeLinear" or use.node.graph is not self.graph:
                 continue
@@ -262,7 +262,7 @@ class _Writer:
 
     def _place(self, value: ir.Value | None, before: ir.Node | None = None) -> None:
         nodes = self.builder.take()
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if not nodes:
             return
         if before is not None:

@@ -1,15 +1,17 @@
 r"""Products of bytes that saturate on x86 processors without VNNI.
 
-ONNX Runtime multiplies unsigned by signed bytes there with VPMADDUBSW (AVX2, AVX512BW), which sums two
-neighbouring products in 16 bits::
+There ONNX Runtime multiplies unsigned by signed bytes with VPMADDUBSW (AVX2, AVX512BW), which sums
+two adjacent products in 16 bits::
 
     p = saturate(a_0 w_0 + a_1 w_1),    0 <= a <= 255,    -32768 <= p <= 32767
 
-Whatever the activations are, nothing is lost if ``255 (w_0 + w_1)`` fits for any two weights of one sign, that is
-if they come to at most 128; two weights of 7 bits always do. Which weights are neighbours depends on the kernel, so
-any two of a channel are looked at. VNNI (VPDPBUSD) sums in 32 bits.
+Nothing is lost, whatever the activations, if ``255 (w_0 + w_1)`` fits for any two weights of one
+sign, that is if they sum to at most 128; two weights of 7 bits always do. Which weights are
+adjacent depends on the kernel, so any two of a channel are considered. VNNI (VPDPBUSD) sums in 32
+bits.
 
-Source: onnxruntime.ai, Quantize ONNX Models, "When and why do I need to try U8U8?" and "reduce-range".
+Source: onnxruntime.ai, Quantize ONNX Models, "When and why do I need to try U8U8?" and
+    "reduce-range".
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+
+from ortboost.graph.query import producer_of
 
 __all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
 
@@ -63,8 +67,8 @@ def saturating_weights(model: ir.Model) -> dict[str, str]:
     """Stored int8 weights of products that can saturate.
 
     Args:
-        model: A quantized model, in pairs of QuantizeLinear and DequantizeLinear or in the operators of
-            whole numbers.
+        model: A quantized model, in pairs of QuantizeLinear and DequantizeLinear or in the
+            operators of whole numbers.
 
     Returns:
         Name of the weight to that of the node which multiplies with it.
@@ -73,7 +77,7 @@ def saturating_weights(model: ir.Model) -> dict[str, str]:
     for node in model.graph.all_nodes():
         place, axis = _PRODUCTS.get(node.op_type, (0, 0))
         value = node.inputs[place] if 0 < place < len(node.inputs) else None
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if producer is not None and producer.op_type == "DequantizeLinear":
             value = producer.inputs[0]
         stored = None if value is None else value.const_value

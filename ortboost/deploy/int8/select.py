@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
+from ortboost.graph.query import is_standard
 
 __all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
 
@@ -29,7 +30,7 @@ def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.N
     """The nodes to quantize; the reasons of the others go to the report."""
     found = []
     for node in model.graph.all_nodes():
-        if node.op_type not in config.ops or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in config.ops or not is_standard(node):
             continue
         obstacle = _obstacle(node, model, config)
         if obstacle is None:
@@ -110,11 +111,9 @@ def _result(node: ir.Node) -> ir.Value:
 
 
 def takes_pairs(node: ir.Node) -> bool:
-    """Whether a node may read a quantized tensor where everything that can be is quantized."""
+    """Whether a node may read a quantized tensor when everything possible is quantized."""
     return (
-        node.domain in ("", "ai.onnx")
-        and node.op_type not in _ISLANDS
-        and not node.op_type.startswith("Reduce")
+        is_standard(node) and node.op_type not in _ISLANDS and not node.op_type.startswith("Reduce")
     )
 
 
@@ -131,5 +130,5 @@ def is_residual(node: ir.Node, value: ir.Value) -> bool:
 
 
 def stored(value: ir.Value) -> bool:
-    """Whether a value is a stored tensor that nobody can overrule."""
+    """Whether a value is an initializer that the caller cannot override."""
     return value.const_value is not None and value.is_initializer() and not value.is_graph_input()

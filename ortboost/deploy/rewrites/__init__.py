@@ -1,1 +1,1 @@
-"""Rewrites of inference graphs, one a file; the order they run in is in ``ortboost.deploy.pipeline``."""
+"""Rewrites of inference graphs, one a file; ``ortboost.deploy.pipeline`` holds their order."""

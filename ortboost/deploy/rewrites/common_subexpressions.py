@@ -1,8 +1,9 @@
-"""Compute and store equal things once: equal nodes on equal inputs, equal stored tensors.
+"""Merge equal nodes with equal inputs, and equal stored tensors.
 
-onnx_ir has passes for both. They take Bernoulli, training Dropout and operators of unknown domains for
-functions of their inputs, and the one for tensors keeps a copy of all bytes; hence this one. Tensors are
-compared only where another has the same type and shape, so a model of many gigabytes is not read for it.
+onnx_ir has passes for both, but they treat Bernoulli, training-mode Dropout and operators of
+unknown domains as functions of their inputs, and the pass for tensors keeps a copy of all bytes.
+Here tensors are compared only if another has the same type and shape, so a model of many gigabytes
+is not read.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Hashable
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import CHANCE, is_standard, label, replace_value
+from ortboost.graph.query import RANDOM_OPERATORS, is_standard, label
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["common_subexpressions"]
 
-_EITHER_WAY = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
+_COMMUTATIVE = ("Add", "Mul", "And", "Or", "Xor", "Equal", "Max", "Min", "Sum", "Mean")
 
 
 def common_subexpressions(model: ir.Model) -> Report:
@@ -75,8 +77,8 @@ def _tensors(graph: ir.Graph, report: Report) -> None:
 
 
 def _key(node: ir.Node) -> Hashable | None:
-    """What a node computes; ``None`` for what must not be merged."""
-    if node.domain not in ("", "ai.onnx") or is_standard(node, *CHANCE):
+    """What a node computes, as a key; ``None`` if it must not be merged."""
+    if not is_standard(node) or is_standard(node, *RANDOM_OPERATORS):
         return None
     if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
         return None
@@ -94,7 +96,7 @@ def _key(node: ir.Node) -> Hashable | None:
             value = tuple(value)
         attributes.append((name, value))
     inputs = [id(value) if value is not None else None for value in node.inputs]
-    if is_standard(node, *_EITHER_WAY):
+    if is_standard(node, *_COMMUTATIVE):
         inputs.sort(key=lambda i: i or 0)
     key: Hashable = (node.op_type, len(node.outputs), tuple(inputs), tuple(attributes))
     try:

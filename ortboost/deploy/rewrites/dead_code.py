@@ -1,4 +1,4 @@
-"""Remove nodes and stored tensors that no output needs, and opsets that no node needs."""
+"""Remove nodes and stored tensors that no output needs, and unused opset imports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import operators
+from ortboost.graph.query import count_operators
 
 __all__ = ["dead_code"]
 
@@ -18,7 +18,7 @@ def _unread(value: ir.Value) -> bool:
 def dead_code(model: ir.Model) -> Report:
     """Remove what is not used, in place. The inputs of the model stay, used or not."""
     report = Report("dead_code")
-    before, stored = operators(model), list(model.graph.initializers)
+    before, stored = count_operators(model), list(model.graph.initializers)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     for graph in model.graphs():
@@ -26,7 +26,7 @@ def dead_code(model: ir.Model) -> Report:
             for name in [n for n, v in graph.initializers.items() if _unread(v)]:
                 del graph.initializers[name]
                 report.changed[name] = "not used"
-    after = operators(model)
+    after = count_operators(model)
     for op in sorted(before):
         if before[op] > after.get(op, 0):
             report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"

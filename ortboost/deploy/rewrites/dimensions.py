@@ -1,7 +1,7 @@
-"""Dimensions as keys that can be compared: a number, a name, or "that axis of that value".
+"""Dimensions as comparable keys: a number, a name, or "that axis of that value".
 
-Two equal keys are equal lengths whenever the model runs. Names come from the graph's inputs and from
-shape inference, which gives every length that it does not know a name of its own.
+Equal keys are equal lengths whenever the model runs. Names come from the graph's inputs and from
+shape inference, which gives every unknown length a name of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.rewrites.helpers import constant, is_standard
+from ortboost.graph.query import constant, is_standard
 
 __all__ = ["Key", "as_reshape", "dimensions", "elements", "same_shape", "same_view"]
 
@@ -33,7 +33,7 @@ def _key(value: ir.Value, axis: int) -> Key:
 
 
 def dimensions(value: ir.Value | None) -> tuple[Key, ...] | None:
-    """One key for each dimension of a value; ``None`` if not even their number is known."""
+    """One key for each dimension of a value; ``None`` if the rank is unknown."""
     if value is None or value.shape is None:
         return None
     return tuple(_key(value, axis) for axis in range(len(value.shape)))
@@ -50,14 +50,14 @@ def same_view(
 ) -> bool:
     """Whether a view, which keeps the number of elements, keeps the shape too.
 
-    If all dimensions but one are the same, the last one is: the product is. Two numbers that differ show that
-    a name is wrong.
+    If all dimensions but one are equal, the last one is too, because the products are. Two
+    different numbers show that a name is wrong.
 
     Args:
-        have: Before.
-        want: After.
-        claimed: The names after are those of an output of the model. A user gave them, and many call the
-            first dimension of everything ``batch``: they prove nothing.
+        have: Shape before.
+        want: Shape after.
+        claimed: The names in ``want`` are those of an output of the model. A user gave them, and
+            many call the first dimension of everything ``batch``: they prove nothing.
     """
     if have is None or want is None or len(have) != len(want):
         return False
@@ -72,18 +72,20 @@ def same_view(
 def as_reshape(
     wanted: Sequence[Key], source: Sequence[Key], *, claimed: bool = False
 ) -> list[int] | None:
-    """A constant shape, for a Reshape with ``allowzero=0``, that makes ``wanted`` of ``source``.
+    """A constant shape for a Reshape with ``allowzero=0`` that turns ``source`` into ``wanted``.
 
-    A number stands for itself, 0 copies the dimension at the same place, -1 (once) is what is left.
+    A number stands for itself, 0 copies the dimension at the same index, -1 (once) is the
+    remainder.
 
     Args:
-        wanted: The shape to have.
-        source: The shape that is there.
+        wanted: The new shape.
+        source: The old shape.
         claimed: See :func:`same_view`.
 
     Returns:
-        The shape, or ``None`` if it cannot be said with constants. Where copied dimensions and numbers alone do
-        not come to as many elements, a name may be wrong, and the dimension is not copied.
+        The shape, or ``None`` if constants cannot express it. If copied dimensions and numbers
+        alone do not give the same number of elements, a name may be wrong, and the dimension is not
+        copied.
 
     Example:
         >>> as_reshape([("name", "n"), ("name", "s"), 12, 64], [("name", "n"), ("name", "s"), 768])
@@ -120,7 +122,7 @@ def elements(value: ir.Value | None) -> list[Key] | None:
         value: A tensor with at most one dimension.
 
     Returns:
-        One key an element (one for a scalar), or ``None`` where it depends on more than shapes.
+        One key for each element (one for a scalar), or ``None`` if it depends on more than shapes.
     """
     return _elements(value, _DEPTH)
 
@@ -178,7 +180,7 @@ def _slice(node: ir.Node, depth: int) -> list[Key] | None:
 
 
 def _through(node: ir.Node, depth: int) -> list[Key] | None:
-    """The elements stay, whether there is a dimension around them or not."""
+    """The same elements, with or without a dimension around them."""
     shape = None if node.outputs[0].shape is None else node.outputs[0].shape
     if shape is None or len(shape) > 1:
         return None

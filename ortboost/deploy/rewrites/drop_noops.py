@@ -1,4 +1,4 @@
-"""Take out what changes nothing: each operator with the condition under which it does nothing."""
+"""Remove nodes that do nothing: each operator with the condition under which it does nothing."""
 
 from __future__ import annotations
 
@@ -9,51 +9,55 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import dimensions, same_shape, same_view
-from ortboost.deploy.rewrites.helpers import bypass, constant, is_standard, label, number
+from ortboost.graph.query import constant, input_at, label, scalar
+from ortboost.graph.rewriting import Rule as SiteRule
+from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["drop_noops"]
 
 _FAR = 1 << 30  # "to the end", as exporters write it
+_LARGEST = 1 << 16  # elements: larger operands are weights
 
 
 def drop_noops(model: ir.Model) -> Report:
     """Remove nodes that pass their input on, in place, subgraphs included.
 
-    A node whose output is an output of the model stays where its input cannot take over the name.
+    A node whose output is an output of the model is kept if its input cannot take over the name.
     """
-    report = Report("drop_noops")
-    for node in list(model.graph.all_nodes()):
-        if not is_standard(node, *_RULES) or node.inputs[0] is None:
-            continue
-        value = _RULES[node.op_type](node)
-        if value is None:
-            continue
-        name = label(node)
-        if bypass(node, value):
-            report.changed[name] = f"{node.op_type} that does nothing"
-        elif len(node.outputs) == 1 and node.op_type != "Identity":
-            report.kept[name] = "it gives an output of the model its name"
+    rules: dict[str, SiteRule] = {op: _removal(find) for op, find in _PASSED_ON.items()}
+    report = rewrite_nodes(model, "drop_noops", rules, subgraphs=True, bypass=True)
+    # An Identity in front of a model output has no other purpose than the name.
+    identities = {label(node) for node in model.graph.all_nodes() if node.op_type == "Identity"}
+    report.kept = {name: why for name, why in report.kept.items() if name not in identities}
     return report
 
 
-Rule = Callable[[ir.Node], "ir.Value | None"]
+def _removal(find: Finder) -> SiteRule:
+    def rule(site: Site) -> list[ir.Value | None] | None:
+        value = None if site.optional(0) is None else find(site.node)
+        if value is None or any(o.uses() or o.is_graph_output() for o in site.node.outputs[1:]):
+            return None
+        site.note = f"{site.node.op_type} that does nothing"
+        return [value]
+
+    return rule
+
+
+Finder = Callable[[ir.Node], "ir.Value | None"]
+"""From a node to the value that it passes on; ``None`` if it does something."""
 
 
 def _first(node: ir.Node) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _when(condition: Callable[[ir.Node], bool]) -> Rule:
+def _when(condition: Callable[[ir.Node], bool]) -> Finder:
     return lambda node: node.inputs[0] if condition(node) else None
 
 
-def _optional(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if len(node.inputs) > index else None
-
-
 def _dropout(node: ir.Node) -> bool:
-    ratio, mode = _optional(node, 1), _optional(node, 2)
-    return mode is None or number(mode) == 0 or (ratio is not None and number(ratio) == 0)
+    ratio, mode = input_at(node, 1), input_at(node, 2)
+    return mode is None or scalar(mode) == 0 or (ratio is not None and scalar(ratio) == 0)
 
 
 def _cast(node: ir.Node) -> bool:
@@ -62,10 +66,10 @@ def _cast(node: ir.Node) -> bool:
 
 
 def _cast_like(node: ir.Node) -> bool:
-    source, like = node.inputs[0], _optional(node, 1)
-    return source is not None and like is not None and source.dtype is not None and (
-        source.dtype == like.dtype
-    )  # fmt: skip
+    source, like = node.inputs[0], input_at(node, 1)
+    if source is None or like is None or source.dtype is None:
+        return False
+    return source.dtype == like.dtype
 
 
 def _transpose(node: ir.Node) -> bool:
@@ -92,7 +96,7 @@ def _slice(node: ir.Node) -> bool:
     starts, ends = constant(node.inputs[1]), constant(node.inputs[2])
     if starts is None or ends is None:
         return False
-    axes, steps = _optional(node, 3), _optional(node, 4)
+    axes, steps = input_at(node, 3), input_at(node, 4)
     given = np.arange(len(starts)) if axes is None else constant(axes)
     stride = np.ones(len(starts)) if steps is None else constant(steps)
     if given is None or stride is None or (stride != 1).any() or (starts != 0).any():
@@ -105,12 +109,12 @@ def _slice(node: ir.Node) -> bool:
 
 
 def _pad(node: ir.Node) -> bool:
-    pads = constant(_optional(node, 1))
+    pads = constant(input_at(node, 1))
     return pads is not None and not pads.any()
 
 
 def _tile(node: ir.Node) -> bool:
-    repeats = constant(_optional(node, 1))
+    repeats = constant(input_at(node, 1))
     return repeats is not None and bool((repeats == 1).all())
 
 
@@ -118,13 +122,13 @@ def _single(node: ir.Node) -> bool:
     return len(node.inputs) == 1
 
 
-def _neutral(one: float, *, either: bool) -> Rule:
-    """An operand that is ``one`` everywhere and does not widen the other."""
+def _neutral(element: float, *, commutative: bool) -> Finder:
+    """The other operand of a neutral element that does not broadcast it."""
 
     def rule(node: ir.Node) -> ir.Value | None:
-        for index in (1, 0) if either else (1,):
-            array, other = constant(node.inputs[index]), node.inputs[1 - index]
-            if array is None or other is None or not bool((array == one).all()):
+        for index in (1, 0) if commutative else (1,):
+            array, other = constant(node.inputs[index], limit=_LARGEST), node.inputs[1 - index]
+            if array is None or other is None or not bool((array == element).all()):
                 continue
             if same_shape(other, node.outputs[0]) or (
                 other.shape is not None and array.size == 1 and array.ndim <= len(other.shape)
@@ -135,7 +139,7 @@ def _neutral(one: float, *, either: bool) -> Rule:
     return rule
 
 
-_RULES: dict[str, Rule] = {
+_PASSED_ON: dict[str, Finder] = {
     "Identity": _first,
     "Dropout": _when(_dropout),
     "Cast": _when(_cast),
@@ -152,9 +156,9 @@ _RULES: dict[str, Rule] = {
     "Max": _when(_single),
     "Min": _when(_single),
     "Mean": _when(_single),
-    "Add": _neutral(0, either=True),
-    "Sub": _neutral(0, either=False),
-    "Mul": _neutral(1, either=True),
-    "Div": _neutral(1, either=False),
-    "Pow": _neutral(1, either=False),
+    "Add": _neutral(0, commutative=True),
+    "Sub": _neutral(0, commutative=False),
+    "Mul": _neutral(1, commutative=True),
+    "Div": _neutral(1, commutative=False),
+    "Pow": _neutral(1, commutative=False),
 }

@@ -1,4 +1,4 @@
-"""Leave out initial states and biases of LSTM, GRU and RNN that are zero: the standard takes zeros by itself.
+"""Drop zero initial states of LSTM, GRU and RNN: zeros are the default of the standard.
 
 Exporters make them with the shape of the batch: ``ConstantOfShape(Concat([2], Shape(x), [12]))``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label
+from ortboost.graph.query import constant, input_at, is_standard, label
 
 __all__ = ["drop_zero_states"]
 
@@ -18,13 +18,13 @@ _DEPTH = 8
 
 
 def drop_zero_states(model: ir.Model) -> Report:
-    """Leave them out, in place, subgraphs included."""
+    """Drop zero initial states, in place, subgraphs included."""
     report = Report("drop_zero_states")
     for node in model.graph.all_nodes():
         if not is_standard(node, *_STATES):
             continue
         for place in _STATES[node.op_type]:
-            value = node.inputs[place] if place < len(node.inputs) else None
+            value = input_at(node, place)
             if value is not None and _is_zero(value, _DEPTH):
                 node.replace_input_with(place, None)
                 report.changed[f"{label(node)}[{place}]"] = f"'{value.name}' is zero"
@@ -32,7 +32,7 @@ def drop_zero_states(model: ir.Model) -> Report:
 
 
 def _is_zero(value: ir.Value | None, depth: int) -> bool:
-    """Whether all numbers of a value are certainly zero."""
+    """Whether all elements of a value are certainly zero."""
     if value is None or not depth:
         return False
     stored = constant(value)

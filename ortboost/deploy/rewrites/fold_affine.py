@@ -1,9 +1,10 @@
-"""Fold a product or sum with stored numbers, one a channel, into the Conv or Gemm before it.
+"""Fold a multiplication or addition by a constant per channel into the Conv or Gemm before it.
 
     (W x + b) s + t = (W s) x + (b s + t)
 
-Frozen batch normalizations of detection models come in this form. Add, Sub, Mul and Div with a tensor
-that has one number a channel, or one number; the result of the convolution must serve nothing else.
+Frozen batch normalizations of detection models come in this form. Add, Sub, Mul and Div are folded
+if their constant has one number for each channel, or one number in all, and if nothing else reads
+the result of the layer.
 """
 
 from __future__ import annotations
@@ -15,97 +16,96 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label, only_user, replace_value
-from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, input_at, is_standard, label, producer_of, sole_consumer
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["fold_affine"]
-
-_ANY = 1 << 62
 
 
 def fold_affine(model: ir.Model) -> Report:
     """Fold affine nodes into the Conv or Gemm before them, in place, in the main graph."""
-    report = Report("fold_affine")
-    builder = Builder(model.graph, "ortboost/folded")
-    for node in list(model.graph):
-        if not is_standard(node, "Add", "Sub", "Mul", "Div"):
+    rules = dict.fromkeys(("Add", "Sub", "Mul", "Div"), _fold)
+    return rewrite_nodes(model, "fold_affine", rules, bypass=True)
+
+
+def _fold(site: Site) -> list[ir.Value | None] | None:
+    for index in (0, 1):
+        layer, factors = producer_of(site.input(index), "Conv", "Gemm"), site.array(1 - index)
+        if layer is None or layer.graph is not site.node.graph or factors is None:
             continue
-        for index in (0, 1):
-            value = node.inputs[index]
-            host = None if value is None else value.producer()
-            if host is None or not is_standard(host, "Conv", "Gemm"):
-                continue
-            if host.graph is not node.graph or only_user(host.outputs[0]) is not node:
-                continue
-            reason = _fold(node, index, host, builder)
-            if reason is None:
-                report.changed[label(node)] = f"folded into {label(host)}"
-                break
-            if reason:
-                report.kept[label(node)] = reason
-    return report
-
-
-def _fold(node: ir.Node, index: int, host: ir.Node, builder: Builder) -> str | None:
-    """Why not, or ``None`` if it was done; an empty text if it is no affine node at all."""
-    stored = constant(node.inputs[1 - index], limit=_ANY)
-    if stored is None:
-        return ""
-    if index == 1 and node.op_type == "Div":
-        return "it divides by the result of the layer"
-    weight = constant(host.inputs[1], limit=_ANY)
-    bias = host.inputs[2] if len(host.inputs) > 2 else None
-    kept = None if bias is None else constant(bias, limit=_ANY)
-    if weight is None or (bias is not None and kept is None):
-        return f"the weights of '{label(host)}' are computed, not stored"
-    if stored.dtype.kind != "f" or weight.dtype.kind != "f":
-        return ""
-    for value in host.inputs[1:]:
-        if value is not None and (len(value.uses()) > 1 or value.is_graph_output()):
-            return f"'{value.name}' is shared with another node"
-    gemm = is_standard(host, "Gemm")
-    transposed = gemm and host.attributes.get_int("transB", 0) == 0
-    channels = weight.shape[1] if transposed else weight.shape[0]
-    operand = _by_channel(stored, channels, 2 if gemm else weight.ndim)
-    if operand is None:
-        return "its numbers are not one a channel"
-    if gemm and (
-        host.attributes.get_float("beta", 1.0) != 1.0 or (kept is not None and kept.ndim > 1)
-    ):
-        return f"the bias of '{label(host)}' is not a plain one"
-    b = np.zeros(channels) if kept is None else np.broadcast_to(kept.astype(np.float64), channels)
-    s, t = np.ones(channels), np.zeros(channels)
-    if node.op_type == "Add":
-        t = operand
-    elif node.op_type == "Sub":
-        s, t = (s, -operand) if index == 0 else (-s, operand)
-    elif node.op_type == "Mul":
-        s = operand
-    elif not operand.all():
-        return "it divides by zero"
-    else:
-        s = 1 / operand
-    dtype = host.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
-    limit = float(ir_max(dtype))
-    wide = s.reshape(1, -1) if transposed else s.reshape(-1, *(1,) * (weight.ndim - 1))
-    folded, total = weight.astype(np.float64) * wide, b * s + t
-    if not (np.abs(folded).max(initial=0) < limit and np.abs(total).max(initial=0) < limit):
-        return "the folded weights would not be finite"
-    replaced = node.outputs[0]
-    if not replace_value(replaced, host.outputs[0]):
-        return "both are outputs of the model"
-    if (s != 1).any():
-        host.replace_input_with(1, builder.const(folded, dtype))
-    if len(host.inputs) < 3:
-        host.resize_inputs(3)
-    host.replace_input_with(2, builder.const(total, dtype))
-    graph = node.graph
-    assert graph is not None
-    graph.remove(node, safe=True)
+        if sole_consumer(layer.outputs[0]) is not site.node or factors.dtype.kind != "f":
+            continue
+        _fold_into(layer, site, index, factors)
+        site.note = f"folded into {label(layer)}"
+        return [layer.outputs[0]]
     return None
 
 
-def ir_max(dtype: ir.DataType) -> float:
+def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) -> None:
+    """Change weight and bias of a layer so that it computes its result after the node too.
+
+    Args:
+        layer: A Conv or Gemm.
+        site: The Add, Sub, Mul or Div.
+        index: The operand of it that the layer computes.
+        factors: The other operand.
+
+    Raises:
+        Refusal: The form of the layer or of the constant does not allow it.
+    """
+    op = site.node.op_type
+    if index == 1 and op == "Div":
+        raise Refusal("it divides by the result of the layer")
+    bias = input_at(layer, 2)
+    weight, stored_bias = constant(layer.inputs[1]), constant(bias)
+    if weight is None or (bias is not None and stored_bias is None):
+        raise Refusal(f"the weights of '{label(layer)}' are computed, not stored")
+    for value in layer.inputs[1:]:
+        if value is not None and (len(value.uses()) > 1 or value.is_graph_output()):
+            raise Refusal(f"'{value.name}' is shared with another node")
+    gemm = is_standard(layer, "Gemm")
+    transposed = gemm and layer.attributes.get_int("transB", 0) == 0
+    channels = weight.shape[1] if transposed else weight.shape[0]
+    operand = _by_channel(factors, channels, 2 if gemm else weight.ndim)
+    if operand is None:
+        raise Refusal("its numbers are not one a channel")
+    scaled_bias = gemm and layer.attributes.get_float("beta", 1.0) != 1.0
+    if scaled_bias or (gemm and stored_bias is not None and stored_bias.ndim > 1):
+        raise Refusal(f"the bias of '{label(layer)}' is not a plain one")
+    b = np.zeros(channels)
+    if stored_bias is not None:
+        b = np.broadcast_to(stored_bias.astype(np.float64), channels)
+    scale, shift = _scale_and_shift(op, operand, index)
+    dtype = layer.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
+    shape = (1, -1) if transposed else (-1, *(1,) * (weight.ndim - 1))
+    new_weight, new_bias = weight.astype(np.float64) * scale.reshape(shape), b * scale + shift
+    largest = max(np.abs(new_weight).max(initial=0), np.abs(new_bias).max(initial=0))
+    if not largest < _largest(dtype):  # also if it is nan
+        raise Refusal("the folded weights would not be finite")
+    if (scale != 1).any():
+        layer.replace_input_with(1, site.const(new_weight, dtype))
+    if len(layer.inputs) < 3:
+        layer.resize_inputs(3)
+    layer.replace_input_with(2, site.const(new_bias, dtype))
+
+
+def _scale_and_shift(
+    op: str, operand: NDArray[np.float64], index: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The ``s`` and ``t`` of ``x s + t``, for the layer's result ``x`` as operand ``index``."""
+    one, zero = np.ones_like(operand), np.zeros_like(operand)
+    if op == "Add":
+        return one, operand
+    if op == "Sub":
+        return (one, -operand) if index == 0 else (-one, operand)
+    if op == "Mul":
+        return operand, zero
+    if not operand.all():
+        raise Refusal("it divides by zero")
+    return 1 / operand, zero
+
+
+def _largest(dtype: ir.DataType) -> float:
     """The largest finite number of a float type."""
     return {ir.DataType.FLOAT16: 65504.0, ir.DataType.DOUBLE: 1.7e308}.get(dtype, 3.4e38)
 

@@ -3,8 +3,9 @@ r"""Fold a BatchNormalization into the convolution or Gemm *after* it, where tha
     BN(x)_i = s_i x_i + t_i   with s = gamma / sqrt(var + eps),  t = beta - mean s
     sum_i W_oi (s_i x_i + t_i) + b_o = sum_i (W_oi s_i) x_i + (b_o + sum_i W_oi t_i)
 
-A convolution that pads reads zeros around ``BN(x)``, and would read ``-t/s`` around ``x``: it is folded
-only where it does not pad, or where t is zero. Only inference form, unshared and stored tensors.
+A convolution that pads reads zeros around ``BN(x)``, and would read ``-t/s`` around ``x``: it is
+folded only where it does not pad, or where t is zero. Only inference form, unshared and stored
+tensors.
 """
 
 from __future__ import annotations
@@ -16,96 +17,88 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label, only_user, replace_value
-from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, input_at, is_standard, label, sole_consumer
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["fold_bn_forward"]
 
-_ANY = 1 << 62
-
 
 def fold_bn_forward(model: ir.Model) -> Report:
-    """Fold BatchNormalization nodes that only feed a Conv or Gemm into it, in place."""
-    report = Report("fold_bn_forward")
-    builder = Builder(model.graph, "ortboost/folded")
-    for node in list(model.graph):
-        if not is_standard(node, "BatchNormalization"):
-            continue
-        host = only_user(node.outputs[0])
-        if host is None or not is_standard(host, "Conv", "Gemm"):
-            continue
-        reason = _obstacle(node, host)
-        if reason is None:
-            reason = _fold(node, host, builder)
-        if reason is None:
-            report.changed[label(node)] = f"folded into {label(host)}, which follows it"
-            model.graph.remove(node, safe=True)
-        else:
-            report.kept[label(node)] = reason
-    return report
+    """Fold each BatchNormalization that only a Conv or Gemm reads into it, in place."""
+    rules = {"BatchNormalization": _fold}
+    return rewrite_nodes(model, "fold_bn_forward", rules, bypass=True)
 
 
-def _obstacle(node: ir.Node, host: ir.Node) -> str | None:
+def _fold(site: Site) -> list[ir.Value | None] | None:
+    node, layer = site.node, sole_consumer(site.node.outputs[0])
+    if layer is None or not is_standard(layer, "Conv", "Gemm"):
+        return None
+    _check(node, layer)
+    gamma, beta, mean, var = (_array(value) for value in node.inputs[1:])
+    scale = gamma / np.sqrt(var + site.number("epsilon", 1e-5))
+    shift = beta - mean * scale
+    weight, bias = _array(layer.inputs[1]), input_at(layer, 2)
+    fold = _into_conv if is_standard(layer, "Conv") else _into_gemm
+    new_weight, new_bias = fold(layer, weight, scale, shift)
+    # With beta = 0 a Gemm has a bias that counts for nothing.
+    if bias is not None and layer.attributes.get_float("beta", 1.0) != 0.0:
+        new_bias = new_bias + _array(bias)
+    dtype = layer.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
+    layer.replace_input_with(1, site.const(new_weight, dtype))
+    if len(layer.inputs) < 3:
+        layer.resize_inputs(3)
+    layer.replace_input_with(2, site.const(new_bias, dtype))
+    layer.attributes.pop("beta", None)
+    site.note = f"folded into {label(layer)}, which follows it"
+    return [site.input(0)]
+
+
+def _check(node: ir.Node, layer: ir.Node) -> None:
+    """Refuse what cannot be folded exactly."""
     if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
-        return "it is in training mode"
-    if host.inputs[0] is not node.outputs[0] or host.graph is not node.graph:
-        return f"'{label(host)}' takes it for a weight"
-    for value in (*node.inputs[1:], *host.inputs[1:]):
+        raise Refusal("it is in training mode")
+    if layer.inputs[0] is not node.outputs[0] or layer.graph is not node.graph:
+        raise Refusal(f"'{label(layer)}' reads it as a weight")
+    for value in (*node.inputs[1:], *layer.inputs[1:]):
         if value is None:
             continue
-        if constant(value, limit=_ANY) is None:
-            return f"'{value.name}' is computed, not stored"
-        if value in host.inputs[1:] and (len(value.uses()) > 1 or value.is_graph_output()):
-            return f"'{value.name}' is shared with another node"
-    turned = host.attributes.get_int("transA", 0)
-    if is_standard(host, "Gemm") and turned:
-        return f"'{label(host)}' transposes its input"
-    return None
+        if constant(value) is None:
+            raise Refusal(f"'{value.name}' is computed, not stored")
+        if value in layer.inputs[1:] and (len(value.uses()) > 1 or value.is_graph_output()):
+            raise Refusal(f"'{value.name}' is shared with another node")
 
 
-def _fold(node: ir.Node, host: ir.Node, builder: Builder) -> str | None:
-    gamma, beta, mean, var = (_array(value) for value in node.inputs[1:])
-    s = gamma / np.sqrt(var + node.attributes.get_float("epsilon", 1e-5))
-    t = beta - mean * s
-    weight = _array(host.inputs[1])
-    if is_standard(host, "Conv"):
-        pads = host.attributes.get_ints("pads", ())
-        automatic = host.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
-        if t.any() and (automatic or any(pads)):
-            return f"'{label(host)}' pads, and the padding would not be normalized"
-        groups = host.attributes.get_int("group", 1)
-        outs = weight.shape[0] // groups
-        tail = (1,) * (weight.ndim - 2)
-        by_group = s.reshape(groups, 1, -1, *tail)
-        folded = (weight.reshape(groups, outs, *weight.shape[1:]) * by_group).reshape(weight.shape)
-        summed = weight.reshape(groups, outs, weight.shape[1], -1).sum(-1)
-        shift = np.einsum("goi,gi->go", summed, t.reshape(groups, -1)).reshape(-1)
-    else:
-        alpha = host.attributes.get_float("alpha", 1.0)
-        transposed = host.attributes.get_int("transB", 0)
-        folded = weight * (s[None, :] if transposed else s[:, None])
-        shift = alpha * (weight @ t if transposed else t @ weight)
-        host_beta = host.attributes.get_float("beta", 1.0)
-        if host_beta not in (0.0, 1.0):
-            return f"'{label(host)}' scales its bias"
-    bias = host.inputs[2] if len(host.inputs) > 2 else None
-    if host.attributes.get_float("beta", 1.0) == 0.0:
-        bias = None  # it is there and counts for nothing
-    total = shift if bias is None else shift + _array(bias)
-    dtype = host.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
-    source = node.inputs[0]
-    assert source is not None
-    if not replace_value(node.outputs[0], source):
-        return "it gives an output of the model its name"
-    host.replace_input_with(1, builder.const(folded, dtype))
-    if len(host.inputs) < 3:
-        host.resize_inputs(3)
-    host.replace_input_with(2, builder.const(total, dtype))
-    host.attributes.pop("beta", None)
-    return None
+def _into_conv(
+    layer: ir.Node, weight: NDArray[Any], scale: NDArray[Any], shift: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Weight ``[M, C/G, k...]`` and what the bias ``[M]`` gains."""
+    pads = layer.attributes.get_ints("pads", ())
+    automatic = layer.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    if shift.any() and (automatic or any(pads)):
+        raise Refusal(f"'{label(layer)}' pads, and the padding would not be normalized")
+    groups = layer.attributes.get_int("group", 1)
+    by_group = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    factors = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 2))
+    summed = by_group.reshape(*by_group.shape[:3], -1).sum(-1)
+    gained = np.einsum("goi,gi->go", summed, shift.reshape(groups, -1)).reshape(-1)
+    return (by_group * factors).reshape(weight.shape), gained
+
+
+def _into_gemm(
+    layer: ir.Node, weight: NDArray[Any], scale: NDArray[Any], shift: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Weight, transposed or not, and what the bias gains."""
+    if layer.attributes.get_int("transA", 0):
+        raise Refusal(f"'{label(layer)}' transposes its input")
+    if layer.attributes.get_float("beta", 1.0) not in (0.0, 1.0):
+        raise Refusal(f"'{label(layer)}' scales its bias")
+    transposed = layer.attributes.get_int("transB", 0)
+    gained = weight @ shift if transposed else shift @ weight
+    folded = weight * (scale[None, :] if transposed else scale[:, None])
+    return folded, layer.attributes.get_float("alpha", 1.0) * gained
 
 
 def _array(value: ir.Value | None) -> NDArray[Any]:
-    found = constant(value, limit=_ANY)
+    found = constant(value)
     assert found is not None
     return found.astype(np.float64)

@@ -1,8 +1,8 @@
 """Compute once what does not depend on the inputs.
 
-The folding is onnxscript's. Decided here is what must not be folded: operators of chance; operators
-whose reference implementation does not answer as the runtimes do (Resize, GridSample: it places pixels in
-another way); what would store a large tensor twice, because something else reads it too.
+onnxscript does the folding. Decided here is what must not be folded: random operators; operators
+whose reference implementation differs from the runtimes (Resize and GridSample compute other pixel
+positions); and what would store a large tensor twice because another node reads it too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from onnx_ir.passes import common
 from onnxscript import optimizer
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import CHANCE, constant, is_standard, operators
 from ortboost.graph.normalize import quiet
+from ortboost.graph.query import RANDOM_OPERATORS, constant, count_operators, is_standard
 
 __all__ = ["fold_constants"]
 
@@ -36,7 +36,7 @@ _KEPT = {
     "MaxUnpool": "the reference implementation places numbers in another way than the runtimes",
     "QuantizeLinear": "it is part of a quantized model",
     "Resize": "the reference implementation places pixels in another way than the runtimes",
-    **dict.fromkeys(CHANCE, "it draws random numbers"),
+    **dict.fromkeys(RANDOM_OPERATORS, "it draws random numbers"),
 }
 
 
@@ -44,10 +44,10 @@ def fold_constants(model: ir.Model) -> Report:
     """Fold constants, in place.
 
     Returns:
-        How many nodes of each operator went; which constant nodes were kept, and why.
+        How many nodes of each operator were folded; which constant nodes were kept, and why.
     """
     report = Report("fold_constants")
-    before = operators(model)
+    before = count_operators(model)
 
     def should_fold(node: ir.Node) -> bool | None:
         reason = _obstacle(node)
@@ -75,7 +75,7 @@ def fold_constants(model: ir.Model) -> Report:
             hidden[guilty] = "onnxscript cannot compute it"
     report.kept.update({node.name or node.op_type: reason for node, reason in hidden.items()})
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    after = operators(model)
+    after = count_operators(model)
     if after.get("If", 0) < before.get("If", 0):
         _forget_branches(model)
     for op in sorted(before):
@@ -85,7 +85,7 @@ def fold_constants(model: ir.Model) -> Report:
 
 
 def _forget_branches(model: ir.Model) -> None:
-    """Take the nodes of branches that went out of the uses of what they read: it would never be unused."""
+    """Remove nodes of deleted branches from the uses of the values that they read."""
     nodes = set(model.graph.all_nodes())
     values = [out for node in nodes for out in node.outputs]
     for graph in model.graphs():
@@ -102,7 +102,7 @@ def _unsaturated(node: ir.Node) -> bool:
 
 @contextlib.contextmanager
 def _out_of_sight(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """In a domain that the folding does not know: it asks for some operators not whether it should."""
+    """Hide nodes in an unknown domain: the folder does not ask about all operators."""
     domains = [(node, node.domain) for node in nodes]
     try:
         for node, _ in domains:
@@ -114,13 +114,14 @@ def _out_of_sight(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 
 def _guilty(model: ir.Model, message: str) -> ir.Node | None:
+    """The node that an error message of the folder names."""
     named = re.search(r"for node '(.*)' \(", message)
     nodes = model.graph.all_nodes() if named else ()
     return next((node for node in nodes if named and node.name == named[1]), None)
 
 
 def _obstacle(node: ir.Node) -> str | None:
-    """Why a node with constant inputs is left alone, or ``None``."""
+    """Why a node with constant inputs is kept, or ``None``."""
     if is_standard(node, *_KEPT):
         return _KEPT[node.op_type]
     if is_standard(node, "ConstantOfShape"):

@@ -1,10 +1,10 @@
-"""The Gelu that exporters write with five nodes.
+"""Fuse the Gelu that exporters write with five nodes.
 
     gelu(x) = x (1 + erf(x / sqrt 2)) / 2
 
-From opset 20 on it is one standard operator. Below, and for a target that is ONNX Runtime, the three factors
-are put in the one order that the runtime fuses by itself (with the bias before it): ``(x (1 + erf)) / 2``;
-the dynamo exporter of PyTorch writes ``x ((1 + erf) / 2)``, which it does not see.
+From opset 20 on it is one standard operator. Below that, for ONNX Runtime, the factors are put in
+the one order that the runtime fuses itself (with the bias before it): ``(x (1 + erf)) / 2``. The
+dynamo exporter of PyTorch writes ``x ((1 + erf) / 2)``, which the runtime does not recognize.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import is_standard, label, number, only_user, replace_value
 from ortboost.graph.build import Builder
+from ortboost.graph.query import is_standard, is_unused, label, producer_of, scalar, sole_consumer
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["fuse_gelu", "gelus"]
 
@@ -29,7 +30,7 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
 
     Args:
         model: The model.
-        order: Below opset 20, bring the factors in the order that ONNX Runtime fuses.
+        order: Below opset 20, put the factors in the order that ONNX Runtime fuses.
     """
     report = Report("fuse_gelu")
     builder = Builder(model.graph, "ortboost/gelu")
@@ -63,7 +64,7 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
         replace_value(out, made)
         inside = erf.inputs[0].producer()  # type: ignore[union-attr]
         for node in (*reversed(factors), add, erf, inside):
-            if node is not None and not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            if node is not None and is_unused(node):
                 model.graph.remove(node, safe=True)
         report.changed[name] = "one Gelu" if whole else "in the order that ONNX Runtime fuses"
     return report
@@ -77,15 +78,15 @@ def gelus(model: ir.Model) -> list[tuple[ir.Node, ir.Node, list[ir.Node], ir.Val
 
 def _match(erf: ir.Node) -> tuple[ir.Node, list[ir.Node], ir.Value] | None:
     scaled = erf.inputs[0]
-    inside = scaled.producer() if scaled is not None else None
+    inside = producer_of(scaled)
     x = None if inside is None else _scaled(inside)
-    add = only_user(erf.outputs[0])
+    add = sole_consumer(erf.outputs[0])
     if x is None or add is None or not is_standard(add, "Add"):
         return None
     if not any(_is(value, 1.0) for value in add.inputs):
         return None
     # Two more products, with x and one half, in any order.
-    first = only_user(add.outputs[0])
+    first = sole_consumer(add.outputs[0])
     if first is None or not is_standard(first, "Mul", "Div"):
         return None
     other = _other(first, add.outputs[0])
@@ -93,7 +94,7 @@ def _match(erf: ir.Node) -> tuple[ir.Node, list[ir.Node], ir.Value] | None:
         return None
     if is_standard(first, "Mul") and other is not x and (split := _half_of(other, x)) is not None:
         return (add, [split, first], x)  # (x / 2) (1 + erf)
-    second = only_user(first.outputs[0])
+    second = sole_consumer(first.outputs[0])
     if second is None or not is_standard(second, "Mul", "Div"):
         return None
     rest = _other(second, first.outputs[0])
@@ -119,7 +120,7 @@ def _scaled(node: ir.Node) -> ir.Value | None:
 
 def _half_of(value: ir.Value, x: ir.Value) -> ir.Node | None:
     node = value.producer()
-    if node is None or only_user(value) is None or not is_standard(node, "Mul", "Div"):
+    if node is None or sole_consumer(value) is None or not is_standard(node, "Mul", "Div"):
         return None
     other = _other(node, x)
     return node if other is not None and _halves(node, other) else None
@@ -138,7 +139,7 @@ def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
 
 
 def _is(value: ir.Value | None, wanted: float) -> bool:
-    found = number(value)
+    found = scalar(value)
     if found is None or value is None or value.const_value is None:
         return False
     return value.const_value.shape.rank() <= 1 and abs(found / wanted - 1) < _CLOSE

@@ -1,7 +1,8 @@
-"""MatMul and Add of a bias are one Gemm, where both operands have two dimensions.
+"""MatMul and Add of a bias become one Gemm, if both operands have two dimensions.
 
-With more dimensions they are left alone: a Gemm would need a Reshape on either side, and ONNX Runtime
-fuses those itself.
+With more dimensions they are kept: a Gemm would need a Reshape on either side, and ONNX Runtime
+fuses
+MatMul and Add itself.
 """
 
 from __future__ import annotations
@@ -10,55 +11,45 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label, only_user, replace_value
-from ortboost.graph.build import Builder
+from ortboost.graph.query import FLOAT_TYPES, constant, label, producer_of, sole_consumer
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["fuse_gemm"]
 
-_ANY = 1 << 62
-_MASK = 6e4  # nearly infinite in float16: in a Gemm it would keep the whole product in float32
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
+# Nearly infinite in float16: as the bias of a Gemm it would keep the whole product in float32.
+_MASK = 6e4
 
 
 def fuse_gemm(model: ir.Model) -> Report:
-    """Fuse, in place, in the main graph."""
-    report = Report("fuse_gemm")
-    builder = Builder(model.graph, "ortboost/gemm")
-    for node in list(model.graph):
-        if not is_standard(node, "Add"):
+    """Fuse MatMul and Add, in place, in the main graph."""
+    return rewrite_nodes(model, "fuse_gemm", {"Add": _gemm})
+
+
+def _gemm(site: Site) -> list[ir.Value | None] | None:
+    reason = None
+    for index in (0, 1):
+        product, bias = producer_of(site.input(index), "MatMul"), site.input(1 - index)
+        if product is None or product.graph is not site.node.graph:
             continue
-        for index in (0, 1):
-            value, bias = node.inputs[index], node.inputs[1 - index]
-            product = value.producer() if value is not None else None
-            if product is None or not is_standard(product, "MatMul") or bias is None:
-                continue
-            if product.graph is not node.graph or only_user(product.outputs[0]) is not node:
-                continue
-            reason = _obstacle(product, bias)
-            if reason is not None:
-                report.kept[label(node)] = reason
-                continue
-            made = builder.op(
-                "Gemm", *product.inputs, bias, dtype=node.outputs[0].dtype,
-                shape=node.outputs[0].shape,
-            )  # fmt: skip
-            for new in builder.take():
-                model.graph.insert_before(node, new)
-            replace_value(node.outputs[0], made)
-            model.graph.remove(node, safe=True)
-            model.graph.remove(product, safe=True)
-            report.changed[label(node)] = f"fused with '{label(product)}'"
-            break
-    return report
+        if sole_consumer(product.outputs[0]) is not site.node:
+            continue
+        reason = _obstacle(product, bias)
+        if reason is None:
+            out = site.node.outputs[0]
+            site.note = f"fused with '{label(product)}'"
+            return [site.op("Gemm", *product.inputs, bias, dtype=out.dtype, shape=out.shape)]
+    if reason is not None:
+        raise Refusal(reason)
+    return None
 
 
 def _obstacle(product: ir.Node, bias: ir.Value) -> str | None:
     for value in product.inputs:
         if value is None or value.shape is None or len(value.shape) != 2:
-            return f"'{label(product)}' is not of two matrices"
-        if value.dtype not in _FLOATS:
-            return "it is of integers"
-    stored = constant(bias, limit=_ANY)
+            return f"'{label(product)}' does not multiply two matrices"
+        if value.dtype not in FLOAT_TYPES:
+            return "it multiplies integers"
+    stored = constant(bias)
     if stored is None:
         return "what is added is computed"
     if not bool((np.abs(stored) < _MASK).all()):

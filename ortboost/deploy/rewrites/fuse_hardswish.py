@@ -1,4 +1,7 @@
-"""``x clip(x + 3, 0, 6) / 6`` is HardSwish; without the first factor it is HardSigmoid. By onnxscript's rules."""
+"""Fuse ``x clip(x + 3, 0, 6) / 6`` to HardSwish, without the first factor to HardSigmoid.
+
+The rules are onnxscript's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import fuse_hardswish_rules
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import operators
+from ortboost.graph.query import count_operators
 
 __all__ = ["fuse_hardswish"]
 
@@ -15,13 +18,13 @@ _OPSET = 14
 
 
 def fuse_hardswish(model: ir.Model) -> Report:
-    """Fuse, in place. Below opset 14 there is no such operator and nothing is done."""
+    """Fuse, in place. Below opset 14, which lacks the operator, nothing is done."""
     report = Report("fuse_hardswish")
-    before = operators(model)
+    before = count_operators(model)
     if model.opset_imports.get("", 0) < _OPSET or not ({"Clip", "HardSigmoid"} & before.keys()):
         return report
     rewriter.rewrite(model, fuse_hardswish_rules())
-    after = operators(model)
+    after = count_operators(model)
     for op in ("HardSwish", "HardSigmoid"):
         if after.get(op, 0) > before.get(op, 0):
             report.changed[op] = f"{before.get(op, 0)} -> {after[op]}"

@@ -1,4 +1,4 @@
-"""Raise the opset where an operator that it brings saves nodes: Gelu, from opset 20 on."""
+"""Raise the opset if an operator of the newer one saves nodes: Gelu, from opset 20 on."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def lift_opset(model: ir.Model, *, limit: int) -> Report:
 
     Args:
         model: The model.
-        limit: Newest opset to go to.
+        limit: Newest opset to convert to.
 
     Returns:
-        The report; a model that cannot be converted is kept at its opset.
+        The report; a model that cannot be converted stays at its opset.
     """
     report = Report("lift_opset")
     opset = model.opset_imports.get("", _GELU)

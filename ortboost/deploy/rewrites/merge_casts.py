@@ -1,6 +1,6 @@
-"""``Cast(Cast(x: A -> B) -> C)`` is ``Cast(x -> C)`` where every value of A is one of B.
+"""Merge ``Cast(Cast(x: A -> B) -> C)`` to ``Cast(x -> C)`` if B holds every value of A.
 
-float32 to float16 and back is not taken out: it rounds.
+float32 to float16 and back is kept, because it rounds.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import bypass, is_standard, label
+from ortboost.graph.query import label, producer_of
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["merge_casts"]
 
@@ -27,29 +28,21 @@ _HOLDS = {
 
 
 def merge_casts(model: ir.Model) -> Report:
-    """Merge Cast nodes, in place, subgraphs included."""
-    report = Report("merge_casts")
-    for node in list(model.graph.all_nodes()):
-        if node.graph is None or not is_standard(node, "Cast") or node.inputs[0] is None:
-            continue
-        first = node.inputs[0].producer()
-        if first is None or not is_standard(first, "Cast") or first.inputs[0] is None:
-            continue
-        source = first.inputs[0]
-        middle, wanted = (ir.DataType(n.attributes.get_int("to", 0)) for n in (first, node))
-        if source.dtype is None:
-            continue
-        name = label(node)
-        if middle not in _HOLDS.get(source.dtype, set()):
-            report.kept[name] = f"{source.dtype.name} does not fit into {middle.name} unchanged"
-            continue
-        if source.dtype == wanted and bypass(node, source):
-            report.changed[name] = f"undoes '{label(first)}'"
-        elif source.dtype != wanted:
-            node.replace_input_with(0, source)
-            report.changed[name] = f"reads '{source.name}' directly"
-        if first.graph is not None and not any(
-            o.uses() or o.is_graph_output() for o in first.outputs
-        ):
-            first.graph.remove(first, safe=True)
-    return report
+    """Merge pairs of Cast nodes, in place, subgraphs included."""
+    return rewrite_nodes(model, "merge_casts", {"Cast": _merge}, subgraphs=True, bypass=True)
+
+
+def _merge(site: Site) -> list[ir.Value | None] | None:
+    first = producer_of(site.input(0), "Cast")
+    source = None if first is None else first.inputs[0]
+    if first is None or source is None or source.dtype is None:
+        return None
+    middle, wanted = (ir.DataType(n.attributes.get_int("to", 0)) for n in (first, site.node))
+    if middle not in _HOLDS.get(source.dtype, set()):
+        raise Refusal(f"{source.dtype.name} does not fit into {middle.name} unchanged")
+    if source.dtype == wanted:
+        site.note = f"undoes '{label(first)}'"
+        return [source]
+    site.note = f"reads '{source.name}' directly"
+    site.node.replace_input_with(0, source)
+    return list(site.node.outputs)

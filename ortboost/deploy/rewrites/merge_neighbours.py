@@ -1,8 +1,8 @@
-"""Two nodes of which one can do the work of both.
+"""Merge two nodes of which one can do the work of both.
 
 * ``Slice(Slice(x))`` over different axes is one Slice.
 * ``Concat(Concat(a, b), c)`` along one axis is one Concat.
-* ``Unsqueeze(Gather(x, i))`` at the axis that a scalar ``i`` took away is ``Gather(x, [i])``.
+* ``Unsqueeze(Gather(x, i))`` at the axis that a scalar ``i`` removed is ``Gather(x, [i])``.
 * ``Unsqueeze(Reduce(x))`` at the axes that were reduced is ``Reduce(x)`` with ``keepdims=1``.
 """
 
@@ -12,14 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import (
-    constant,
-    is_standard,
-    label,
-    only_user,
-    replace_value,
-)
 from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, is_standard, label, producer_of, sole_consumer
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["merge_neighbours"]
 
@@ -30,7 +25,7 @@ _REDUCING = (
 
 
 def merge_neighbours(model: ir.Model) -> Report:
-    """Merge, in place, in the main graph."""
+    """Merge pairs of nodes, in place, in the main graph."""
     report = Report("merge_neighbours")
     builder = Builder(model.graph, "ortboost/slice")
     for node in list(model.graph):
@@ -44,7 +39,7 @@ def merge_neighbours(model: ir.Model) -> Report:
             continue
         if is_standard(node, "Slice") and is_standard(first, "Slice"):
             done = _slices(first, node, builder)
-        elif is_standard(node, "Unsqueeze") and only_user(node.inputs[0]) is node:
+        elif is_standard(node, "Unsqueeze") and sole_consumer(node.inputs[0]) is node:
             done = _kept(first, node, builder)
         else:
             continue
@@ -57,13 +52,13 @@ def merge_neighbours(model: ir.Model) -> Report:
 
 
 def _concats(node: ir.Node, report: Report) -> None:
-    """Take in what Concats along the same axis put together for this one alone."""
+    """Replace inputs that a Concat along the same axis made for this node alone by its inputs."""
     axis = _axis(node)
     for value in list(node.inputs):
-        inner = None if value is None else value.producer()
+        inner = producer_of(value)
         if value is None or inner is None or not is_standard(inner, "Concat"):
             continue
-        if axis is None or _axis(inner) != axis or only_user(value) is not node:
+        if axis is None or _axis(inner) != axis or sole_consumer(value) is not node:
             continue
         if inner.graph is not node.graph:
             continue
@@ -83,7 +78,7 @@ def _axis(node: ir.Node) -> int | None:
 
 
 def _slices(first: ir.Node, node: ir.Node, builder: Builder) -> bool:
-    """Let the second cut along both axes, if nothing but such Slices reads the first."""
+    """Let the second Slice cut all axes, if only such Slices read the first."""
     middle = first.outputs[0]
     if middle.is_graph_output() or not all(
         is_standard(use.node, "Slice") and use.idx == 0 for use in middle.uses()
@@ -126,7 +121,7 @@ def _bounds(node: ir.Node) -> tuple[list[int], list[int], list[int], list[int]] 
 
 
 def _kept(first: ir.Node, node: ir.Node, builder: Builder) -> bool:
-    """Let a Gather or a reduction keep the dimension that the Unsqueeze gives back."""
+    """Let a Gather or a reduction keep the dimension that the Unsqueeze restores."""
     source, out = first.inputs[0], node.outputs[0]
     inserted = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     rank = 0 if source is None or source.shape is None else len(source.shape)

@@ -1,7 +1,8 @@
-"""Reshape, Squeeze, Unsqueeze and Flatten in a row are one Reshape, or nothing.
+"""Merge consecutive Reshape, Squeeze, Unsqueeze and Flatten nodes into one Reshape, or none.
 
-None of them moves a number, nor does a Transpose that moves dimensions of length 1 only. Of a chain ``x -> view -> view`` the last alone decides, so it reads ``x``
-directly wherever its shape can be said with constants in terms of ``x``.
+None of them moves an element, nor does a Transpose that moves only dimensions of length 1. Of a
+chain ``x -> view -> view`` the last shape alone counts, so the last view reads ``x`` directly if
+constants can express its shape in terms of ``x``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label, replace_value
 from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, is_standard, label
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["merge_views"]
 
@@ -49,8 +51,7 @@ def merge_views(model: ir.Model) -> Report:
             report.kept[name] = "the shape cannot be said with constants"
             continue
         made = builder.op("Reshape", source, builder.ints(*shape), dtype=out.dtype, shape=out.shape)
-        for new in builder.take():
-            model.graph.insert_before(node, new)
+        model.graph.insert_before(node, builder.take())
         if not replace_value(out, made):  # never: `made` is new and of the same graph
             continue
         model.graph.remove(node, safe=True)
@@ -64,7 +65,7 @@ def _is_view(node: ir.Node) -> bool:
 
 
 def _moves_ones(node: ir.Node) -> bool:
-    """Whether a node is a Transpose that keeps the order of all dimensions but those of length 1."""
+    """Whether a node is a Transpose that moves only dimensions of length 1."""
     value = node.inputs[0] if is_standard(node, "Transpose") else None
     perm = node.attributes.get_ints("perm", None)
     if value is None or value.shape is None or perm is None:
@@ -80,7 +81,7 @@ def _remove_unread(node: ir.Node) -> None:
 
 
 def _of_the_last(node: ir.Node) -> list[int] | None:
-    """The own shape of a Reshape, where it says the same for any input of as many elements."""
+    """The target of a Reshape, if it means the same for any input with as many elements."""
     if node.op_type != "Reshape" or len(node.inputs) < 2:
         return None
     shape = constant(node.inputs[1])

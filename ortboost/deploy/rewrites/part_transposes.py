@@ -1,12 +1,13 @@
-"""A float16 MatMul with a stored matrix does not follow a Transpose that turns the batch axes.
+"""Separate a float16 MatMul with a stored matrix from the Transpose of the batch axes before it.
 
-onnxruntime fuses the two, ``Transpose (1, 0, 2)`` or ``(1, 2, 0)`` and their kin of more axes, and 1.31 then
-crashes while it opens the file on a CPU; torch's attention layers begin so. They are parted:
+onnxruntime fuses the two for ``Transpose (1, 0, 2)`` or ``(1, 2, 0)`` and the like with more axes,
+and 1.31 then crashes while it opens the file on a CPU; torch's attention layers begin like this.
+So:
 
-    MatMul(Transpose_p(x), W) = Transpose_p(MatMul(x, W))     where p leaves the last axis in its place
+    MatMul(Transpose_p(x), W) = Transpose_p(MatMul(x, W))     if p leaves the last axis in place
     MatMul(Transpose_p(x), W) = MatMul(Transpose_p(x), W[None])     else, and with W on the left
 
-The second form is fused by nothing, but takes onnxruntime twice the time of the first.
+The second form is not fused, but takes onnxruntime twice the time of the first.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.helpers import is_standard, label, replace_value
 from ortboost.graph.build import Builder
+from ortboost.graph.query import is_standard, label, producer_of
+from ortboost.graph.rewriting import replace_value
 
 __all__ = ["part_transposes"]
 
 
 def part_transposes(model: ir.Model) -> Report:
-    """Part float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
+    """Separate float16 MatMul nodes from the Transpose before them, in place, in the main graph."""
     report = Report("part_transposes")
     builder = Builder(model.graph, "ortboost/part")
     for node in list(model.graph):
@@ -30,7 +32,7 @@ def part_transposes(model: ir.Model) -> Report:
             continue
         for turned, index in zip(node.inputs, (1, 0), strict=True):
             stored = node.inputs[index]
-            turn = turned.producer() if turned is not None else None
+            turn = producer_of(turned)
             if stored is None or turn is None or not is_standard(turn, "Transpose"):
                 continue
             perm = list(turn.attributes.get_ints("perm", ()))

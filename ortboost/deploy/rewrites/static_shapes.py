@@ -1,11 +1,12 @@
-"""Say with constants what the graph computes from shapes.
+"""Replace computed shapes by constants.
 
-Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), 12, 64))``, seven nodes and
-more, where ``Reshape(x, [0, 0, 12, 64])`` says the same: 0 copies the dimension at the same place. Where a
-shape cannot be said with constants it is still read off in one go: ``Concat(Shape<0:2>(x), [12])``.
+Exporters write ``Reshape(x, Concat(Gather(Shape(x), 0), Gather(Shape(x), 1), 12, 64))``, seven
+nodes and more, where ``Reshape(x, [0, 0, 12, 64])`` means the same: 0 copies the dimension at the
+same index. A shape that constants cannot express is still computed with fewer nodes:
+``Concat(Shape<0:2>(x), [12])``.
 
-That a dimension is the same is known from shape inference, with symbolic dimensions kept. What is not
-needed any more is left for the removal of dead nodes.
+Shape inference, with symbolic dimensions kept, tells which dimensions are equal. Nodes that become
+unused are left for the removal of dead code.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import Key, as_reshape, dimensions, elements
-from ortboost.deploy.rewrites.helpers import constant, is_standard, label
 from ortboost.graph.build import Builder
+from ortboost.graph.query import constant, input_at, is_standard, label
 
 __all__ = ["static_shapes"]
 
@@ -39,7 +40,7 @@ def static_shapes(model: ir.Model) -> Report:
         if not is_standard(node, *_TAKERS):
             continue
         place = _TAKERS[node.op_type]
-        value = node.inputs[place] if len(node.inputs) > place else None
+        value = input_at(node, place)
         if value is None or constant(value) is not None or value.is_initializer():
             continue
         keys = elements(value)
@@ -67,15 +68,14 @@ def static_shapes(model: ir.Model) -> Report:
             shorter = builder.op(
                 "Concat", *made, dtype=ir.DataType.INT64, shape=[len(keys)], axis=0
             )
-        for new in builder.take():
-            model.graph.insert_before(node, new)
+        model.graph.insert_before(node, builder.take())
         node.replace_input_with(place, shorter)
         report.changed[label(node)] = "shape read off in one go"
     return report
 
 
 def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
-    """Store whole numbers that shapes make certain, whatever reads them."""
+    """Store integers that follow from shapes, whatever reads them."""
     for node in list(graph):
         out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
         if out is None or out.shape is None or out.dtype not in _WHOLE or not out.uses():
@@ -96,7 +96,7 @@ def _computes(node: ir.Node) -> bool:
 
 
 def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
-    """The target of a Reshape in constants: zeros and minus ones in it have a meaning already."""
+    """The target of a Reshape as constants, unless a zero or minus one already has a meaning."""
     source = dimensions(node.inputs[0])
     if source is None:
         return None
@@ -120,7 +120,7 @@ Piece = tuple[ir.Value, int, int] | list[int]
 
 
 def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | None:
-    """Runs of numbers, and runs of neighbouring dimensions of one value."""
+    """Runs of numbers, and runs of adjacent dimensions of one value."""
     named: dict[Key, tuple[ir.Value, int]] = {}
     for value in (*graph.inputs, *node.inputs):
         for axis, key in enumerate(dimensions(value) or ()):
@@ -162,7 +162,7 @@ def _piece(builder: Builder, piece: Piece, parts: bool) -> ir.Value:
 
 
 def _cone(value: ir.Value) -> int:
-    """How many nodes would go if nobody read this value: those that serve nothing else."""
+    """How many nodes would be unused if nothing read this value."""
     gone: set[int] = set()
     pending = [value]
     while pending:

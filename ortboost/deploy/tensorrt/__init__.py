@@ -1,5 +1,5 @@
-"""TensorRT: what its ONNX parser accepts, mending what can be mended, and building engines.
+"""TensorRT: check what its ONNX parser accepts, fix what can be fixed, build engines.
 
-Checking needs no TensorRT: the rules in :mod:`ortboost.deploy.tensorrt.rules` read a table that was made
-from the parser's own documentation. Building does, and a GPU.
+Checking needs no TensorRT: the rules in :mod:`ortboost.deploy.tensorrt.rules` read a table that was
+made from the parser's own documentation. Building needs it, and a GPU.
 """

@@ -1,4 +1,4 @@
-"""Run all rules over a model: one row a finding, worst first."""
+"""Run all rules over a model: one row for each finding, the most severe first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TargetReport:
 
     @property
     def fixable(self) -> int:
-        """Number of findings that ``--fix`` mends."""
+        """Number of findings that ``--fix`` fixes."""
         return sum(finding.fixable for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def check_tensorrt(
     """Find what TensorRT's parser will not accept, without TensorRT.
 
     Args:
-        source: The model. Of a file only the graph is read; weights are read where a rule looks at them.
+        source: The model. Of a file only the graph is read; weights are read if a rule needs them.
         target: The version to check for.
-        profiles: Shape profiles; dynamic inputs without one are errors then.
+        profiles: Shape profiles; if given, dynamic inputs without one are errors.
 
     Returns:
         The findings.
@@ -105,7 +105,7 @@ def check_tensorrt(
 
 
 def sorted_findings(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Each finding once, worst first, then by rule; the order of the graph within a rule."""
+    """Each finding once, the most severe first, then by rule, then in graph order."""
     once = dict.fromkeys(found)
     return tuple(sorted(once, key=lambda f: (SEVERITIES.index(f.severity), f.rule)))
 

@@ -1,8 +1,8 @@
-"""Mend what can be mended without changing the answers; the answers are compared before writing.
+"""Fixes that keep the results of a model; the results are compared before writing.
 
-Each fix is a rewrite with a report. What a fix does on purpose to the numbers (a Dropout that no longer
-drops, a BatchNormalization that uses its stored statistics) is done first, and everything after is held to
-that graph.
+Each fix is a rewrite with a report. Fixes that change results on purpose (a Dropout that no longer
+drops, a BatchNormalization that uses its stored statistics) run first, and the graph after them is
+the reference for all others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ortboost.deploy.tensorrt.rules.numbers import FP16_MAX
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Target
 from ortboost.graph.normalize import convert_opset, infer_shapes
-from ortboost.graph.query import all_tensors
+from ortboost.graph.query import all_tensors, is_standard
 
 __all__ = [
+    "apply_fixes",
     "doubles_to_floats",
     "finite_constants",
     "lower_ir_version",
-    "mend",
     "strip_training_mode",
     "unique_names",
 ]
@@ -38,8 +38,8 @@ _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _TYPED_ATTRIBUTES: Final = ("to", "dtype")
 
 
-def mend(model: ir.Model, target: Target) -> list[Report]:
-    """Apply all fixes but the stripping of training, in place.
+def apply_fixes(model: ir.Model, target: Target) -> list[Report]:
+    """Apply all fixes except the stripping of training mode, in place.
 
     Args:
         model: The model, stripped by :func:`strip_training_mode`.
@@ -84,7 +84,7 @@ def strip_training_mode(model: ir.Model) -> Report:
     report = Report("strip_training_mode")
     graph = model.graph
     for node in list(graph.all_nodes()):
-        if node.domain not in ("", "ai.onnx"):
+        if not is_standard(node):
             continue
         name = node.name or node.op_type
         if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
@@ -124,7 +124,7 @@ def strip_training_mode(model: ir.Model) -> Report:
 def doubles_to_floats(model: ir.Model) -> Report:
     """Make every DOUBLE tensor FLOAT, inputs and outputs too, in place.
 
-    TensorRT does so by itself, clamping to the largest FLOAT; here the same is done and compared.
+    TensorRT does the same by itself, clamping to the largest FLOAT; here it can be compared.
     """
     report = Report("doubles_to_floats")
     double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -159,10 +159,10 @@ def doubles_to_floats(model: ir.Model) -> Report:
 
 
 def finite_constants(model: ir.Model) -> Report:
-    """Put ±65504, the largest number of float16, for infinities in stored tensors, in place.
+    """Replace infinities in stored tensors by ±65504, the largest float16, in place.
 
-    In a mask ``-65504`` does what ``-inf`` does, without ``inf - inf``. A row that is masked as a whole
-    answers differently: the comparison afterwards shows it.
+    In a mask ``-65504`` has the effect of ``-inf``, without ``inf - inf``. A row that is masked as
+    a whole gives another result, which the comparison afterwards shows.
     """
     report = Report("finite_constants")
     for value, tensor in list(all_tensors(model)):
@@ -173,8 +173,8 @@ def finite_constants(model: ir.Model) -> Report:
         if not infinite.any():
             continue
         largest = array.dtype.type(FP16_MAX)
-        mended = np.where(infinite, np.where(array > 0, largest, -largest), array)
-        value.const_value = ir.tensor(mended.astype(array.dtype), name=value.name)
+        fixed = np.where(infinite, np.where(array > 0, largest, -largest), array)
+        value.const_value = ir.tensor(fixed.astype(array.dtype), name=value.name)
         report.changed[value.name or "?"] = f"{int(infinite.sum())} infinities -> ±65504"
     return report
 
@@ -210,7 +210,7 @@ def _lift(model: ir.Model) -> Report:
 
 
 def unique_names(model: ir.Model) -> Report:
-    """Name every node, and no two alike, in place; tensors too."""
+    """Give every node and tensor a name of its own, in place."""
     report = Report("unique_names")
     before = [node.name for node in model.graph.all_nodes()]
     common.NameFixPass()(model)

@@ -1,8 +1,9 @@
-"""Shape profiles: ``x:1,8,32x3x224x224`` is the input ``x`` with a batch of 1, 8 or 32 (min, opt, max).
+"""Shape profiles: ``x:1,8,32x3x224x224`` is input ``x`` with a batch of 1, 8 or 32 (min, opt, max).
 
-Each dimension is one number, or three with commas between them. A profile that TensorRT would refuse is
-refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension of 0, a
-number that contradicts the model.
+Each dimension is one number, or three separated by commas. A profile that TensorRT would refuse is
+refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension of
+0,
+a number that contradicts the model.
 """
 
 from __future__ import annotations
@@ -89,16 +90,16 @@ def settle_profiles(
     """Match profiles with the inputs of a model.
 
     Args:
-        inputs: Input name to shape; numbers are fixed, names and ``None`` dynamic; ``None`` if the rank
-            is unknown.
+        inputs: Input name to shape; numbers are fixed, names and ``None`` dynamic; ``None`` if the
+            rank is unknown.
         given: The profiles.
 
     Returns:
         One profile for each dynamic input, in the order of the inputs.
 
     Raises:
-        UsageError: A name that is no input, twice the same input, a rank or number that contradicts the
-            model, or a dynamic input without a profile.
+        UsageError: A name that is no input, twice the same input, a rank or number that contradicts
+            the model, or a dynamic input without a profile.
     """
     named: dict[str, Profile] = {}
     for profile in given:
@@ -170,7 +171,7 @@ def _fits(profile: Profile, dims: Dims | None, where: str) -> None:
 
 
 def _symbols_agree(inputs: Mapping[str, Dims | None], profiles: Mapping[str, Profile]) -> None:
-    """One symbolic dimension of two inputs is one number: its ranges must be the same."""
+    """A symbolic dimension of two inputs is one number, so its ranges must be equal."""
     seen: dict[str, tuple[str, tuple[int, int, int]]] = {}
     for name, profile in profiles.items():
         for position, dim in enumerate(inputs[name] or ()):

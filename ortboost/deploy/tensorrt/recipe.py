@@ -1,4 +1,4 @@
-"""The ``trtexec`` line that builds the same engine, right for the major version of TensorRT."""
+"""The ``trtexec`` command line that builds the same engine with a given version of TensorRT."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def recipe(
 ) -> str:
     """The command line for a machine that has TensorRT.
 
-    Precision is in the graph (casts and Q/DQ pairs), so no precision flag is given: TensorRT 10 has to be
-    told that the network is strongly typed, TensorRT 11 knows nothing else.
+    Precision is in the graph (casts and Q/DQ pairs), so no precision flag is given: TensorRT 10 has
+    to be told that the network is strongly typed, TensorRT 11 knows nothing else.
 
     Args:
         model: The ONNX file.

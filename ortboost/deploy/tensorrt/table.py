@@ -1,7 +1,7 @@
-"""What TensorRT's ONNX parser accepts, by release: operators, element types, restrictions, plugins.
+"""What TensorRT's ONNX parser accepts, by release: operators, types, restrictions, plugins.
 
-The data are in ``trt_ops.json``, made by ``tools/make_trt_table.py``; the file names the sources and
-their commits. A version between two recorded releases is judged by the older one.
+``tools/make_trt_table.py`` makes the data in ``trt_ops.json``; the file names the sources and their
+commits. A version between two recorded releases is judged by the older one.
 """
 
 from __future__ import annotations
@@ -97,7 +97,11 @@ class Target:
         )
 
     def plugin(self, name: str) -> tuple[str, ...] | None:
-        """Versions of a plugin in this release; ``None`` if it is no plugin of any, () if removed."""
+        """Versions of a plugin in this release.
+
+        Returns:
+            ``None`` if no release has the plugin, () if it was removed.
+        """
         versions = _data()["plugins"].get(name)
         if versions is None:
             return None
@@ -110,7 +114,7 @@ def releases() -> dict[str, dict[str, Any]]:
 
 
 def parse_target(text: str) -> Target:
-    """Read ``tensorrt``, ``tensorrt=11``, ``trt=10.3``; without a version it is the newest recorded.
+    """Read ``tensorrt``, ``tensorrt=11`` or ``trt=10.3``; the newest release without a version.
 
     Raises:
         UsageError: Not TensorRT, or a version that nothing is recorded about.

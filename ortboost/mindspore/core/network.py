@@ -23,8 +23,9 @@ from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor, as_array
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
+from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.precision import PrecisionConfig
-from ortboost.transforms.trainable_norm import to_inference, to_training
+from ortboost.transforms.trainable_norm import to_training
 
 __all__ = ["Network", "Parameter", "as_input", "load"]
 

@@ -1,1 +1,1 @@
-"""Forms of a step graph that the CPU runs faster; see :mod:`ortboost.runtime.peepholes`."""
+"""Forms of a step graph that run faster on the CPU; see :mod:`ortboost.runtime.peepholes`."""

@@ -1,7 +1,8 @@
-"""BatchNormalization by the statistics of its batch as one operator again.
+"""Fuse the operators of a training-mode BatchNormalization into one again.
 
-The step holds it as six standard operators, because the CUDA provider has no kernel for training mode.
-The CPU provider has one: 43 microseconds for 32x24x16x16 elements where the six take about 100.
+The step holds it as six standard operators, because the CUDA provider has no kernel for training
+mode. The CPU provider has one: 43 microseconds for 32x24x16x16 elements where the six take about
+100.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import static_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, static_shape
 
 __all__ = ["fused_statistics"]
 
@@ -21,7 +21,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def fused_statistics(model: ir.Model) -> bool:
-    """Write what :func:`~ortboost.autodiff.portable.rewrites.batch_norm.batch_statistics` made as one.
+    """Fuse what the portable engine's ``batch_statistics`` wrote out, in place.
 
     With a momentum of 0 the running statistics that the operator returns are those of the batch.
 
@@ -57,11 +57,12 @@ def _channels(node: ir.Node) -> int:
 
 
 def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
-    """Running statistics for each node to start from: zeros, but no constants.
+    """Initial running statistics for each node: zeros, but no constants.
 
-    The kernel writes what it returns where its inputs lie, and nan times a momentum of 0 stays nan:
-    one vector that several nodes or steps share would be spoiled. Nor may the runtime see that they
-    are constants: so they depend on a weight, by `w > w`.
+    The kernel writes its results into the memory of its inputs, and nan times a momentum of 0 stays
+    nan: a
+    vector shared by several nodes or steps would be corrupted. Nor may the runtime fold them as
+    constants: so they depend on a weight, by `w > w`.
     """
     sizes = [size for node in nodes for size in [_channels(node)] * 2]
     one = builder.op("Slice", nodes[0].inputs[1], builder.ints(0), builder.ints(1))

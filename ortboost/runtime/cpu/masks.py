@@ -1,11 +1,11 @@
-"""Where a Relu was on, as numbers 0 and 1: one pass of a kernel that does not branch.
+"""The mask of a Relu as numbers 0 and 1, in one pass of a kernel that does not branch.
 
-``ReluGrad`` (and ``Where``) branch on every element, and the processor guesses the signs wrong. A
-comparison and a cast take two passes, 81 (onnxruntime 1.19) and 41 (1.31) microseconds for 32x24x16x16
-elements; a HardSigmoid steep enough, `min(max(a y, 0), 1)` with the largest `a` there is, takes 27
-and 22. One difference: below 3e-39, where `a y < 1`, the slope is between 0 and 1; there the kink is.
-Another: an incoming gradient that is not finite gives nan where the unit is off, not 0, so that such
-a step always counts as an overflow.
+``ReluGrad`` (and ``Where``) branch on every element, and the processor mispredicts the signs. A
+comparison and a cast take two passes, 81 (onnxruntime 1.19) and 41 (1.31) microseconds for
+32x24x16x16 elements; a HardSigmoid that is steep enough, `min(max(a y, 0), 1)` with the largest `a`
+there is, takes 27 and 22. One difference: below 3e-39, where `a y < 1`, the slope is between 0 and
+1, but that is at the kink. Another: an incoming gradient that is not finite gives nan where the
+unit is off, not 0, so that such a step always counts as an overflow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, producer_of
 
 __all__ = ["steep_masks"]
 
@@ -65,7 +65,7 @@ def _relu_gradient(node: ir.Node, builder: Builder) -> ir.Value | None:
 
 def _mask(node: ir.Node, builder: Builder) -> ir.Value | None:
     """`1` where `y > 0`, else `0`."""
-    test = node.inputs[0].producer() if node.inputs[0] is not None else None
+    test = producer_of(node.inputs[0])
     if test is None or test.op_type != "Greater" or node.attributes.get_int("to", 0) != int(_FLOAT):
         return None
     value, bound = test.inputs

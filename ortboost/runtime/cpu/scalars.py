@@ -1,9 +1,9 @@
-"""Scalars that meet tensors of columns, in a form that the kernel takes at once.
+"""Scalars in the rank of the tensors they are combined with, which broadcasts faster.
 
-Where a tensor has a dimension of 1 behind its first, as the weight ``[M, C, 1, 1]`` of a pointwise
-convolution has, the broadcasting of onnxruntime takes a scalar with fewer dimensions one number at a
-time. With as many dimensions it takes all at once. Microseconds for a product of ``[128, 64, 1, 1]``
-in onnxruntime 1.19 and 1.31, one thread:
+If a tensor has a dimension of 1 after its first, as the weight ``[M, C, 1, 1]`` of a pointwise
+convolution has, onnxruntime broadcasts a scalar with fewer dimensions one element at a time. With
+as many dimensions it handles all at once. Microseconds for a product of ``[128, 64, 1, 1]`` in
+onnxruntime 1.19 and 1.31, one thread:
 
     by a scalar of shape []              59      56
     by a scalar of shape [1, 1, 1, 1]     0.9     1.4
@@ -14,8 +14,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, is_standard, known_shape
 
 __all__ = ["full_rank_scalars"]
 
@@ -33,19 +32,19 @@ _Shape = tuple[int | str | None, ...]
 
 
 def full_rank_scalars(model: ir.Model) -> bool:
-    """Give scalars as many dimensions as the tensors that they meet, where that is faster; in place.
+    """Give scalars the rank of the tensors they are combined with, in place.
 
     Args:
         model: The step graph.
 
     Returns:
-        Whether there was one.
+        Whether there was one that this makes faster.
     """
     shapes: dict[int, _Shape] = {}
     places = []
     for node in model.graph.all_nodes():
         _propagate(node, shapes)
-        if node.domain in ("", "ai.onnx") and node.op_type in _BINARY:
+        if is_standard(node, *_BINARY):
             rank = max(len(_shape(value, shapes) or ()) for value in node.inputs)
             if any(_has_columns(_shape(value, shapes)) for value in node.inputs):
                 places += [
@@ -75,7 +74,7 @@ def _shape(value: ir.Value | None, shapes: dict[int, _Shape]) -> _Shape | None:
 
 
 def _propagate(node: ir.Node, shapes: dict[int, _Shape]) -> None:
-    """Shapes that the graph does not have, of what stands between: enough for an optimizer."""
+    """Infer shapes that the graph lacks, as far as this optimization needs them."""
     if len(node.outputs) != 1 or known_shape(node.outputs[0]) is not None:
         return
     found: _Shape | None = None
@@ -98,7 +97,7 @@ def _propagate(node: ir.Node, shapes: dict[int, _Shape]) -> None:
 
 
 def _has_columns(shape: _Shape | None) -> bool:
-    """Whether a dimension of 1 keeps the last dimensions of a tensor from being one run of numbers."""
+    """Whether a dimension of 1 splits the tensor, so that broadcasting sees no contiguous run."""
     return shape is not None and 1 in shape[1:] and any(size != 1 for size in shape)
 
 
@@ -107,7 +106,7 @@ def _is_scalar(shape: _Shape | None, rank: int) -> bool:
 
 
 def _with_rank(scalar: ir.Value, rank: int, graph: ir.Graph, builder: Builder) -> ir.Value:
-    """The same number in ``[1, 1, ...]``: a constant where it is one, else made right behind it."""
+    """The same number as ``[1, 1, ...]``: a constant if it is one, else a Reshape."""
     array = constant(scalar)
     if array is not None and scalar.dtype is not None:
         return builder.const(array.reshape((1,) * rank), scalar.dtype)

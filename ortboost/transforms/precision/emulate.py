@@ -1,16 +1,17 @@
-r"""Mixed precision on any device: round in float32 what would be short.
+r"""Mixed precision on any device: compute in float32 and round to the 16-bit type.
 
-A runtime that has no kernel for a 16-bit type computes in float32 and may never round what lies between two
-operators. Here every tensor of the shorter type becomes a float32 tensor that is rounded explicitly,
+A runtime without kernels for a 16-bit type computes in float32 and may never round between two
+operators. Here every tensor of the 16-bit type becomes a float32 tensor that is rounded explicitly,
 
-    x -> float32(short(x)),
+    x -> float32(low(x)),
 
-a pair of Casts, with the overflow to infinity and the loss of small numbers that the shorter type has (the float16
-of IEEE 754: 65520 and more is infinite, below 2^-24 / 2 is zero). Operators compute in float32 and their result is
-rounded once, as matrix units with float32 sums do.
+a pair of Casts, with the overflow to infinity and the underflow of the type (float16 by IEEE 754:
+65520 and more is infinite, below 2^-24 / 2 is zero). Operators compute in float32 and their result
+is rounded once, as matrix units with float32 accumulation do.
 
-The rewrite works on the finished graph, gradients included, so it does not depend on the engine that made them.
-Inputs and outputs of the graph keep their types. Outputs of operators that only move or select numbers are short already and are not rounded again.
+The rewrite works on the finished graph, gradients included, so it does not depend on the engine
+that made them. Inputs and outputs of the graph keep their types. The outputs of operators that only
+move or select numbers are rounded already and are not rounded again.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
     """Replace a 16-bit type by float32 with rounding, in place.
 
     Args:
-        model: A mixed graph, differentiated or not.
+        model: A mixed-precision graph, differentiated or not.
         low: FLOAT16 or BFLOAT16.
-        keep_names: Keep every tensor of the model; what would be dropped becomes an Identity.
+        keep_names: Keep every tensor of the model; what would be removed becomes an Identity.
 
     Returns:
         The report: the nodes whose results are rounded. A second call changes nothing.
@@ -56,8 +57,8 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
                 array = np.asarray(value.const_value.numpy()).astype(np.float32)
                 value.const_value = ir.tensor(array, name=value.name)
                 value.type = ir.TensorType(_FLOAT)
-    # the types as they were, for a node is met after what it reads has changed
-    short = {
+    # The types before any change: the inputs of a node have changed when its turn comes.
+    low_values = {
         id(value)
         for node in model.graph.all_nodes()
         if not (node.name or "").startswith(_ROUND)
@@ -67,7 +68,7 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
     nodes = list(model.graph.all_nodes())
     backs = {id(node) for node in nodes if _is_back(node, low)}
     ends = [value.dtype == low and not _is_rounded(value) for value in model.graph.outputs]
-    _widen_inputs(model.graph, low, builder)
+    _upcast_inputs(model.graph, low, builder)
     for node in nodes:
         if id(node) in backs and keep_names:
             node.op_type = "Identity"
@@ -75,41 +76,41 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
         elif id(node) in backs:
             _drop_cast(node)
         else:
-            _emulate_node(node, low, short, builder, report)
-    _shorten_outputs(model.graph, ends, low, builder)
+            _emulate_node(node, low, low_values, builder, report)
+    _cast_outputs(model.graph, ends, low, builder)
     return report
 
 
-def _widen_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
-    """Inputs keep their type; what is fed is short already."""
+def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
+    """Inputs keep their type: what is fed is low precision already."""
     for value in graph.inputs:
         readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
         if value.dtype != low or not readers:
             continue
-        wide = builder.op(
+        upcast = builder.op(
             "Cast", value, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT)
         )
         for usage in readers:
-            usage.node.replace_input_with(usage.idx, wide)
+            usage.node.replace_input_with(usage.idx, upcast)
         graph.insert_before(graph[0], builder.take())
 
 
-def _shorten_outputs(
-    graph: ir.Graph, were_short: list[bool], low: ir.DataType, builder: Builder
+def _cast_outputs(
+    graph: ir.Graph, were_low: list[bool], low: ir.DataType, builder: Builder
 ) -> None:
     """Outputs keep their type too."""
-    for index in (i for i, was in enumerate(were_short) if was):
+    for index in (i for i, was in enumerate(were_low) if was):
         value = graph.outputs[index]
         name = value.name or ""
         value.name = builder.unique(f"{name}/fp32")
-        short = builder.op("Cast", value, name=_ROUND, dtype=low, shape=value.shape, to=int(low))
+        rounded = builder.op("Cast", value, name=_ROUND, dtype=low, shape=value.shape, to=int(low))
         builder.flush()
-        graph.outputs[index] = short
-        short.name = name
+        graph.outputs[index] = rounded
+        rounded.name = name
 
 
 def _emulate_node(
-    node: ir.Node, low: ir.DataType, short: set[int], builder: Builder, report: Report
+    node: ir.Node, low: ir.DataType, low_values: set[int], builder: Builder, report: Report
 ) -> None:
     graph = node.graph
     if not isinstance(graph, ir.Graph):
@@ -117,11 +118,11 @@ def _emulate_node(
     if (node.name or "").startswith(_ROUND):
         return
     _retype_attributes(node, low)
-    if node.op_type == "Cast" and id(node.outputs[0]) in short:
+    if node.op_type == "Cast" and id(node.outputs[0]) in low_values:
         _emulate_cast(node, graph, low, builder, report)
         return
     for value in node.outputs:
-        if id(value) not in short:
+        if id(value) not in low_values:
             continue
         value.type = ir.TensorType(_FLOAT)
         if not (value.uses() or value.is_graph_output()):
@@ -129,23 +130,23 @@ def _emulate_node(
         if node.op_type in _EXACT and node.domain in ("", "ai.onnx", "com.microsoft"):
             continue
         name, readers = value.name or "", list(value.uses())
-        wide = _rounded(value, low, builder)
+        upcast = _rounded(value, low, builder)
         value.name = builder.unique(f"{name}/exact")
-        _take_over(value, wide, graph, readers)
+        _take_over(value, upcast, graph, readers)
         graph.insert_after(node, builder.take())
-        wide.name = name
+        upcast.name = name
         report.changed[node.name or name] = f"{node.op_type} in float32, rounded"
 
 
 def _is_back(node: ir.Node, low: ir.DataType) -> bool:
-    """Whether a node casts from the shorter type to float32."""
+    """Whether a node casts from the low-precision type to float32."""
     value = node.inputs[0] if node.op_type == "Cast" else None
     ours = (node.name or "").startswith(_ROUND)
     return not ours and value is not None and value.dtype == low and node.outputs[0].dtype == _FLOAT
 
 
 def _drop_cast(node: ir.Node) -> None:
-    """A Cast back does nothing any more."""
+    """Remove a Cast back to float32, which does nothing any more."""
     source, output, graph = node.inputs[0], node.outputs[0], node.graph
     if source is None or not isinstance(graph, ir.Graph):
         raise TypeError("a Cast of a graph has an input")
@@ -162,27 +163,27 @@ def _drop_cast(node: ir.Node) -> None:
 def _emulate_cast(
     node: ir.Node, graph: ir.Graph, low: ir.DataType, builder: Builder, report: Report
 ) -> None:
-    """A Cast to the shorter type rounds."""
+    """Make a Cast to the low-precision type a rounding."""
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
         raise TypeError("a Cast has an input")
     name, readers = output.name or "", list(output.uses())
     report.changed[node.name or name] = "rounds"
     if source.dtype == _FLOAT:
-        wide = _rounded(source, low, builder)
+        upcast = _rounded(source, low, builder)
     else:  # of an integer or a longer float: once, and back
         output.type = ir.TensorType(low)
         node.attributes["to"] = ir.AttrInt64("to", int(low))
         node.name = builder.unique(f"{_ROUND}/node")
         output.name = builder.unique(f"{name}/exact")
-        wide = builder.op(
+        upcast = builder.op(
             "Cast", output, name=_ROUND, dtype=_FLOAT, shape=output.shape, to=int(_FLOAT)
         )
-    _take_over(output, wide, graph, readers)
+    _take_over(output, upcast, graph, readers)
     graph.insert_after(node, builder.take())
     if source.dtype == _FLOAT:
         graph.remove(node, safe=True)
-    wide.name = name
+    upcast.name = name
 
 
 def _is_rounded(value: ir.Value) -> bool:
@@ -191,7 +192,7 @@ def _is_rounded(value: ir.Value) -> bool:
 
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
-    """The pair of Casts."""
+    """A value rounded to the low-precision type: the pair of Casts."""
     name = f"{_ROUND}/{value.name}"
     down = builder.op("Cast", value, name=name, dtype=low, shape=value.shape, to=int(low))
     return builder.op("Cast", down, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
@@ -207,7 +208,7 @@ def _take_over(
 
 
 def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:
-    """What says the type of an output by a number or a tensor."""
+    """Change attributes that give the type of an output, as a number or as a tensor."""
     for attribute in list(node.attributes.values()):
         name = attribute.name
         if attribute.type == ir.AttributeType.INT and attribute.as_int() == int(low):

@@ -1,13 +1,14 @@
 """MindSpore's levels of mixed precision as policies.
 
 - ``O0``: float32.
-- ``O1``: the operators of a list in float16, the rest in float32: the policy ``autocast``.
-- ``O2``: the network in float16 but for batch and layer normalization and the loss; dynamic loss scale.
+- ``O1``: a list of operators in float16, the rest in float32: the policy ``autocast``.
+- ``O2``: everything in float16 but batch and layer normalization and the loss; dynamic loss scale.
 - ``O3``: normalizations in float16 too; no loss scale of its own.
-- ``auto``: lists of operators for float16 and for float32, the others follow: the policy ``autocast``.
+- ``auto``: lists of operators for float16 and float32, the others are free: the policy
+  ``autocast``.
 
-``keep_batchnorm_fp32`` overrules what O2 and O3 say of normalizations. Source: the documentation of
-`mindspore.amp.auto_mixed_precision` and `mindspore.amp.build_train_network`, 2.10.
+``keep_batchnorm_fp32`` overrides what O2 and O3 do with normalizations. Source: the documentation
+of `mindspore.amp.auto_mixed_precision` and `mindspore.amp.build_train_network`, 2.10.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def precision_for_level(
 
     Args:
         level: One of :data:`LEVELS`.
-        keep_batchnorm_fp32: Overrules what the level says of normalizations.
-        compute: The shorter format.
+        keep_batchnorm_fp32: Overrides what the level does with normalizations.
+        compute: The low-precision format.
 
     Raises:
         ConfigError: There is no such level.

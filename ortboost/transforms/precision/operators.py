@@ -1,4 +1,4 @@
-"""What the operator definitions say: which inputs and outputs of a node share the type that may be shortened."""
+"""Operator types: which inputs and outputs of a node become 16-bit together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TENSORS = {
     ir.DataType.FLOAT16: "tensor(float16)",
     ir.DataType.BFLOAT16: "tensor(bfloat16)",
 }
-# Operators without a published definition: everything float of theirs has one type.
+# Operators without a published schema: all their float tensors have one type.
 _MICROSOFT = frozenset(
     "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "  # noqa: SIM905
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
-# Their definition has several type variables and multiplies what has one with what has another.
-_TOGETHER = frozenset({"Attention"})
-_SAID_BY_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
+# Their schema has several type variables, but tensors of different variables are multiplied.
+_ONE_TYPE = frozenset({"Attention"})
+_TYPE_FROM_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
 _NAMED = {
     "tensor(bool)": ir.DataType.BOOL,
     "tensor(float)": ir.DataType.FLOAT,
@@ -35,13 +35,13 @@ _HALF_ONLY = ir.DataType.FLOAT16
 
 @dataclass(frozen=True)
 class Form:
-    """The float32 places of a node.
+    """The float32 inputs and outputs of a node.
 
     Args:
-        reads: Inputs that take the shorter type together.
-        writes: Outputs that have it then.
-        fixed: Inputs that stay float32 in any case.
-        reason: Why the node cannot have the shorter type; ``None`` if it can.
+        reads: Indices of the inputs that become low precision together.
+        writes: Indices of the outputs that become low precision with them.
+        fixed: Indices of the inputs that stay float32 in any case.
+        reason: Why the node cannot be low precision; ``None`` if it can.
     """
 
     reads: tuple[int, ...]
@@ -51,11 +51,11 @@ class Form:
 
 
 def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
-    """The places of a node that a shorter type would change.
+    """The inputs and outputs of a node that low precision would change.
 
     Args:
         node: The node; the types of its values are known.
-        low: The shorter type.
+        low: The low-precision type.
         opsets: Domain to version.
     """
     reads = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.dtype == _FLOAT)
@@ -76,8 +76,8 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     except onnx.defs.SchemaError:
         return Form((), (), reads, "its types are not known")
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
-    inputs = _kinds(node.inputs, schema.inputs)
-    outputs = _kinds(node.outputs, schema.outputs)
+    inputs = _type_variables(node.inputs, schema.inputs)
+    outputs = _type_variables(node.outputs, schema.outputs)
     if not (reads or writes):
         return Form((), (), ())
     possible = [
@@ -85,17 +85,17 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
         for kind in (*inputs.values(), *outputs.values())
         if _TENSORS[low] in allowed.get(kind, ())
     ]
-    if node.op_type in _SAID_BY_ATTRIBUTE or not inputs:
-        # what it makes is said by an attribute, not by what it reads
+    if node.op_type in _TYPE_FROM_ATTRIBUTE or not inputs:
+        # An attribute gives the type of the output, not the type of an input.
         possible = [] if writes else [kind for kind in inputs.values() if kind in possible]
         if not possible:
             return Form((), (), reads, "its type is given")
     if not possible:
         name = _TENSORS[low][len("tensor(") : -1]
         return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
-    if node.op_type in _TOGETHER:
+    if node.op_type in _ONE_TYPE:
         return Form(reads, writes, ())
-    main = possible[0]  # what has it may be short already; the others are settings
+    main = possible[0]  # the type of the data; other variables are the types of settings
     return Form(
         tuple(i for i in reads if inputs[i] == main),
         tuple(i for i in writes if outputs[i] == main),
@@ -103,8 +103,8 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     )
 
 
-def _kinds(values: Sequence[ir.Value | None], formals: object) -> dict[int, str]:
-    """Place of each float tensor to its type variable."""
+def _type_variables(values: Sequence[ir.Value | None], formals: object) -> dict[int, str]:
+    """Index of each float tensor to its type variable in the schema."""
     return {
         index: _formal(formals, index)
         for index, value in enumerate(values)
@@ -115,8 +115,9 @@ def _kinds(values: Sequence[ir.Value | None], formals: object) -> dict[int, str]
 def complete_types(model: ir.Model) -> None:
     """Give a type to the values that have none, in place: the native engine leaves some open.
 
-    The type follows from what the node reads, by the definition of the operator. The kernels of onnxruntime
-    (gradients among them) have none at hand: their first output has the type of the first float that is read.
+    The type follows from the inputs, by the schema of the operator. The operators of onnxruntime
+    (gradients among them) have no schema here: their first output has the type of their first float
+    input.
     """
     for node in model.graph.all_nodes():
         for index, value in enumerate(node.outputs):
@@ -154,13 +155,13 @@ def _attributes(node: ir.Node) -> list[ir.Attr]:
 
 
 def _formal(formals: object, index: int) -> str:
-    """Type variable of a place; the last formal of a variadic operator stands for all that follow."""
+    """Type variable at an index; the last formal of a variadic operator repeats."""
     known = list(formals)  # type: ignore[call-overload]  # a sequence of the C++ bindings
     return str(known[min(index, len(known) - 1)].type_str) if known else ""
 
 
 def _too_new(op: str, domain: str, low: ir.DataType, opsets: Mapping[str, int], name: str) -> str:
-    """That there is no such type, and from which opset there is."""
+    """Say that the operator lacks the type, and from which opset on it has it."""
     version = opsets.get(domain, 1)
     text = f"{op} has no {name} at opset {version}"
     if domain:

@@ -1,11 +1,13 @@
-"""Put the casts of mixed precision into a graph.
+"""Insert the casts of mixed precision into a graph.
 
-Every node is low, wide or free by :mod:`~ortboost.transforms.precision.policy`; free ones are decided so that
-there are as few casts as possible (:mod:`~ortboost.transforms.precision.spots`). Then each low node reads
-shortened values: a float32 value gets one Cast that all low readers share, a parameter one Cast a step, and what a
-low node makes gets one Cast back if somebody reads it in float32.
+Every node is low, fp32 or free by :mod:`~ortboost.transforms.precision.policy`; the free ones are
+decided so that there are as few casts as possible (:mod:`~ortboost.transforms.precision.plan`).
+Then each low node reads low-precision values: a float32 value gets one Cast that all its low
+consumers share, a parameter one Cast a step, and the output of a low node one Cast back if a
+consumer reads it in float32.
 
-Parameters stay float32 inputs or initializers, so their gradients are float32: the gradient of the Cast is a Cast.
+Parameters stay float32 inputs or initializers, so their gradients are float32: the gradient of a
+Cast is a Cast.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import is_standard
 from ortboost.transforms.precision.operators import complete_types
+from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
 from ortboost.transforms.precision.policy import PrecisionConfig
-from ortboost.transforms.precision.spots import Spots, is_ours
 
 __all__ = ["PLACE_PRECISION", "place_precision"]
 
@@ -46,25 +49,28 @@ def place_precision(
     Args:
         model: A normalized model whose types and shapes have been inferred.
         config: The policy; for ``fp32`` nothing happens.
-        weights: ``master``: parameters stay float32 and are cast at each run, for training; ``stored``: they are
-            converted, for deployment.
-        masters: With ``master``, the initializers that are parameters; found if not given. All other
-            initializers are constants and are converted.
+        weights: ``master``: parameters stay float32 and are cast at each run, for training;
+            ``stored``: they are converted once, for deployment.
+        masters: With ``master``, the initializers that are parameters; found if not given. All
+            other initializers are constants and are converted.
         fixed: Name of a node to the reason why it stays in float32.
         unsupported: Operator to the reason why it stays in float32.
-        ranges: Name of a tensor to the largest magnitude that was measured; what exceeds the shorter format
-            stays in float32.
+        ranges: Name of a tensor to the largest magnitude that was measured; what exceeds the range
+            of the low-precision format stays in float32.
 
     Returns:
-        Report: ``changed`` has the nodes that compute in the shorter format, ``kept`` those that do not, each
+        Report: ``changed`` has the nodes that compute in low precision, ``kept`` those that do not,
+            each
         with the reason; a second call changes nothing.
 
     Raises:
-        UsageError: A pattern matches no node, or a node that is to be low cannot be.
+        UsageError: A pattern matches no node, or a node that is forced to be low cannot be.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
-        ... net (float[N,3] x, float[3,2] w) => (float[N,2] y) { [fc] h = MatMul(x, w) [act] y = Softmax(h) }''')
+        ... net (float[N,3] x, float[3,2] w) => (float[N,2] y) {
+        ...   [fc] h = MatMul(x, w)
+        ...   [act] y = Softmax(h) }''')
         >>> print(place_precision(model, PrecisionConfig("fp16")))
         place_precision: 1 changed, 1 kept
           fc: fp16: sums of products
@@ -77,44 +83,46 @@ def place_precision(
     if any(out.dtype is None for node in model.graph for out in node.outputs):
         infer_shapes(model)
         complete_types(model)  # inference knows standard operators only
-    spots = Spots(model, config, stored=weights == "stored", masters=masters, ranges=ranges or {})
-    spots.find(fixed or {}, unsupported or {})
-    spots.decide()
-    _Casts(spots).apply(report)
+    plan = PrecisionPlan(
+        model, config, stored=weights == "stored", masters=masters, ranges=ranges or {}
+    )
+    plan.find(fixed or {}, unsupported or {})
+    plan.decide()
+    _Casts(plan).apply(report)
     return report
 
 
 class _Casts:
-    """Shortens what low nodes read and make."""
+    """Inserts the casts that a precision plan needs."""
 
-    def __init__(self, spots: Spots) -> None:
-        self.spots, self.graph, self.config = spots, spots.graph, spots.config
-        self.low, self.name = spots.low, spots.config.compute
+    def __init__(self, plan: PrecisionPlan) -> None:
+        self.plan, self.graph, self.config = plan, plan.graph, plan.config
+        self.low, self.name = plan.low, plan.config.compute
         self.builder = Builder(self.graph, "ortboost/precision")
         self.counts: dict[str, int] = {}
 
     def apply(self, report: Report) -> None:
-        """Shorten what low nodes read and make, and say what was done."""
-        shortened: dict[int, ir.Value] = {}
+        """Cast what low nodes read, cast back what fp32 nodes read of them, and report it."""
+        copies: dict[int, ir.Value] = {}
         if not self.config.keep_io_types:
-            self._shorten_inputs()
-        for spot in self.spots.of.values():
-            if spot.choice != "low":
+            self._cast_inputs()
+        for entry in self.plan.of.values():
+            if entry.choice != "low":
                 continue
-            for index in spot.form.reads:
-                value = spot.node.inputs[index]
+            for index in entry.form.reads:
+                value = entry.node.inputs[index]
                 if value is not None and value.dtype == _FLOAT:
-                    spot.node.replace_input_with(index, self._short(value, spot.node, shortened))
-            for index in spot.form.writes:
-                self._shorten_output(spot.node.outputs[index], spot.node)
+                    entry.node.replace_input_with(index, self._to_low(value, entry.node, copies))
+            for index in entry.form.writes:
+                self._cast_output(entry.node.outputs[index], entry.node)
         self._merge_pairs()
-        self._drop_unused(shortened)
-        for spot in self.spots.of.values():
-            if is_ours(spot.node) or not spot.reason:
+        self._drop_unused(copies)
+        for entry in self.plan.of.values():
+            if is_ours(entry.node) or not entry.reason:
                 continue
-            into = report.changed if spot.choice == "low" else report.kept
-            precision = self.name if spot.choice == "low" else "fp32"
-            into[spot.node.name or spot.node.op_type] = f"{precision}: {spot.reason}"
+            into = report.changed if entry.choice == "low" else report.kept
+            precision = self.name if entry.choice == "low" else "fp32"
+            into[entry.node.name or entry.node.op_type] = f"{precision}: {entry.reason}"
         total = sum(self.counts.values())
         if total:
             parts = ", ".join(f"{count} of {kind}" for kind, count in self.counts.items() if count)
@@ -124,50 +132,50 @@ class _Casts:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         return self.builder.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
 
-    def _short(self, value: ir.Value, reader: ir.Node, made: dict[int, ir.Value]) -> ir.Value:
-        """The value in the shorter type; made before its first reader."""
+    def _to_low(self, value: ir.Value, consumer: ir.Node, made: dict[int, ir.Value]) -> ir.Value:
+        """The value in the low-precision type; cast before its first consumer."""
         if id(value) in made:
             return made[id(value)]
         producer = value.producer()
-        if self.spots.is_constant(value) and value.const_value is not None:
+        if self.plan.is_constant(value) and value.const_value is not None:
             array = np.asarray(value.const_value.numpy()).astype(self.low.numpy())
-            short = ir.Value(
+            low = ir.Value(
                 name=self.builder.unique(f"{value.name}/{self.name}"),
                 type=ir.TensorType(self.low),
                 shape=ir.Shape(array.shape),
                 const_value=ir.tensor(array, dtype=self.low),
             )
-            self.graph.register_initializer(short)
+            self.graph.register_initializer(low)
         elif _is_cast(producer) and producer is not None and _source(producer).dtype == self.low:
-            short = _source(producer)
+            low = _source(producer)
         else:
             kind = "other values"
             if producer is None:
-                kind = "weights" if value.name in self.spots.masters else "inputs"
-            short = self._cast(value, self.low, f"{value.name}/{self.name}", kind)
-            self.graph.insert_before(reader, self.builder.take())
-        made[id(value)] = short
-        return short
+                kind = "weights" if value.name in self.plan.masters else "inputs"
+            low = self._cast(value, self.low, f"{value.name}/{self.name}", kind)
+            self.graph.insert_before(consumer, self.builder.take())
+        made[id(value)] = low
+        return low
 
-    def _shorten_inputs(self) -> None:
+    def _cast_inputs(self) -> None:
         for value in list(self.graph.inputs):
             if value.dtype == _FLOAT and not value.is_initializer():
                 value.type = ir.TensorType(self.low)
-                self._widen(value, None)
+                self._cast_back(value, None)
 
-    def _shorten_output(self, value: ir.Value, node: ir.Node) -> None:
+    def _cast_output(self, value: ir.Value, node: ir.Node) -> None:
         value.type = ir.TensorType(self.low)
-        self._widen(value, node)
+        self._cast_back(value, node)
 
-    def _widen(self, value: ir.Value, node: ir.Node | None) -> None:
-        """A Cast back for those who read a value in float32; as a graph output it keeps the name."""
-        wide_readers = [u for u in value.uses() if self.spots.reader(u.node, u.idx) is False]
+    def _cast_back(self, value: ir.Value, node: ir.Node | None) -> None:
+        """One Cast back for all fp32 consumers of a value; a graph output keeps its name."""
+        fp32_readers = [u for u in value.uses() if self.plan.consumer(u.node, u.idx) is False]
         output = value.is_graph_output() and self.config.keep_io_types
-        wide_readers += [u for u in value.uses() if self._reads_wide(u.node, u.idx)]
-        if not wide_readers and not output:
+        fp32_readers += [u for u in value.uses() if self._reads_fp32(u.node, u.idx)]
+        if not fp32_readers and not output:
             return
         name = value.name or ""
-        wide = self._cast(
+        upcast = self._cast(
             value, _FLOAT, f"{name}/fp32", "inputs" if node is None else "other values"
         )
         taken = self.builder.take()
@@ -176,19 +184,19 @@ class _Casts:
             self.graph.insert_before(first, taken)
         else:
             self.graph.insert_after(node, taken)
-        for usage in wide_readers:
-            usage.node.replace_input_with(usage.idx, wide)
+        for usage in fp32_readers:
+            usage.node.replace_input_with(usage.idx, upcast)
         if output:
-            self.graph.outputs[:] = [wide if v is value else v for v in self.graph.outputs]
+            self.graph.outputs[:] = [upcast if v is value else v for v in self.graph.outputs]
             value.name = self.builder.unique(f"{name}/{self.name}")
-            wide.name = name
+            upcast.name = name
 
-    def _reads_wide(self, node: ir.Node, index: int) -> bool:
-        spot = self.spots.of.get(id(node))
-        return spot is not None and index in spot.form.reads and spot.choice == "wide"
+    def _reads_fp32(self, node: ir.Node, index: int) -> bool:
+        entry = self.plan.of.get(id(node))
+        return entry is not None and index in entry.form.reads and entry.choice == "fp32"
 
     def _merge_pairs(self) -> None:
-        """A Cast of the model to the shorter type, of what is short by now, does nothing."""
+        """Remove the model's own casts to low precision whose input is low precision by now."""
         for node in list(self.graph):
             if not _is_cast(node) or node.outputs[0].dtype != self.low:
                 continue
@@ -204,27 +212,22 @@ class _Casts:
             if _is_cast(node) and is_ours(node) and not used:
                 self.graph.remove(node, safe=True)
 
-    def _drop_unused(self, shortened: Mapping[int, ir.Value]) -> None:
-        """A constant that everybody reads short has its own name in the shorter type."""
+    def _drop_unused(self, copies: Mapping[int, ir.Value]) -> None:
+        """Replace a constant that only low nodes read by its low-precision copy."""
         for value in list(self.graph.initializers.values()):
-            short = shortened.get(id(value))
-            if (
-                short is None
-                or value.uses()
-                or value.is_graph_output()
-                or not short.is_initializer()
-            ):
+            low = copies.get(id(value))
+            if low is None or value.uses() or value.is_graph_output() or not low.is_initializer():
                 continue
             name = value.name or ""
             self.graph.initializers.pop(name)
-            self.graph.initializers.pop(short.name or "")
-            short.metadata_props.update(value.metadata_props)
-            short.name = name
-            self.graph.register_initializer(short)
+            self.graph.initializers.pop(low.name or "")
+            low.metadata_props.update(value.metadata_props)
+            low.name = name
+            self.graph.register_initializer(low)
 
 
 def _is_cast(node: ir.Node | None) -> bool:
-    return node is not None and node.op_type == "Cast" and node.domain in ("", "ai.onnx")
+    return node is not None and is_standard(node, "Cast")
 
 
 def _source(cast: ir.Node) -> ir.Value:

@@ -1,18 +1,19 @@
-r"""Which operators compute in a shorter number format, which stay in float32, and which follow their inputs.
+r"""Which operators compute in low precision (16 bits), which stay in float32, and which are free.
 
-The classes are those of automatic mixed precision as PyTorch documents them ("Autocast Op Reference" of
-`torch.amp`: the lists "ops that can autocast to float16", "ops that autocast to float32" and the rest),
-carried over to ONNX operators:
+The classes are those of automatic mixed precision as PyTorch documents them ("Autocast Op
+Reference" of `torch.amp`: the lists "ops that can autocast to float16", "ops that autocast to
+float32" and the rest), applied to ONNX operators:
 
-- ``low``: matrix products and convolutions. They take the time, hardware has units for them, and their sums
-  are kept in float32 inside.
-- ``wide``: sums over many elements, normalizations, exponentials, logarithms, powers and what has a pole
-  (Reciprocal, Tan), losses. They overflow or lose digits in 16 bits.
-- ``follow``: everything else, elementwise operators and data movement; see
-  :mod:`ortboost.transforms.precision.cut` for how they are decided.
+- ``low``: matrix products and convolutions. They take most of the time, hardware has units for
+  them, and they accumulate in float32.
+- ``fp32``: sums over many elements, normalizations, exponentials, logarithms, powers, functions
+  with a pole (Reciprocal, Tan) and losses. They overflow or lose digits in 16 bits.
+- ``free``: everything else, elementwise operators and data movement;
+  :mod:`ortboost.transforms.precision.min_cut` decides them.
 
-Two deviations, on the safe side: batch normalization is in float32 as a whole (PyTorch reads and writes float16
-there and computes in float32), and so is GlobalAveragePool, a mean over many elements.
+Two deviations, on the safe side: batch normalization is in float32 as a whole (PyTorch reads and
+writes float16 there and computes in float32), and so is GlobalAveragePool, a mean over many
+elements.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from ortboost.core.field_types import check_kinds
 __all__ = [
     "BATCH_NORMS",
     "COMPUTE",
+    "FP32_OPERATORS",
     "LOSSES",
-    "LOW",
+    "LOW_PRECISION_OPERATORS",
     "POLICIES",
-    "WIDE",
     "Choice",
     "PrecisionConfig",
     "classify",
-    "low_type",
+    "low_dtype",
 ]
 
-Choice: TypeAlias = Literal["low", "wide", "follow"]
+Choice: TypeAlias = Literal["low", "fp32", "free"]
 
 COMPUTE: Final[Mapping[str, ir.DataType | None]] = {
     "fp32": None,
@@ -63,8 +64,8 @@ _PRODUCTS = (
     "MatMul",
     "MultiHeadAttention",
 )
-LOW: Final[Mapping[str, str]] = dict.fromkeys(_PRODUCTS, "sums of products")
-"""Operators that compute in the shorter format, with the reason."""
+LOW_PRECISION_OPERATORS: Final[Mapping[str, str]] = dict.fromkeys(_PRODUCTS, "sums of products")
+"""Operators that compute in low precision, with the reason."""
 
 BATCH_NORMS: Final = ("BatchNormalization",)
 _KEPT_NORMS = (*BATCH_NORMS, "LayerNormalization")
@@ -120,7 +121,7 @@ _RANGE = (
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _GRIDS = ("AffineGrid", "GridSample", "NonMaxSuppression", "Range", "RoiAlign")
 _QUANTIZERS = ("DequantizeLinear", "QuantizeLinear")
-WIDE: Final[Mapping[str, str]] = {
+FP32_OPERATORS: Final[Mapping[str, str]] = {
     **dict.fromkeys(_REDUCTIONS, "a sum over many elements"),
     **dict.fromkeys(_NORMS, "a normalization"),
     **dict.fromkeys(("LogSoftmax", "Softmax", "Hardmax"), "exponentials and their sum"),
@@ -137,22 +138,24 @@ _STAY = (*_GRIDS, *_QUANTIZERS)
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """In which number format the network computes; parameters and their updates stay in float32.
+    """The number format that the network computes in; parameters and their updates stay in float32.
 
     Args:
         compute: ``fp32``, ``fp16`` or ``bf16``.
-        policy: ``autocast`` by operator, see above; ``all`` puts everything but losses and (with
-            ``keep_batchnorm``) normalizations in the shorter format, as MindSpore's levels O2 and O3 do.
+        policy: ``autocast`` decides by operator, see above; ``all`` computes everything but losses
+            and (with ``keep_batchnorm``) normalizations in low precision, as MindSpore's levels O2
+            and O3 do.
         keep_batchnorm: With the policy ``all``, leave batch and layer normalization in float32.
         keep_fp32: What stays in float32 whatever the policy says: shell-style patterns, or regular
-            expressions behind ``re:``, of the name of a node, of one of its outputs or weights, or of an operator.
-        force_low: What computes in the shorter format whatever the policy says.
-        emulate: Instead of using the shorter type, round every tensor that would have it, in float32: the
-            numbers of the shorter format on every device, overflow and underflow included.
+            expressions behind ``re:``, that match the name of a node, of one of its outputs or
+            weights, or of an operator.
+        force_low: What computes in low precision whatever the policy says; patterns likewise.
+        emulate: Round in float32 every tensor that would be low precision, instead of using the
+            16-bit type: the same numbers on every device, overflow and underflow included.
         keep_io_types: Leave inputs and outputs of the model in float32.
 
     Raises:
-        ConfigError: A value that there is not.
+        ConfigError: An unknown format or policy, or a setting that has no meaning in fp32.
 
     Example:
         >>> PrecisionConfig("fp16", keep_fp32=("head.*",)).low
@@ -191,19 +194,19 @@ class PrecisionConfig:
 
     @property
     def low(self) -> ir.DataType | None:
-        """Element type of the shorter format; ``None`` for fp32."""
+        """Element type of the low-precision format; ``None`` for fp32."""
         return COMPUTE[self.compute]
 
 
-def low_type(config: PrecisionConfig) -> ir.DataType:
-    """Element type of the shorter format.
+def low_dtype(config: PrecisionConfig) -> ir.DataType:
+    """Element type of the low-precision format.
 
     Raises:
         ConfigError: The configuration is fp32.
     """
     if config.low is None:
         raise ConfigError(
-            "There is no shorter format in fp32.", where="precision", fix="Choose fp16 or bf16."
+            "fp32 has no low-precision format.", where="precision", fix="Choose fp16 or bf16."
         )
     return config.low
 
@@ -211,17 +214,22 @@ def low_type(config: PrecisionConfig) -> ir.DataType:
 def classify(
     op_type: str, policy: str = "autocast", keep_batchnorm: bool = True
 ) -> tuple[Choice, str]:
-    """The class of an operator, and why.
+    """The class of an operator, and the reason.
+
+    Args:
+        op_type: Name of the operator.
+        policy: ``autocast`` or ``all``.
+        keep_batchnorm: With the policy ``all``, whether normalizations stay in float32.
 
     Example:
         >>> classify("Softmax")
-        ('wide', 'exponentials and their sum')
+        ('fp32', 'exponentials and their sum')
     """
     if policy == "all":
         stays = op_type in LOSSES or op_type in _STAY or (op_type in _KEPT_NORMS and keep_batchnorm)
-        return ("wide", WIDE[op_type]) if stays else ("low", "everything is")
-    if op_type in LOW:
-        return "low", LOW[op_type]
-    if op_type in WIDE:
-        return "wide", WIDE[op_type]
-    return "follow", "it follows its neighbours"
+        return ("fp32", FP32_OPERATORS[op_type]) if stays else ("low", "everything is")
+    if op_type in LOW_PRECISION_OPERATORS:
+        return "low", LOW_PRECISION_OPERATORS[op_type]
+    if op_type in FP32_OPERATORS:
+        return "fp32", FP32_OPERATORS[op_type]
+    return "free", "as few casts as possible"

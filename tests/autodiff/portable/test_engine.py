@@ -199,8 +199,12 @@ def test_custom_operators_are_refused_until_a_rule_is_registered(rules):
     @registry.register("SquareTimes", domain="my.domain")
     def square_times(b):
         x, w, g = b.input(0), b.input(1), b.gradient()
-        gx = b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0))) if b.wants(0) else None
-        gw = b.like(b.op("Mul", g, b.op("Mul", x, x)), w) if b.wants(1) else None
+        gx = (
+            b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0)))
+            if b.needs_gradient(0)
+            else None
+        )
+        gw = b.sum_to_shape(b.op("Mul", g, b.op("Mul", x, x)), w) if b.needs_gradient(1) else None
         return [gx, gw]
 
     assert engine.gradient_support(next(iter(model.graph))) is None

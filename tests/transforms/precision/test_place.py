@@ -13,7 +13,7 @@ from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import normalize
 from ortboost.transforms.precision import PrecisionConfig, place_precision
-from ortboost.transforms.precision.spots import largest
+from ortboost.transforms.precision.plan import largest
 from tests.support import NAMES, assert_three_lines, model_path, run, text_model, weights
 
 FP16, BF16 = PrecisionConfig("fp16"), PrecisionConfig("bf16")
@@ -60,8 +60,8 @@ def test_a_chain_of_low_nodes_has_casts_at_its_ends_and_for_its_weights():
     checked(model)
     assert report.changed == {
         "fc1": "fp16: sums of products",
-        "bias": "fp16: it follows its neighbours",
-        "act": "fp16: it follows its neighbours",
+        "bias": "fp16: as few casts as possible",
+        "act": "fp16: as few casts as possible",
         "fc2": "fp16: sums of products",
     }
     assert report.kept == {"soft": "fp32: exponentials and their sum"}
@@ -339,7 +339,7 @@ def test_operators_of_onnxruntime_and_of_others():
         w=weights(4, 4),
     )
     report = place_precision(model, FP16)
-    assert report.changed["gelu"] == "fp16: it follows its neighbours"
+    assert report.changed["gelu"] == "fp16: as few casts as possible"
     assert report.kept["odd"] == "fp32: the type of 'o' is not known"
     types = {v.name: v.dtype for node in model.graph for v in node.outputs}
     assert types["g"] == ir.DataType.FLOAT16

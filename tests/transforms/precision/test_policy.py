@@ -52,21 +52,21 @@ def test_products_are_low(op):
 
 @pytest.mark.parametrize("op", [*AUTOCASTS_TO_FLOAT32.values(), "BatchNormalization", "ReduceMean"])
 def test_sums_and_wide_ranges_are_float32(op):
-    assert classify(op)[0] == "wide"
+    assert classify(op)[0] == "fp32"
     assert classify(op)[1]
 
 
 @pytest.mark.parametrize("op", NEITHER)
 def test_the_others_follow(op):
-    assert classify(op)[0] == "follow"
+    assert classify(op)[0] == "free"
 
 
 def test_the_policy_all_is_for_everything_but_losses_and_norms():
     assert classify("Softmax", "all")[0] == "low"
-    assert classify("BatchNormalization", "all")[0] == "wide"
-    assert classify("LayerNormalization", "all")[0] == "wide"
+    assert classify("BatchNormalization", "all")[0] == "fp32"
+    assert classify("LayerNormalization", "all")[0] == "fp32"
     assert classify("BatchNormalization", "all", keep_batchnorm=False)[0] == "low"
-    assert classify("SoftmaxCrossEntropyLoss", "all", keep_batchnorm=False)[0] == "wide"
+    assert classify("SoftmaxCrossEntropyLoss", "all", keep_batchnorm=False)[0] == "fp32"
 
 
 @pytest.mark.parametrize(

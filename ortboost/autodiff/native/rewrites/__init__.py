@@ -1,7 +1,7 @@
-"""What the native builder needs a graph to look like.
+"""The form of a graph that the native builder needs.
 
-Each rewrite is ``name(model) -> Report``: in place, the same function computed, idempotent. They
-live in one file for each kind of trap.
+Each rewrite is ``name(model) -> Report``: in place, the same function computed, idempotent. There
+is one file for each kind of problem.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BatchNormalization in the two forms that the builder gets wrong.
 
-In inference form it is turned into one in training mode by ``get_optimized_model``: the loss itself
-changes. In training form its kernel writes the running statistics into the memory of its inputs.
+``get_optimized_model`` turns the inference form into training mode, so that the loss itself
+changes. In training mode its kernel writes the running statistics into the memory of its inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["frozen_batch_norm", "guarded_statistics"]
 
 
 def frozen_batch_norm(model: ir.Model) -> Report:
-    """Write inference-mode BatchNormalization as ``x * a + c`` with one ``a`` and ``c`` a channel."""
+    """Write inference-mode BatchNormalization as ``x * a + c`` for each channel."""
     return rewrite_nodes(
         model,
         "frozen_batch_norm",
@@ -31,9 +31,9 @@ def _affine(site: Site) -> list[ir.Value | None] | None:
     data, scale, bias, mean, variance = (site.input(index) for index in range(5))
     dtype = variance.dtype or site.dtype
     epsilon = site.builder.const(site.number("epsilon", 1e-5), dtype)
-    spread = site.op("Sqrt", site.op("Add", variance, epsilon))
+    deviation = site.op("Sqrt", site.op("Add", variance, epsilon))
     scale, bias = (_cast(site, value, dtype) for value in (scale, bias))
-    factor = site.op("Div", scale, spread)
+    factor = site.op("Div", scale, deviation)
     offset = site.op("Sub", bias, site.op("Mul", mean, factor))
     trailing = site.rank() - 2
     if trailing > 0:
@@ -50,9 +50,10 @@ def _cast(site: Site, value: ir.Value, dtype: ir.DataType) -> ir.Value:
 
 
 def guarded_statistics(model: ir.Model) -> Report:
-    """Copy stored running statistics before a training-mode BatchNormalization reads them, in place.
+    """Copy running statistics before a training-mode BatchNormalization reads them, in place.
 
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, be it the caller's array.
+    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even if that is the
+    caller's array.
     """
     return rewrite_nodes(
         model,
@@ -68,7 +69,8 @@ def _guard(site: Site) -> list[ir.Value | None] | None:
     statistics = [site.input(3), site.input(4)]
     if all(_is_scratch(value) for value in statistics):
         return None
-    # A Sum of one tensor is a copy that no optimizer of onnxruntime takes away, as it does Identity.
+    # A Sum of one tensor is a copy that no optimizer of onnxruntime takes away, as it does
+    # Identity.
     copies = [v if _is_scratch(v) else site.op("Sum", v, shape=v.shape) for v in statistics]
     given = [*(site.input(index) for index in range(3)), *copies]
     outputs = site.ops("BatchNormalization", given, 3, site.node.attributes)

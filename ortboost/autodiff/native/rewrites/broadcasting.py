@@ -1,9 +1,9 @@
-"""Broadcasting that the gradients of the builder forget to sum over.
+"""Broadcasting that the gradients of the builder do not sum over.
 
-The gradients of a broadcast branch of Where and of the base of Pow come back in the shape of the
-output; behind an Expand they are summed. Elsewhere the builder compares the shapes that it knows, and
-takes two lengths of different names, or a name and a number, for equal, though one of them may be 1
-at run time. Of a shape whose rank it does not know it makes a sum over the axes found at run time.
+The gradients of a broadcast branch of Where and of the base of Pow have the shape of the output;
+after an Expand they are summed. Elsewhere the builder compares the known shapes, and takes
+dimensions with different names, or a name and a number, for equal, though one may be 1 at run time.
+For a shape of unknown rank it sums over the axes found at run time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ortboost.autodiff.broadcast_sum import Shape, broadcast_shape
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.graph.query import FLOAT_TYPES, input_at, is_standard, known_shape, producer_of
 from ortboost.graph.reach import Reach
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
@@ -74,29 +74,29 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
 
 
 def _only_shape(node: ir.Node) -> bool:
-    """Whether only the shape of the output is of interest, as in the nodes made here."""
+    """Whether only the shape of the output is read, as for the nodes made here."""
     uses = node.outputs[0].uses()
     return bool(uses) and all(usage.node.op_type == "Shape" for usage in uses)
 
 
 def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
-    """Whether the value has been expanded to the shape of the output of ``node`` by this rewrite."""
+    """Whether this rewrite has expanded the value to the shape of the output of ``node``."""
     source: ir.Value | None = value
     for op_type, index in (("Expand", 1), ("Shape", 0)):
-        producer = None if source is None else source.producer()
+        producer = producer_of(source)
         if producer is None or producer.op_type != op_type:
             return False
         source = producer.inputs[index]
-    model = None if source is None else source.producer()
+    model = producer_of(source)
     return model is not None and model.op_type == node.op_type and _only_shape(model)
 
 
 def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
-    """Hide the shape of what may be broadcast at run time, in place.
+    """Hide the shape of values that may be broadcast at run time, in place.
 
-    ``y`` becomes ``Reshape(y, Shape(y))``, of which shape inference tells nothing and which copies
-    nothing. Only operands stay as they are whose lengths show whether they are broadcast: numbers, and
-    names that meet nothing but themselves and 1.
+    ``y`` becomes ``Reshape(y, Shape(y))``, whose shape is not inferred and which copies nothing.
+    Operands are left alone if their shapes show whether they are broadcast: numbers, and names that
+    are combined with nothing but themselves and 1.
 
     Args:
         model: The graph on its way into the builder; shapes must not be inferred again.
@@ -104,7 +104,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
     """
     builder = Builder(model.graph, _HIDDEN)
     for node in reached.nodes:
-        rule = _SHAPES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        rule = _SHAPES.get(node.op_type) if is_standard(node) else None
         if rule is None:
             continue
         for index, (own, others) in rule(node).items():
@@ -117,7 +117,7 @@ def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
 
 
 def show_hidden_shapes(model: ir.Model) -> None:
-    """Take the forward nodes of :func:`hide_uncertain_shapes` out of a built graph, in place."""
+    """Remove the forward nodes of :func:`hide_uncertain_shapes` from a built graph, in place."""
     for node in list(model.graph):
         value = node.outputs[0]
         hidden = (value.name or "").startswith(f"{_HIDDEN}/Reshape") and node.op_type == "Reshape"
@@ -156,7 +156,7 @@ def _onto_output(
     """Gemm and Expand: one operand is broadcast to the output."""
 
     def rule(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = input_at(node, index)
         if value is None:
             return {}
         return {index: (known_shape(value), [known_shape(node.outputs[0])])}

@@ -5,14 +5,13 @@ Each is replaced by the ordinary form of the same operator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.core.report import Report
-from ortboost.graph.query import static_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["ordinary_forms"]
@@ -29,7 +28,7 @@ def ordinary_forms(model: ir.Model) -> Report:
 
 
 def _matmul(site: Site) -> list[ir.Value | None] | None:
-    """A vector becomes a matrix of one row or column: gradients of vectors are wrong or fail."""
+    """Make a vector a matrix of one row or column: gradients of vectors are wrong or fail."""
     left, right = site.input(0), site.input(1)
     ranks = [site.rank(0), site.rank(1)]
     if 1 not in ranks:
@@ -45,7 +44,7 @@ def _matmul(site: Site) -> list[ir.Value | None] | None:
 
 
 def _gemm(site: Site) -> list[ir.Value | None] | None:
-    """A scalar C gets a gradient of shape [1]; alpha or beta of 0 is an error."""
+    """Make a scalar C a vector, as its gradient has shape [1]; refuse alpha or beta of 0."""
     alpha, beta = site.number("alpha", 1.0), site.number("beta", 1.0)
     left, right, added = site.input(0), site.input(1), site.optional(2)
     scalar = added is not None and site.rank(2) == 0
@@ -131,7 +130,7 @@ def _gelu(site: Site) -> list[ir.Value | None] | None:
 
 
 def _conv(site: Site) -> list[ir.Value | None] | None:
-    """The gradient kernel of a 1-d convolution in groups writes outside its memory; that of a 2-d one does not."""
+    """Write a grouped 1-d convolution as a 2-d one: its gradient writes outside its memory."""
     spatial, group = site.rank() - 2, site.integer("group", 1)
     if group == 1 or spatial == 2:
         return None
@@ -167,29 +166,6 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
 
 
-def _max_pool(site: Site) -> list[ir.Value | None] | None:
-    """Column-major indices mislead the gradient; in float16 the CPU runtime crashes."""
-    indices = len(site.node.outputs) > 1 and (
-        site.node.outputs[1].uses() or site.node.outputs[1].is_graph_output()
-    )
-    major = site.integer("storage_order", 0) == 1
-    half = site.node.op_type in ("MaxPool", "AveragePool") and site.dtype == ir.DataType.FLOAT16
-    if not major and not half:
-        return None
-    if indices and major:
-        raise Refusal("its indices are column-major (storage_order=1); export them row-major")
-    attributes = {k: v for k, v in site.node.attributes.items() if k != "storage_order"}
-    data = site.input(0)
-    if half:
-        data = site.op("Cast", data, dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
-    outputs = site.ops(site.node.op_type, [data], len(site.node.outputs), attributes)
-    if len(outputs) > 1 and outputs[1] is not None:
-        outputs[1].type = ir.TensorType(ir.DataType.INT64)
-    if half:
-        outputs[0] = site.op("Cast", outputs[0], dtype=site.dtype, to=int(site.dtype))
-    return outputs
-
-
 def _scatter(site: Site) -> list[ir.Value | None] | None:
     """With ``reduction="add"`` the gradient of the data is zeroed where it must not be.
 
@@ -212,87 +188,9 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     return [site.op("Add", data, added)]
 
 
-def _average_pool(site: Site) -> list[ir.Value | None] | None:
-    r"""Average pools whose gradient is wrong; a convolution with equal weights has a right one.
-
-    The kernel of the gradient takes the shape of what it makes from the file, where a symbolic batch is
-    of length 0; 3-d and dilated ones are wrong anyway. With `c[o]` one over the number of positions that
-    count, which the operator itself tells of an image of ones:
-
-        [N, C, ...] -> [N C, 1, ...],    y[o] = c[o] sum_t x[o s - p + t d]
-    """
-    kernel = site.integers("kernel_shape") or ()
-    dilations = site.integers("dilations") or (1,) * len(kernel)
-    data = site.input(0)
-    fixed = static_shape(data) is not None
-    if fixed and len(kernel) < 3 and all(dilation == 1 for dilation in dilations):
-        return None
-    producer = data.producer()
-    if producer is not None and producer.op_type == "ConstantOfShape":
-        return None
-    if site.text("auto_pad", "NOTSET") != "NOTSET":
-        raise Refusal("auto_pad could not be written out as pads (see explicit_padding)")
-    spatial = range(2, 2 + len(kernel))
-    planes = _reshaped(site, data, site.ints(-1, 1), site.shape_of(data, 2))
-    window = {
-        "kernel_shape": list(kernel),
-        "strides": list(site.integers("strides") or (1,) * len(kernel)),
-        "dilations": list(dilations),
-        "pads": list(site.integers("pads") or (0,) * (2 * len(kernel))),
-    }
-    ceil = bool(site.integer("ceil_mode", 0))
-    if ceil:
-        window["pads"] = _with_overhang(site.shape(), window)
-    ones = site.const(np.ones((1, 1, *kernel)))
-    summed = site.op("Conv", planes, ones, **window)
-    if ceil or (any(window["pads"]) and not site.integer("count_include_pad", 0)):
-        unit = site.op(
-            "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
-        )
-        one = ir.tensor([1.0], dtype=site.dtype)
-        shape = (1, 1, *(site.shape()[axis] for axis in spatial))
-        image = site.op("ConstantOfShape", unit, dtype=site.dtype, shape=shape, value=one)
-        pooled = site.op("AveragePool", image, **site.node.attributes)
-        mean = site.op(
-            "Mul", summed, site.op("Div", pooled, site.op("Conv", image, ones, **window))
-        )
-    else:
-        mean = site.op("Div", summed, site.const(float(np.prod(kernel))))
-    return [_reshaped(site, mean, site.shape_of(data, 0, 2), site.shape_of(summed, 2))]
-
-
-def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
-    target = site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64)
-    return site.op("Reshape", value, target, allowzero=1)
-
-
-def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[int]]) -> list[int]:
-    """The padding with which ``ceil_mode`` is no matter: its last window may hang over the end.
-
-    A window that would start behind the image and the padding before it is none (as in the standard).
-    """
-    axes = len(window["kernel_shape"])
-    pads = list(window["pads"])
-    for axis, length in enumerate(shape[2:]):
-        if not isinstance(length, int):
-            raise Refusal("with ceil_mode=1 its gradient needs images of a known size")
-        stride = window["strides"][axis]
-        reach = (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
-        space = length + pads[axis] + pads[axes + axis] - reach
-        windows = -(-space // stride) + 1
-        if (windows - 1) * stride >= length + pads[axis]:
-            windows -= 1
-        pads[axes + axis] += max((windows - 1) * stride - space, 0)
-    return pads
-
-
-def _pools(site: Site) -> list[ir.Value | None] | None:
-    return _average_pool(site) or _max_pool(site)
-
-
 _FORMS = {
     "AveragePool": (
-        _pools,
+        pool,
         "written as a convolution; float16: computed in float32",
     ),
     "CastLike": (_cast_like, "written as Cast"),
@@ -303,7 +201,7 @@ _FORMS = {
     "Gemm": (_gemm, "scalar C made a vector of one"),
     "LeakyRelu": (_leaky_relu, "negative slope, written out"),
     "MatMul": (_matmul, "vectors made matrices"),
-    "MaxPool": (_max_pool, "indices row-major; float16: computed in float32"),
+    "MaxPool": (max_pool, "indices row-major; float16: computed in float32"),
     "ReduceL2": (_reduce, "dimensions kept, then squeezed"),
     "ReduceLogSumExp": (_reduce, "dimensions kept, then squeezed"),
     "ReduceMean": (_empty_reduce, "reduces nothing: passes its input on"),

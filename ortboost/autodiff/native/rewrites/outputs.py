@@ -1,8 +1,8 @@
-"""Optional inputs and outputs that gradients need, and secondary outputs they forget.
+"""Optional inputs and outputs that gradients need, and secondary outputs that they ignore.
 
 LayerNormalization needs its bias and three outputs, Dropout its mask, SoftmaxCrossEntropyLoss its
-log_prob. What flows through the mean, the deviation or log_prob gets no gradient from the builder, so
-it is computed beside the node.
+log_prob. The builder makes no gradient through the mean, the deviation or log_prob, so these are
+computed beside the node.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _layer_norm_by_hand(site: Site, axis: int) -> list[ir.Value | None]:
     mean = site.op("ReduceMean", data, axes, keepdims=1)
     centered = site.op("Sub", data, mean)
     variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
-    spread = site.op("Sqrt", site.op("Add", variance, site.const(site.number("epsilon", 1e-5))))
-    inverse = site.op("Reciprocal", spread)
+    deviation = site.op("Sqrt", site.op("Add", variance, site.const(site.number("epsilon", 1e-5))))
+    inverse = site.op("Reciprocal", deviation)
     result = site.op("Mul", site.op("Mul", centered, inverse), scale)
     if bias is not None:
         result = site.op("Add", result, bias)

@@ -1,8 +1,9 @@
 """Nodes of which only some outputs lead to the loss.
 
-The builder leaves the unused outputs of a Split out of the Concat that is its gradient: too short, or
-in the wrong place. Here each used output becomes a Slice. This depends on the loss, so it is done for
-each request and not in ``prepare``.
+The gradient of a Split is a Concat, from which the builder leaves out unused outputs: it is too
+short,
+or its parts are in the wrong place. Here each used output becomes a Slice. This depends on the
+loss, so it is done for each request and not in ``prepare``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """BatchNormalization in training mode, or in half precision, written so that every runtime runs it.
 
-The CUDA provider of stock onnxruntime has no kernel for training mode (microsoft/onnxruntime#16867).
-The statistics are computed beside the node, and the node normalizes by them in inference mode: one
-kernel that multiplies and adds once for each element. Half precision is normalized in float32.
+The CUDA provider of stock onnxruntime has no kernel for training mode
+(microsoft/onnxruntime#16867). The statistics are computed beside the node, and the node normalizes
+by them in inference mode: one kernel that multiplies and adds once for each element. Half precision
+is normalized in float32.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
 from ortboost.core.report import Report
+from ortboost.graph.query import producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["batch_centered", "batch_statistics"]
 
 
 def batch_statistics(model: ir.Model) -> Report:
-    """Write training-mode BatchNormalization as statistics and a normalization by them, in place."""
+    """Write training-mode BatchNormalization as statistics and a normalization, in place."""
     return rewrite_nodes(
         model,
         "batch_statistics",
@@ -73,10 +75,11 @@ def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Va
 
 
 def batch_centered(node: ir.Node) -> ir.Value | None:
-    """`x - mean` of an inference-mode node that normalizes by the statistics of its own input.
+    """`x - mean` of a node in inference mode that normalizes by the statistics of its own input.
 
-    Only what this module makes is known. The structure is asked, not a mark, so that it survives
-    copies of the model.
+    Only the form that this module makes is recognized, by its structure: a mark would not survive
+    copies
+    of the model.
     """
     data = node.inputs[0]
     mean = _made_by(node.inputs[3], "Reshape", "ReduceMean")
@@ -89,7 +92,7 @@ def batch_centered(node: ir.Node) -> ir.Value | None:
 def _made_by(value: ir.Value | None, *operators: str) -> ir.Value | None:
     """The first input of a chain of operators that ends in a value."""
     for operator in operators:
-        producer = None if value is None else value.producer()
+        producer = producer_of(value)
         if producer is None or producer.op_type != operator:
             return None
         value = producer.inputs[0]

@@ -1,8 +1,8 @@
-"""Unknown lengths that must be the same one get the same name.
+"""Give unknown lengths that must be equal the same name.
 
-Shape inference invents a name for what a Reshape computes at run time, `[batch, 16, 64] ->
-[unk__7, 16, 4, 16]`, and for what comes of two such names. The number of elements stays, so the two
-are equal; a rule that knows it spends no nodes to find it out at run time.
+Shape inference invents a name for a length that a Reshape computes at run time, `[batch, 16, 64] ->
+[unk__7, 16, 4, 16]`, and for combinations of such names. The number of elements stays, so `batch`
+and `unk__7` are equal; a rule that knows it needs no nodes to compare them at run time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def name_equal_lengths(model: ir.Model) -> None:
 
 
 def _meet(node: ir.Node, names: dict[str, str], given: set[str]) -> None:
-    """A length that meets only itself and ones is the length of the output."""
+    """A length that is combined only with itself and ones is the length of the output."""
     output = node.outputs[0]
     shape = known_shape(output)
     shapes = [known_shape(value) for value in node.inputs if value is not None]
@@ -79,7 +79,7 @@ def _meet(node: ir.Node, names: dict[str, str], given: set[str]) -> None:
 
 
 def _single(shape: tuple[int | str | None, ...] | None) -> tuple[str | None, int] | None:
-    """The one unknown length of a shape and the product of the others; None if that is not so."""
+    """The unknown length of a shape with exactly one, and the product of the others."""
     unknown = [dim for dim in shape or () if not isinstance(dim, int)]
     rest = math.prod(dim for dim in shape or () if isinstance(dim, int))
     return (unknown[0], rest) if len(unknown) == 1 and rest else None

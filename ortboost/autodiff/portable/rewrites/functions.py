@@ -1,6 +1,6 @@
-"""Operators that the standard defines by others (Attention, ...) are written out as it does.
+"""Write out operators that the standard defines by others (Attention, ...).
 
-The body comes from the installed onnx.
+The function body comes from the installed onnx.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import Refusal, Site, label, rewrite_nodes
+from ortboost.graph.query import input_at, is_standard, known_shape, label
+from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["EXPANDED", "expand_functions"]
 
@@ -23,7 +23,7 @@ EXPANDED = ("AffineGrid", "Attention", "CenterCropPad", "RotaryEmbedding")
 
 
 def expand_functions(model: ir.Model) -> Report:
-    """Put the body that the standard gives in the place of each such node, in place."""
+    """Replace each such node by the function body of the standard, in place."""
     report = rewrite_nodes(
         model,
         "expand_functions",
@@ -37,7 +37,7 @@ def expand_functions(model: ir.Model) -> Report:
 
 
 def _wanted(node: ir.Node) -> bool:
-    return node.op_type in EXPANDED and node.domain in ("", "ai.onnx") and find_rule(node) is None
+    return node.op_type in EXPANDED and is_standard(node) and find_rule(node) is None
 
 
 def _body(site: Site) -> onnx.FunctionProto:
@@ -81,8 +81,7 @@ def _expand(site: Site) -> list[ir.Value | None]:
     proto.output.extend(name for name in names if name in made_there)
     body = ir.serde.deserialize_function(proto)
     values: dict[int, ir.Value | None] = {
-        id(inner): node.inputs[place] if place < len(node.inputs) else None
-        for place, inner in enumerate(body.inputs)
+        id(inner): input_at(node, place) for place, inner in enumerate(body.inputs)
     }
     for inner in body:
         if any(attribute.type == ir.AttributeType.GRAPH for attribute in inner.attributes.values()):

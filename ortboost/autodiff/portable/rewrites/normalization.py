@@ -80,7 +80,7 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
 
 
 def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
-    """Whether a scale or bias has the normalized shape, lengths that are not known given credit."""
+    """Whether a scale or bias has the normalized shape, as far as the lengths are known."""
     shape = known_shape(value)
     if shape is None or len(shape) != len(own):
         return shape is None
@@ -107,7 +107,7 @@ def _rms_norm(site: Site) -> list[ir.Value | None]:
     axes = site.ints(*range(axis, len(shape)))
     mean = site.op("ReduceMean", squares, axes, keepdims=1, shape=rows)
     epsilon = site.builder.const(site.number("epsilon", 1e-5), data.dtype or FLOAT)
-    spread = site.op("Sqrt", site.op("Add", mean, epsilon, shape=rows), shape=rows)
-    inverse = site.op("Reciprocal", spread, shape=rows)
+    deviation = site.op("Sqrt", site.op("Add", mean, epsilon, shape=rows), shape=rows)
+    inverse = site.op("Reciprocal", deviation, shape=rows)
     normal = as_given(site, site.op("Mul", data, inverse, shape=shape), x.dtype)
     return [site.op("Mul", normal, scale, dtype=x.dtype, shape=shape)]

@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN, one step of the sequence after the other.
+"""LSTM, GRU and RNN, unrolled over the steps of the sequence.
 
-Their loops are in one operator that has no gradient; written out, the steps are matrix products and
-gates. That needs a sequence length that is a number.
+Their loop is inside one operator that has no gradient; unrolled, the steps are matrix products and
+gates. This requires a known sequence length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def unrolled(model: ir.Model) -> Report:
-    """Write LSTM, GRU and RNN out step by step, in place."""
+    """Unroll LSTM, GRU and RNN, in place."""
     rules = dict.fromkeys(_GATES, _unroll)
     report = rewrite_nodes(model, "unrolled", rules, "written out step by step")
     if report.modified:
@@ -88,7 +88,7 @@ def _joined(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:
 
 
 def _part(site: Site, index: int, place: int, count: int) -> ir.Value | None:
-    """What an input holds for one direction, still with the axis of directions."""
+    """The part of an input for one direction, with the axis of directions kept."""
     value = site.optional(index)
     if value is None or count == 1:
         return value
@@ -183,7 +183,10 @@ def _gru_step(
     names: list[str],
     late: bool,
 ) -> ir.Value:
-    """`h' = (1 - z) h~ + z h`; gates in the order z, r, h; the reset before or after the product."""
+    """`h' = (1 - z) h~ + z h`; gates in the order z, r, h.
+
+    The reset gate applies before or after the product with the recurrence weight.
+    """
     sizes = site.ints(2 * size, size)
     own, own_h = site.ops("Split", [x, sizes], 2, {"axis": 2})
     if late:

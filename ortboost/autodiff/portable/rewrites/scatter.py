@@ -1,7 +1,7 @@
-"""ScatterND that adds, as a ScatterElements that adds.
+"""ScatterND that adds, written as a ScatterElements that adds.
 
-The CPU kernel of onnxruntime (1.19 to 1.31 at least) adds from several threads without a lock: where
-indices repeat numbers are lost, differently in every run.
+The CPU kernel of onnxruntime (1.19 to 1.31 at least) adds from several threads without a lock: if
+indices repeat, updates are lost, differently in every run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-r"""Activations: functions of one input, elementwise, with a corner or made of several terms.
+r"""Activations: elementwise functions of one input, with a kink or made of several terms.
 
 `g` is the gradient of the output `y`; `[c]` is 1 where `c` holds, else 0 (see
-:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a corner the slope is that of the left
-branch, as in PyTorch. The forms are those that took the least time on CPUs.
+:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink the slope is that of the
+left branch, as in PyTorch. Of equivalent forms the fastest on CPUs is used.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def leaky_relu(b: Backward) -> Gradients:
 
 @register("PRelu")
 def prelu(b: Backward) -> Gradients:
-    """`y = x` above 0, else `a x` with a slope that broadcasts: `gx = g` or `a g`, `ga = g min(x, 0)`."""
+    """`y = x` above 0, else `a x`, the slope broadcast: `gx = g` or `a g`, `ga = g min(x, 0)`."""
     g, x, slope = b.gradient(), b.input(0), b.input(1)
     answers: list[ir.Value | None] = [None, None]
-    if b.wants(0):
+    if b.needs_gradient(0):
         answers[0] = _op(b, "Mul", g, _where(b, _positive(b), b.const(1.0), slope))
-    if b.wants(1):
+    if b.needs_gradient(1):
         below = _op(b, "Min", x, b.const(0.0))
-        answers[1] = b.like(_op(b, "Mul", g, below), slope)
+        answers[1] = b.sum_to_shape(_op(b, "Mul", g, below), slope)
     return answers
 
 
@@ -100,7 +100,10 @@ def elu(b: Backward) -> Gradients:
 
 @register("Selu")
 def selu(b: Backward) -> Gradients:
-    """`y = gamma x` above 0, else `gamma alpha (exp(x) - 1)`: `gamma g` or `g (y + gamma alpha)`."""
+    """`y = gamma x` above 0, else `gamma alpha (exp(x) - 1)`.
+
+    The gradient is `gamma g` or `g (y + gamma alpha)`.
+    """
     alpha = b.number("alpha", 1.67326319217681884765625)
     gamma = b.number("gamma", 1.05070102214813232421875)
     slope = _op(b, "Add", b.output(), b.const(alpha * gamma))
@@ -219,4 +222,7 @@ def biased_gelu(b: Backward) -> Gradients:
     total = x if bias is None else _op(b, "Add", x, bias)
     form = gelu_tanh if b.node.op_type == "FastGelu" else gelu_erf
     gradient = form(b, total)
-    return [gradient, None if bias is None or not b.wants(1) else b.like(gradient, bias)]
+    return [
+        gradient,
+        None if bias is None or not b.needs_gradient(1) else b.sum_to_shape(gradient, bias),
+    ]

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, known_shape
 
 __all__: list[str] = []
 

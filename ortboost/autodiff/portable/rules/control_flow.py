@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import find_rule, refuses, register
-from ortboost.autodiff.portable.sweep import gradient_support, sweep
+from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
+from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, reach, uses_inside
-from ortboost.graph.rewriting import label
 
 __all__ = ["if_"]
 
@@ -36,10 +36,10 @@ _FAMILIES = frozenset(
 
 @register("If")
 def if_(b: Backward) -> Gradients:
-    """`y = c ? f(v) : h(v)` with captured values `v`: an If on `c`, whose branches are `J_f^T g` and `J_h^T g`.
+    """`y = c ? f(v) : h(v)` with captured values `v`: an If on `c` of the two gradients.
 
-    Each branch computes its forward part again, then the gradients of everything that either branch
-    captured; zeros where it does not depend on it.
+    Each branch computes its forward part again, then the gradients `J_f^T g` or `J_h^T g` of
+    everything that either branch captured; zeros where it does not depend on it.
     """
     captured = {v.name or "": v for v in uses_inside(b.node) if v.name in b.active}
     graphs = [_branch(b, b.node.attributes[name].as_graph(), captured) for name in _BRANCHES]
@@ -68,7 +68,7 @@ def _branch(b: Backward, source: ir.Graph, captured: Mapping[str, ir.Value]) -> 
         if given is not None:
             seeds[name] = b.op("Add", seeds[name], given) if name in seeds else given
     reached = reach(ir.Model(graph, ir_version=10), captured, seeds)
-    found = sweep(reached, seeds, list(captured), b.builder, b.opset)
+    found = reverse_pass(reached, seeds, list(captured), b.builder, b.opset)
     results = []
     for name, value in captured.items():
         gradient = found[name]

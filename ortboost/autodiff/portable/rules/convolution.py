@@ -1,4 +1,7 @@
-r"""Convolutions. Along each spatial axis, `y[n, m, o] = sum_{c, t} x[n, c, o s - p + t d] w[m, c, t]`."""
+r"""Convolutions.
+
+Along each spatial axis, `y[n, m, o] = sum_{c, t} x[n, c, o s - p + t d] w[m, c, t]`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,13 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.im2col import weight_gradient
 from ortboost.autodiff.portable.rules.normalization import absorbed
-from ortboost.autodiff.portable.rules.windows import Window, bare_site, crop, spread, window_of
+from ortboost.autodiff.portable.rules.windows import (
+    Window,
+    bare_site,
+    crop,
+    transposed_conv,
+    window_of,
+)
 from ortboost.graph.query import known_shape, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -29,33 +38,34 @@ def _condition(node: ir.Node) -> str | None:
 
 @register("Conv")
 def conv(b: Backward) -> Gradients:
-    r"""`gx[n, c, i] = sum g[n, m, o] w[m, c, t]` over `o s - p + t d = i`: the transposed convolution.
+    r"""The transposed convolution for the image, a correlation with the image for the weight.
 
-    gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
+        gx[n, c, i] = sum g[n, m, o] w[m, c, t]   over o s - p + t d = i
+        gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
         gb[m] = sum_{n, o} g[n, m, o]
 
-    Where `g[n, m, o] = a[m] h[n, m, o]`, as behind a batch normalization, `a` goes to the weight:
+    Where `g[n, m, o] = a[m] h[n, m, o]`, as behind a batch normalization, the weight absorbs `a`:
 
         gx = conv^T(h, a w)    gw = a gw(h)
     """
     g, x, w = b.gradient(), b.input(0), b.input(1)
     window, groups = window_of(b, 1), b.integer("group", 1)
     answers: list[ir.Value | None] = [None, None, None]
-    if b.wants(2):
+    if b.needs_gradient(2):
         answers[2] = _bias_gradient(b, g, b.input(2))
-    parts = absorbed(b, g) if not b.wants(2) and _worth_absorbing(g, w) else None
+    parts = absorbed(b, g) if not b.needs_gradient(2) and _worth_absorbing(g, w) else None
     if parts is None:
-        if b.wants(0):
+        if b.needs_gradient(0):
             answers[0] = _image_gradient(b, g, w, x, window, groups)
-        if b.wants(1):
+        if b.needs_gradient(1):
             answers[1] = weight_gradient(b, x, g, w, window, groups)
         return answers
     bare, factor = parts
     each = b.op("Unsqueeze", factor, b.ints(*range(1, 2 + window.spatial)))  # [M, 1, 1...]
-    if b.wants(0):
+    if b.needs_gradient(0):
         scaled = b.op("Mul", w, each, shape=w.shape)
         answers[0] = _image_gradient(b, bare, scaled, x, window, groups)
-    if b.wants(1):
+    if b.needs_gradient(1):
         raw = weight_gradient(b, x, bare, w, window, groups)
         answers[1] = b.op("Mul", raw, each, shape=w.shape)
     return answers
@@ -64,7 +74,7 @@ def conv(b: Backward) -> Gradients:
 def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
     """Whether a pass over the gradient costs more than two over the weight and some small nodes.
 
-    Of 32 images: at 16 channels, 32x32, the pass takes 48 microseconds, at 128, 2x2, 9.
+    For 32 images the pass takes 48 microseconds at 16 channels, 32x32, and 9 at 128 channels, 2x2.
     """
     sizes, shape = static_shape(w), known_shape(g) or ()
     space = [length for length in shape[2:] if isinstance(length, int)]
@@ -77,24 +87,24 @@ def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
 def _image_gradient(
     b: Backward, g: ir.Value, w: ir.Value, x: ir.Value, window: Window, groups: int
 ) -> ir.Value:
-    """The transposed convolution, or where it pays a convolution with turned weights.
+    """The transposed convolution, or a convolution with the flipped kernel where that is faster.
 
-    With a stride of 1 both compute the same. What a convolution moves grows with the outputs `M`,
-    what a transposed one moves with the inputs `C`. At 16 of both, 32x32, batch 32, they take 1.5
-    and 2.2 ms in onnxruntime 1.19, 1.5 and 1.2 in 1.31, and there 0.8 and 0.9 on two threads: only
-    the convolution uses all threads. With 24 channels for themselves, 16x16: 0.34 and 0.35 on one
-    thread, 0.18 and 0.34 on two.
+    With a stride of 1 both compute the same. The memory traffic of a convolution grows with the
+    outputs `M`, that of a transposed one with the inputs `C`. With 16 of both, 32x32, batch 32,
+    they take 1.5 and 2.2 ms in onnxruntime 1.19, 1.5 and 1.2 in 1.31, and 0.8 and 0.9 there on two
+    threads: only the convolution uses all threads. With 24 depthwise channels, 16x16: 0.34 and 0.35
+    on one thread, 0.18 and 0.34 on two.
     """
     shape = known_shape(w) or (None,)
     outputs, inputs = shape[0], (known_shape(x) or (None, None))[1]
     reaches = zip((*window.begins, *window.ends), 2 * window.reaches, strict=True)
     simple = set(window.strides) == {1} and all(pad < reach for pad, reach in reaches)
     if not (simple and isinstance(outputs, int) and isinstance(inputs, int)):
-        return spread(b, g, w, window, x, groups)
+        return transposed_conv(b, g, w, window, x, groups)
     depthwise = groups == outputs == inputs
     dense = groups == 1 and (window.pointwise or outputs <= inputs)
     if not (depthwise or dense):
-        return spread(b, g, w, window, x, groups)
+        return transposed_conv(b, g, w, window, x, groups)
     order = [1, 0, *range(2, 2 + window.spatial)]
     turned, sizes = w, list(shape[:2])
     if not depthwise:
@@ -122,21 +132,21 @@ def conv_transpose(b: Backward) -> Gradients:
 
         gx = conv(g, w)    gw[c, m, t] = sum_{n, i} x[n, c, i] g[n, m, i s - p + t d]
 
-    where the convolution has the same window, so `gw` is that of a convolution of `g` whose output
-    has gradient `x`.
+    The convolution has the same window, so `gw` is the weight gradient of a convolution of `g`
+    whose output has gradient `x`.
     """
     g, x, w = b.gradient(), b.input(0), b.input(1)
     window, groups = _transposed_window(b, 1), b.integer("group", 1)
     answers: list[ir.Value | None] = [None, None, None]
-    if b.wants(0):
+    if b.needs_gradient(0):
         back = b.op("Conv", g, w, group=groups, **window.attributes())
         extra = b.integers("output_padding") or (0,) * window.spatial
         if any(e >= s for e, s in zip(extra, window.strides, strict=True)):
             back = crop(b, back, x, b.shape())  # windows that lie behind the last one
         answers[0] = back
-    if b.wants(1):
+    if b.needs_gradient(1):
         answers[1] = weight_gradient(b, g, x, w, window, groups)
-    if b.wants(2):
+    if b.needs_gradient(2):
         answers[2] = _bias_gradient(b, g, b.input(2))
     return answers
 

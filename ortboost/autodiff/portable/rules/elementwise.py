@@ -1,7 +1,7 @@
 r"""Elementwise operators of several inputs, with numpy broadcasting, and casts.
 
 `g` is the gradient of the output; a gradient is summed over the axes along which its input was
-broadcast (:meth:`~ortboost.autodiff.portable.backward.Backward.like`).
+broadcast (:meth:`~ortboost.autodiff.portable.backward.Backward.sum_to_shape`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant
 
 __all__ = [
     "add",
@@ -31,17 +31,17 @@ __all__ = [
 def add(b: Backward) -> Gradients:
     """`y = a + c`: `ga = g`, `gc = g`."""
     g = b.gradient()
-    return [b.like(g, b.input(i)) if b.wants(i) else None for i in (0, 1)]
+    return [b.sum_to_shape(g, b.input(i)) if b.needs_gradient(i) else None for i in (0, 1)]
 
 
 @register("Sub")
 def sub(b: Backward) -> Gradients:
     """`y = a - c`: `ga = g`, `gc = -g`."""
     g, ga, gc = b.gradient(), None, None
-    if b.wants(0):
-        ga = b.like(g, b.input(0))
-    if b.wants(1):
-        gc = b.op("Neg", b.like(g, b.input(1)), shape=b.input(1).shape)
+    if b.needs_gradient(0):
+        ga = b.sum_to_shape(g, b.input(0))
+    if b.needs_gradient(1):
+        gc = b.op("Neg", b.sum_to_shape(g, b.input(1)), shape=b.input(1).shape)
     return [ga, gc]
 
 
@@ -51,9 +51,9 @@ def mul(b: Backward) -> Gradients:
     g = b.gradient()
     answers: list[ir.Value | None] = [None, None]
     for own, other in ((0, 1), (1, 0)):
-        if b.wants(own):
+        if b.needs_gradient(own):
             product = b.op("Mul", g, b.input(other), shape=b.output().shape)
-            answers[own] = b.like(product, b.input(own))
+            answers[own] = b.sum_to_shape(product, b.input(own))
     return answers
 
 
@@ -61,11 +61,11 @@ def mul(b: Backward) -> Gradients:
 def div(b: Backward) -> Gradients:
     """`y = a / c`: `ga = g / c`, `gc = -(g / c) y`."""
     quotient = b.op("Div", b.gradient(), b.input(1), shape=b.output().shape)
-    ga = b.like(quotient, b.input(0)) if b.wants(0) else None
-    if not b.wants(1):
+    ga = b.sum_to_shape(quotient, b.input(0)) if b.needs_gradient(0) else None
+    if not b.needs_gradient(1):
         return [ga, None]
     product = b.op("Mul", quotient, b.output(), shape=b.output().shape)
-    return [ga, b.op("Neg", b.like(product, b.input(1)), shape=b.input(1).shape)]
+    return [ga, b.op("Neg", b.sum_to_shape(product, b.input(1)), shape=b.input(1).shape)]
 
 
 @register("Neg")
@@ -83,7 +83,7 @@ def identity(b: Backward) -> Gradients:
 @register("Sum")
 def sum_(b: Backward) -> Gradients:
     """`y = sum_i x_i`: `g` for each."""
-    return [b.like(b.gradient(), v) if b.wants(i) else None for i, v in _inputs(b)]
+    return [b.sum_to_shape(b.gradient(), v) if b.needs_gradient(i) else None for i, v in _inputs(b)]
 
 
 @register("Mean")
@@ -91,7 +91,7 @@ def mean(b: Backward) -> Gradients:
     """`y = (1/n) sum_i x_i`: `g / n` for each."""
     share = b.const(1.0 / len(b.node.inputs))
     part = b.op("Mul", b.gradient(), share, shape=b.output().shape)
-    return [b.like(part, v) if b.wants(i) else None for i, v in _inputs(b)]
+    return [b.sum_to_shape(part, v) if b.needs_gradient(i) else None for i, v in _inputs(b)]
 
 
 def _inputs(b: Backward) -> list[tuple[int, ir.Value]]:
@@ -107,7 +107,10 @@ def extremum(b: Backward) -> Gradients:
     hits = [b.op("Equal", x, y, dtype=ir.DataType.BOOL, shape=shape) for _, x in _inputs(b)]
     counts = [b.op("Cast", hit, dtype=b.dtype, shape=shape, to=int(b.dtype)) for hit in hits]
     part = b.op("Div", g, b.op("Sum", *counts, shape=shape), shape=shape)
-    return [b.like(b.masked(hits[i], part), x) if b.wants(i) else None for i, x in _inputs(b)]
+    return [
+        b.sum_to_shape(b.masked(hits[i], part), x) if b.needs_gradient(i) else None
+        for i, x in _inputs(b)
+    ]
 
 
 @register("Pow")
@@ -119,9 +122,9 @@ def pow_(b: Backward) -> Gradients:
     g, y, shape = b.gradient(), b.output(), b.output().shape
     base, exponent = b.input(0), b.input(1)
     answers: list[ir.Value | None] = [None, None]
-    if b.wants(0):
-        answers[0] = b.like(_pow_base(b), base)
-    if b.wants(1):
+    if b.needs_gradient(0):
+        answers[0] = b.sum_to_shape(_pow_base(b), base)
+    if b.needs_gradient(1):
         power = _as(b, exponent)
         zero = b.const(0.0)
         flat = b.op(
@@ -132,7 +135,9 @@ def pow_(b: Backward) -> Gradients:
         )
         slope = b.op("Mul", y, b.op("Log", base, shape=base.shape), shape=shape)
         full = b.op("Mul", g, slope, shape=shape)
-        found = b.like(b.op("Where", flat, zero, full, dtype=b.dtype, shape=shape), exponent)
+        found = b.sum_to_shape(
+            b.op("Where", flat, zero, full, dtype=b.dtype, shape=shape), exponent
+        )
         answers[1] = _cast(b, found, exponent)
     return answers
 
@@ -186,11 +191,11 @@ def where(b: Backward) -> Gradients:
     """`y = c ? a : d`: `ga = g [c]`, `gd = g [not c]`."""
     g, condition = b.gradient(), b.input(0)
     answers: list[ir.Value | None] = [None, None, None]
-    if b.wants(1):
-        answers[1] = b.like(b.masked(condition, g), b.input(1))
-    if b.wants(2):
+    if b.needs_gradient(1):
+        answers[1] = b.sum_to_shape(b.masked(condition, g), b.input(1))
+    if b.needs_gradient(2):
         other = b.op("Not", condition, shape=condition.shape)
-        answers[2] = b.like(b.masked(other, g), b.input(2))
+        answers[2] = b.sum_to_shape(b.masked(other, g), b.input(2))
     return answers
 
 

@@ -1,10 +1,10 @@
-r"""The gradient of the weight of a convolution, in six ways, and the rule which one is taken.
+r"""The weight gradient of a convolution in six ways, and the rule that chooses one.
 
     gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
 
-is a matrix product over `(n, o)` of `g` with what each tap `t` sees. Measured on the layers of the
-shipped models and of larger ones, in onnxruntime 1.19 and 1.31 on one thread (milliseconds; `M`
-output channels, `C` input channels, batch 32):
+is a matrix product over `(n, o)` of `g` with the image as each tap `t` sees it. Measured on the
+layers of the shipped models and of larger ones, in onnxruntime 1.19 and 1.31 on one thread
+(milliseconds; `M` output channels, `C` input channels, batch 32):
 
     layer                      pointwise   taps   rows   swapped   depthwise
     C 64, M 256, 8x8, 1x1           0.33   0.37     -       1.65       -
@@ -23,8 +23,9 @@ Patches, for few channels and taps, against swapped (1.19, 1.31):
     C 3, M 8, 32x32, 3x3 / 2         0.16 for 0.35    0.17 for 0.34
     C 3, M 32, 64x64, 3x3 / 2        1.48 for 2.10    1.11 for 2.00
 
-The products of a depthwise weight are what :mod:`ortboost.runtime.cpu.depthwise` knows. The forward convolution of the second layer takes 1.45. One Gather of all taps and im2col by Slices
-and a Concat were slower than these nearly everywhere.
+:mod:`ortboost.runtime.cpu.depthwise` recognizes the products of a depthwise weight. The forward
+convolution of the second layer takes 1.45. One Gather of all taps, and im2col by Slices and a
+Concat, were slower than these nearly everywhere.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _space(g: ir.Value) -> int | None:
 
 
 def _small_product(channels: int, outputs: object, g: ir.Value) -> bool:
-    """Whether the products of all images take no more space than transposed operands would."""
+    """Whether the products of all images take no more memory than transposed operands would."""
     space = _space(g)
     if not isinstance(outputs, int) or space is None:
         return False
@@ -96,7 +97,7 @@ def _small_product(channels: int, outputs: object, g: ir.Value) -> bool:
 
 
 def _little(channels: int, g: ir.Value) -> bool:
-    """Whether a tap moves so little that the number of nodes counts."""
+    """Whether a tap moves so little that the number of nodes dominates."""
     space = _space(g)
     return space is not None and space * channels <= _SMALL // 4
 
@@ -113,7 +114,7 @@ def _pointwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value) -> ir.Value:
 def _patches(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, channels: int
 ) -> ir.Value:
-    """What each window sees, moved to channels by a convolution; then one product for each image.
+    """Move what each window sees to channels by a convolution; then one product for each image.
 
     `seen[n, (c, t), o] = x[n, c, o s - p + t d]` is a convolution whose weight is the unit matrix.
     """
@@ -179,10 +180,11 @@ def _seen(
 def _taps(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, channels: int
 ) -> ir.Value:
-    """One product ``[M, N O] [N O, C]`` for each tap; nothing is put together but the results.
+    """One product ``[M, N O] [N O, C]`` for each tap; only the results are concatenated.
 
-    Where images are large and channels few, one product for each image, summed at the end: `g` need
-    not be transposed, and many threads find work (2.03 against 2.13 ms on one thread, layer 2 above).
+    If images are large and channels few, one product for each image, summed at the end: `g` need
+    not be
+    transposed, and more threads have work (2.03 against 2.13 ms on one thread, layer 2 above).
     """
     image = _channels_last(b, x, window)
     steps, axes = _steps(b, g, window), range(1, 1 + window.spatial)
@@ -218,7 +220,7 @@ def _as_weight(
 def _rows(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, channels: int, width: int
 ) -> ir.Value:
-    """The taps of the last axis are gathered side by side; one product for each row of taps."""
+    """Gather the taps of the last axis side by side; one product for each row of taps."""
     last = window.kernel[-1]
     places = np.arange(width)[:, None] * window.strides[-1]
     index = b.const(places + np.arange(last) * window.dilations[-1], _INT64)  # [O, k]
@@ -236,7 +238,7 @@ def _rows(
 
 
 def _depthwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window) -> ir.Value:
-    """One channel sees one channel: for each tap an elementwise product, summed."""
+    """Each channel sees one channel: for each tap an elementwise product, summed."""
     axes = range(2, 2 + window.spatial)
     image = x
     if window.padded:

@@ -1,8 +1,8 @@
-r"""Gathering and scattering: what was taken from a place is added to that place.
+r"""Gathering and scattering: the gradient of an element is added where the element came from.
 
-Sums over repeated indices are made by ScatterElements, or by a product with a one-hot matrix for
-small tables. Not by ScatterND: the CPU kernel of onnxruntime (1.19 to 1.31 at least) adds from
-several threads without a lock and loses numbers where indices repeat.
+Sums over repeated indices are made by ScatterElements, or for small tables by a product with a
+one-hot matrix. ScatterND is not used: the CPU kernel of onnxruntime (1.19 to 1.31 at least) adds
+from several threads without a lock and loses updates if indices repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortboost.autodiff.portable.rules.sizes import (
     reshape_like,
     zeros,
 )
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = [
@@ -42,7 +42,7 @@ _SMALL_TABLE = 64
 
 def _rank_known(node: ir.Node, *indices: int) -> str | None:
     for index in indices:
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = input_at(node, index)
         if value is not None and known_shape(value) is None:
             return f"the rank of '{value.name}' is unknown; give the model's inputs shapes"
     return None
@@ -55,9 +55,10 @@ def _gather_refused(node: ir.Node) -> str | None:
 
 @register("Gather")
 def gather(b: Backward) -> Gradients:
-    """`y = x[..., i, ...]` along an axis: `g` added up at the places `i`.
+    """`y = x[..., i, ...]` along an axis: `g` added at the indices `i`.
 
-    A run of fixed places is set into zeros by Pad. Else `x` is seen as `[before, table, after]`.
+    For constant consecutive indices `g` is padded with zeros. Otherwise `x` is reshaped to
+    `[before, table, after]`.
     """
     x, g, axis = b.input(0), b.gradient(), b.axis("axis", 0)
     run = _as_run(b, axis)
@@ -81,7 +82,7 @@ def gather(b: Backward) -> Gradients:
 
 
 def _as_run(b: Backward, axis: int) -> ir.Value | None:
-    """The gradient where the places are fixed and follow each other, as in `x[:, 0]`; else None."""
+    """The gradient if the indices are constant and consecutive, as in `x[:, 0]`; else None."""
     places, x, g = b.array(1), b.input(0), b.gradient()
     shape = known_shape(x) or ()
     size = shape[axis]
@@ -112,12 +113,12 @@ def _as_run(b: Backward, axis: int) -> ir.Value | None:
 
 
 def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axis: int) -> ir.Value:
-    """Zeros of shape `base`, with slices of `updates` added at places of an axis.
+    """Zeros of shape `base`, with slices of `updates` added at indices of an axis.
 
     Args:
         b: Where nodes are made.
         base: Shape of the result, `[table, after]` or `[before, table, after]`.
-        index: Places, `[count]`; negative ones count from the end.
+        index: Indices, `[count]`; negative ones count from the end.
         updates: `base` with `count` in the place of `table`.
         axis: The axis of the table.
     """
@@ -140,7 +141,7 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
 
 @register("GatherElements")
 def gather_elements(b: Backward) -> Gradients:
-    """`y[.., j, ..] = x[.., i[.., j, ..], ..]`: `g` added up at the places `i`."""
+    """`y[.., j, ..] = x[.., i[.., j, ..], ..]`: `g` added at the indices `i`."""
     x = b.input(0)
     empty = zeros(b, x)
     axis = b.integer("axis", 0)
@@ -159,7 +160,7 @@ def gather_elements(b: Backward) -> Gradients:
 
 @register("GatherND")
 def gather_nd(b: Backward) -> Gradients:
-    """`y[batch, j] = x[batch, i[batch, j]]`: the slices of `g` added up at the places `i`."""
+    """`y[batch, j] = x[batch, i[batch, j]]`: the slices of `g` added at the indices `i`."""
     x, g = b.input(0), b.gradient()
     batch = b.integer("batch_dims", 0)
     base, index, updates = as_rows(b, x, b.input(1), g, batch)
@@ -169,7 +170,7 @@ def gather_nd(b: Backward) -> Gradients:
 def as_rows(
     b: Site, x: ir.Value, indices: ir.Value, updates: ir.Value, batch: int = 0
 ) -> tuple[list[Size], ir.Value, ir.Value]:
-    """Indices of several axes as places in a table of rows: its shape, the places, the rows."""
+    """Indices over several axes as row numbers: the shape of the table, the numbers, the rows."""
     shape, own = known_shape(indices) or (), known_shape(x) or ()
     depth = shape[-1]
     if not isinstance(depth, int):
@@ -220,41 +221,41 @@ def _reduction_refused(node: ir.Node) -> str | None:
 
 @register("ScatterElements")
 def scatter_elements(b: Backward) -> Gradients:
-    """`y = x` with `u` written (or added) at the places `i`.
+    """`y = x` with `u` written (or added) at the indices `i`.
 
-    `gu = g[i]`; `gx = g`, and 0 at the places that were overwritten. Repeated places are not allowed
-    where they overwrite.
+    `gu = g[i]`; `gx = g`, and 0 at the indices that were overwritten. Repeated indices are not
+    allowed if they overwrite.
     """
     g, index, axis = b.gradient(), b.input(1), b.integer("axis", 0)
     gx, gu = None, None
-    if b.wants(0):
+    if b.needs_gradient(0):
         gx = g
         if b.text("reduction", "none") == "none":
             nothing = zeros(b, b.input(2), b.dtype)
             gx = b.op("ScatterElements", g, index, nothing, axis=axis, shape=b.input(0).shape)
-    if b.wants(2):
+    if b.needs_gradient(2):
         gu = b.op("GatherElements", g, index, axis=axis, shape=b.input(2).shape)
     return [gx, None, gu]
 
 
 @register("ScatterND")
 def scatter_nd(b: Backward) -> Gradients:
-    """As :func:`scatter_elements`, with slices of `x`: `gu = g[i]`, `gx = g` or 0 where overwritten."""
+    """As :func:`scatter_elements`, for slices: `gu = g[i]`, `gx = g`, or 0 where overwritten."""
     g, index = b.gradient(), b.input(1)
     gx, gu = None, None
-    if b.wants(0):
+    if b.needs_gradient(0):
         gx = g
         if b.text("reduction", "none") == "none":
             nothing = zeros(b, b.input(2), b.dtype)
             gx = b.op("ScatterND", g, index, nothing, shape=b.input(0).shape)
-    if b.wants(2):
+    if b.needs_gradient(2):
         gu = b.op("GatherND", g, index, shape=b.input(2).shape)
     return [gx, None, gu]
 
 
 @register("TopK")
 def top_k(b: Backward) -> Gradients:
-    """`y, i = the k largest of x`: `g` set into zeros at the places `i`, which differ."""
+    """`y, i = the k largest of x`: `g` set into zeros at the indices `i`, which are distinct."""
     empty = zeros(b, b.input(0))
     index = b.output(1)
     axis = b.integer("axis", -1)

@@ -1,7 +1,8 @@
 r"""Losses that are one operator.
 
 Shapes: scores `x [N, C, d...]`, labels `t [N, d...]`, class weights `w [C]`; `d...` may be empty.
-The weight of a label, `W = w[t]` or 1, is 0 where the label is ``ignore_index``.
+    The
+weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
 @register("SoftmaxCrossEntropyLoss")
 def cross_entropy(b: Backward) -> Gradients:
-    r"""`p = softmax(x)`, `l = -W log p[t]`: `gx = (p - onehot(t)) c` with a factor `c [N, 1, d...]`.
+    r"""`p = softmax(x)`, `l = -W log p[t]`: `gx = (p - onehot(t)) c`.
+
+    The factor `c` has shape `[N, 1, d...]`:
 
         none: c = g W,    sum: c = g W,    mean: c = g W / sum(W)
 
-    What flows through the second output, `log p` with gradient `h`: `h - p sum_C(h)` more.
+    The second output, `log p` with gradient `h`, adds `h - p sum_C(h)`.
     """
     _only_scores(b)
     log_p = b.extra_output(1, b.dtype, b.input(0).shape)
@@ -35,8 +38,10 @@ def cross_entropy(b: Backward) -> Gradients:
         total = b.op("Mul", _scattered(b, p, -1.0, add=True), _factor(b), shape=shape)
     through = b.gradients[1] if len(b.gradients) > 1 else None
     if through is not None:
-        spread = b.op("Mul", p, b.op("ReduceSum", through, b.ints(1), keepdims=1), shape=shape)
-        part = b.op("Sub", through, spread, shape=shape)
+        through_softmax = b.op(
+            "Mul", p, b.op("ReduceSum", through, b.ints(1), keepdims=1), shape=shape
+        )
+        part = b.op("Sub", through, through_softmax, shape=shape)
         total = part if total is None else b.op("Add", total, part, shape=shape)
     return [total]
 
@@ -52,7 +57,7 @@ def negative_log_likelihood(b: Backward) -> Gradients:
 
 
 def _only_scores(b: Backward) -> None:
-    if b.wants(2):
+    if b.needs_gradient(2):
         raise Refusal("the class weights have no gradient; make them a constant")
     if known_shape(b.input(0)) is None:
         raise Refusal("the rank of the scores is unknown; give the model's inputs shapes")
@@ -74,7 +79,7 @@ def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False)
 
 
 def _factor(b: Backward) -> ir.Value:
-    """What the gradient of the scores is multiplied with, `[N, 1, d...]` or one number."""
+    """The factor of the gradient of the scores, `[N, 1, d...]` or one number."""
     g, reduction = b.gradient(0), b.text("reduction", "mean")
     weights = _weights(b)
     if weights is None:
@@ -147,7 +152,7 @@ def _as_int64(b: Site, labels: ir.Value) -> ir.Value:
 
 
 def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
-    """`LogSoftmax`, then the negative log likelihood: stock runtimes have no kernel for the loss."""
+    """LogSoftmax and the negative log likelihood: stock runtimes have no kernel for the loss."""
     log_p = site.op("LogSoftmax", site.input(0), axis=1, shape=site.input(0).shape)
     outputs = [_picked(site, log_p), log_p]
     return list(outputs[: len(site.node.outputs)])

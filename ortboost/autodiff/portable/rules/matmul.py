@@ -1,4 +1,4 @@
-r"""Matrix products."""
+r"""Gradients of matrix products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gemm(b: Backward) -> Gradients:
 
         gA' = alpha g B'^T    gB' = alpha A'^T g    gC = beta g, summed to the shape of C
 
-    and the transpose of it where the input was transposed; one Gemm each, no Transpose.
+    and their transposes if the input was transposed; one Gemm each, no Transpose.
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     alpha, beta = b.number("alpha", 1.0), b.number("beta", 1.0)
@@ -28,13 +28,13 @@ def gemm(b: Backward) -> Gradients:
         return b.op("Gemm", x, y, alpha=alpha, transA=tx, transB=ty, shape=like.shape)
 
     answers: list[ir.Value | None] = [None, None, None]
-    if b.wants(0):
+    if b.needs_gradient(0):
         answers[0] = product(right, g, tb, 1, left) if ta else product(g, right, 0, 1 - tb, left)
-    if b.wants(1):
+    if b.needs_gradient(1):
         answers[1] = product(g, left, 1, ta, right) if tb else product(left, g, 1 - ta, 0, right)
-    if b.wants(2):
+    if b.needs_gradient(2):
         scaled = g if beta == 1.0 else b.op("Mul", g, b.const(beta), shape=b.output().shape)
-        answers[2] = b.like(scaled, b.input(2))
+        answers[2] = b.sum_to_shape(scaled, b.input(2))
     return answers
 
 
@@ -49,12 +49,13 @@ def _matmul_refused(node: ir.Node) -> str | None:
 
 @register("MatMul")
 def matmul(b: Backward) -> Gradients:
-    r"""`y = a c`, a vector standing for a matrix of one row or column.
+    r"""`y = a c`; a vector stands for a matrix of one row or column.
 
         ga = g c^T    gc = a^T g
 
-    summed over the axes of the batch along which the input was broadcast. With one matrix `c` for
-    the whole batch the batch is rows of one product: `ga = [g] c^T`, `gc = [a]^T [g]`.
+    summed over the batch axes along which the input was broadcast. With one matrix `c` for the
+    whole batch, the batch is flattened into the rows of one product: `ga = [g] c^T`, `gc = [a]^T
+    [g]`.
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     ranks = (b.rank(0), b.rank(1))
@@ -72,7 +73,7 @@ def matmul(b: Backward) -> Gradients:
         g = b.op("Unsqueeze", g, b.ints(*gone))
     answers: list[ir.Value | None] = []
     for own, wanted in ((left, 0), (right, 1)):
-        if not b.wants(wanted):
+        if not b.needs_gradient(wanted):
             answers.append(None)
             continue
         if wanted == 0:
@@ -80,7 +81,7 @@ def matmul(b: Backward) -> Gradients:
         else:
             grown = b.op("MatMul", _transposed(b, left, max(ranks[0], 2)), g)
         grown.shape = _batched(b, own, grown)
-        summed = b.like(grown, own)
+        summed = b.sum_to_shape(grown, own)
         given = b.input(wanted)
         answers.append(summed if own is given else reshape_like(b, summed, given))
     return answers
@@ -107,12 +108,12 @@ def _one_matrix(b: Backward) -> Gradients:
     g, left, right = b.gradient(), b.input(0), b.input(1)
     flat_g = _rows(b, g, length(b, right, 1), b.rank(0))
     answers: list[ir.Value | None] = [None, None]
-    if b.wants(0):
+    if b.needs_gradient(0):
         product = b.op("Gemm", flat_g, right, transB=1)
         if b.rank(0) == 2:
             product.shape = left.shape
         answers[0] = product if b.rank(0) == 2 else reshape_like(b, product, left)
-    if b.wants(1):
+    if b.needs_gradient(1):
         flat = _rows(b, left, length(b, right, 0), b.rank(0))
         answers[1] = b.op("Gemm", flat, flat_g, transA=1, shape=right.shape)
     return answers

@@ -16,8 +16,8 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
-from ortboost.graph.query import known_shape, static_shape
-from ortboost.graph.rewriting import Refusal, constant
+from ortboost.graph.query import constant, known_shape, static_shape
+from ortboost.graph.rewriting import Refusal
 
 __all__ = ["absorbed", "batch_norm", "layer_norm"]
 
@@ -41,7 +41,8 @@ def batch_norm(b: Backward) -> Gradients:
         gx = scale r (g - [(gscale / m) x̂ + gbias / m])
 
     `x̂`, the bracket and the factor before it are BatchNormalizations in inference mode with other
-    scales and means: the fastest operator for one multiplication and addition a channel. `x̂` is made
+    scales and means: the fastest operator for one multiplication and addition a channel. `x̂` is
+        made
     anew: nothing is kept from the forward pass, and few vectors are needed (for small images, each
     costs as much as a pass over the image). The factor comes last, so that a convolution can take
     it over (:func:`absorbed`).
@@ -64,14 +65,14 @@ def batch_norm(b: Backward) -> Gradients:
         return b.op("BatchNormalization", *inputs, epsilon=epsilon, shape=shape)
 
     axes = b.ints(0, *range(2, b.rank()))
-    needs_moment = b.wants(1) or (through and b.wants(0))
-    if b.wants(2) or needs_moment:
+    needs_moment = b.needs_gradient(1) or (through and b.needs_gradient(0))
+    if b.needs_gradient(2) or needs_moment:
         answers[2] = b.op("ReduceSum", g, axes, keepdims=0, shape=vector)
     if needs_moment:
         normal = affine(x, _filled(b, scale, 1.0), none, mean)
         product = b.op("Mul", g, normal, shape=shape)
         answers[1] = b.op("ReduceSum", product, axes, keepdims=0, shape=vector)
-    if not b.wants(0):
+    if not b.needs_gradient(0):
         return answers
     total, moment = answers[2], answers[1]
     if not through or total is None or moment is None:
@@ -85,10 +86,10 @@ def batch_norm(b: Backward) -> Gradients:
 
 
 def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """A gradient that is a multiple for each channel, apart: what is multiplied, and ``[C]`` factors.
+    """Split a gradient into a tensor and ``[C]`` factors, if it is such a product.
 
-    Only that of a batch normalization whose factor comes last is known, and only to the one node that
-    reads it: it is asked before anything else does.
+    Only the gradient of a batch normalization whose factor comes last is recognized. It must be
+    asked for before any other node reads the gradient.
     """
     node = g.producer()
     if (
@@ -104,12 +105,15 @@ def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     if data is None or scale is None or variance is None:
         return None
     epsilon = b.const(node.attributes.get_float("epsilon", 1e-5), variance.dtype)
-    spread = b.op("Sqrt", b.op("Add", variance, epsilon), shape=scale.shape)
-    return data, b.op("Div", scale, spread, shape=scale.shape)
+    deviation = b.op("Sqrt", b.op("Add", variance, epsilon), shape=scale.shape)
+    return data, b.op("Div", scale, deviation, shape=scale.shape)
 
 
 def _depends(value: ir.Value, active: frozenset[str]) -> bool:
-    """Whether a tensor is computed from one that has a gradient: nobody would see that it lacks one."""
+    """Whether a tensor depends on one that needs a gradient.
+
+    Such a dependence would lose its gradient without an error.
+    """
     pending, seen = [value], {id(value)}
     while pending:
         node = pending.pop().producer()
@@ -123,7 +127,7 @@ def _depends(value: ir.Value, active: frozenset[str]) -> bool:
 
 
 def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
-    """A vector of one number, a constant if its length is known."""
+    """A vector filled with one number, constant if its length is known."""
     shape = known_shape(like)
     dtype = like.dtype or b.dtype
     if shape is not None and all(isinstance(dim, int) for dim in shape):
@@ -133,7 +137,7 @@ def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
 
 
 def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
-    """Elements that each number of a statistic is made of."""
+    """Number of elements that each element of a statistic is computed from."""
     whole, part = static_shape(x), static_shape(statistic)
     if whole is not None and part is not None and 0 not in part:
         return b.const(float(np.prod(whole, dtype=np.int64) // np.prod(part, dtype=np.int64)))
@@ -186,11 +190,11 @@ def layer_norm(b: Backward) -> Gradients:
     normal = b.op("Mul", b.op("Sub", x, mean, shape=shape), inverse, shape=shape)
     answers: list[ir.Value | None] = [None, None, None]
     g = b.gradient_or_zeros(0)
-    if b.wants(1):
-        answers[1] = b.like(b.op("Mul", g, normal, shape=shape), scale)
-    if bias is not None and b.wants(2):
-        answers[2] = b.like(g, bias)
-    if not b.wants(0):
+    if b.needs_gradient(1):
+        answers[1] = b.sum_to_shape(b.op("Mul", g, normal, shape=shape), scale)
+    if bias is not None and b.needs_gradient(2):
+        answers[2] = b.sum_to_shape(g, bias)
+    if not b.needs_gradient(0):
         return answers[: len(b.node.inputs)]
     inner = b.op("Mul", g, scale, shape=shape)
     pulled = b.op("ReduceMean", inner, axes, keepdims=1, shape=rows)

@@ -1,4 +1,4 @@
-r"""Pad in all its modes: what was set around is cut off, what was copied is added back."""
+r"""Pad in all its modes: padding is cut off, copied elements are summed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ortboost.autodiff.portable.rules.sizes import (
     product,
     reshape_like,
 )
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, input_at, known_shape
 
 __all__ = ["pad"]
 
@@ -26,7 +25,7 @@ __all__ = ["pad"]
 def _refused(node: ir.Node) -> str | None:
     if node.inputs[0] is None or known_shape(node.inputs[0]) is None:
         return "the rank of its input is unknown; give the model's inputs shapes"
-    axes = node.inputs[3] if len(node.inputs) > 3 else None
+    axes = input_at(node, 3)
     mode = node.attributes.get_string("mode", "constant")
     if mode != "constant" and axes is not None and constant(axes) is None:
         return "its axes are not constant; export with fixed axes"
@@ -35,10 +34,11 @@ def _refused(node: ir.Node) -> str | None:
 
 @register("Pad")
 def pad(b: Backward) -> Gradients:
-    """`y = x` with a margin. Constant: `g` without the margin, that is padded by `-pads`.
+    """Constant mode: `g` without the padding, that is padded by `-pads`.
 
-    Reflected, wrapped and edge margins: along one axis after the other `y[j] = x[i_j]`, with `i` the
-    numbers `0, 1, ...` padded in the same way; `g` is added up at the places `i`.
+    Reflected, wrapped and edge padding: along one axis after the other `y[j] = x[i_j]`, with `i`
+    the
+    numbers `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
     """
     x, g = b.input(0), b.gradient()
     mode = b.text("mode", "constant")

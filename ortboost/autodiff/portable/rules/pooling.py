@@ -1,4 +1,4 @@
-r"""Pools: over windows (see :mod:`~ortboost.autodiff.portable.rules.windows`) and over everything."""
+r"""Pooling over windows (:mod:`~ortboost.autodiff.portable.rules.windows`) and global pooling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.windows import Window, bare_site, spread, window_of
+from ortboost.autodiff.portable.rules.windows import Window, bare_site, transposed_conv, window_of
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal
 
@@ -40,7 +40,7 @@ def _max_pool_condition(node: ir.Node) -> str | None:
 
 @register("MaxPool")
 def max_pool(b: Backward) -> Gradients:
-    r"""Each window gives its gradient to its maximum; of equal ones to the first, as onnxruntime.
+    r"""The gradient of a window goes to its maximum; of equal ones to the first, as in onnxruntime.
 
         gx[i] = sum_{o: argmax_o = i} g[o]
 
@@ -61,7 +61,7 @@ def _zero(b: Backward) -> ir.TensorProtocol:
 
 
 def _indices(b: Backward) -> ir.Value:
-    """The second output of a MaxPool, made if it is not there; it carries no gradient."""
+    """The second output of a MaxPool, added if it is missing; it carries no gradient."""
     node = b.node
     if len(node.outputs) < 2:
         node.resize_outputs(2)
@@ -75,10 +75,10 @@ def _indices(b: Backward) -> ir.Value:
 
 @register("AveragePool")
 def average_pool(b: Backward) -> Gradients:
-    r"""`y[o] = c[o] sum_t x[o s - p + t d]`: `gx = spread(c g)`.
+    r"""`y[o] = c[o] sum_t x[o s - p + t d]`: `gx = conv^T(c g)`.
 
-    `c` is one over the number of positions counted, which the operator itself tells: of an image of
-    ones it makes `c[o]` times the number of those that are there. Each channel is a convolution of
+    `c` is one over the number of positions that count. The operator itself gives it: on an image of
+    ones it returns `c[o]` times the number of positions inside. Each channel is a convolution of
     its own with a weight of ones.
     """
     g, x, window = b.gradient(), b.input(0), window_of(b)
@@ -87,7 +87,7 @@ def average_pool(b: Backward) -> Gradients:
         scaled = b.op("Mul", g, b.const(1.0 / size), shape=b.output().shape)
     else:
         scaled = b.op("Mul", g, _shares(b, x), shape=b.output().shape)
-    return [_spread_planes(b, scaled, window)]
+    return [_transposed_conv_planes(b, scaled, window)]
 
 
 def _image_of_ones(b: Backward, x: ir.Value) -> ir.Value:
@@ -113,16 +113,16 @@ def _sums(b: Backward, planes: ir.Value) -> ir.Value:
     return b.op("LpPool", planes, p=1, **kept)
 
 
-def _spread_planes(b: Backward, g: ir.Value, window: Window) -> ir.Value:
-    """:func:`spread` of each channel for itself, with a weight of ones.
+def _transposed_conv_planes(b: Backward, g: ir.Value, window: Window) -> ir.Value:
+    """:func:`transposed_conv` of each channel by itself, with a weight of ones.
 
-    With ``ceil_mode`` the last window hangs over the end; what it puts there is cropped.
+    With ``ceil_mode`` the last window may exceed the image; what lies outside is cropped.
     """
     x = b.input(0)
     image = _planes(b, x)
     overhang = bool(b.integer("ceil_mode", 0))
     ones = b.const(np.ones((1, 1, *window.kernel)))
-    back = spread(b, _planes(b, g), ones, window, image, overhang=overhang)
+    back = transposed_conv(b, _planes(b, g), ones, window, image, overhang=overhang)
     return b.op("Reshape", back, b.shape_of(x), shape=x.shape, allowzero=1)
 
 
@@ -140,8 +140,8 @@ def _planes(b: Backward, value: ir.Value) -> ir.Value:
 
 @register("LpPool")
 def lp_pool(b: Backward) -> Gradients:
-    r"""`y = (sum_t |x|^p)^(1/p)`: `gx = sign(x) |x|^(p-1) spread(g y^(1-p))`, 0 where `y = 0`."""
-    return [_lp_gradient(b, _spread_planes(b, _over_norm(b), window_of(b)))]
+    r"""`y = (sum_t |x|^p)^(1/p)`: `gx = sign(x) |x|^(p-1) conv^T(g y^(1-p))`, 0 where `y = 0`."""
+    return [_lp_gradient(b, _transposed_conv_planes(b, _over_norm(b), window_of(b)))]
 
 
 @register("GlobalLpPool")
@@ -200,5 +200,5 @@ def global_max_pool(b: Backward) -> Gradients:
     places = b.op("Range", zero, length, one, dtype=_INT64)
     chosen = b.op("Equal", first, places, dtype=_BOOL)
     each = b.op("Flatten", g, axis=2)
-    spread_out = b.op("Where", chosen, each, b.const(0.0), dtype=b.dtype)
-    return [b.op("Reshape", spread_out, b.shape_of(x), shape=x.shape, allowzero=1)]
+    scattered = b.op("Where", chosen, each, b.const(0.0), dtype=b.dtype)
+    return [b.op("Reshape", scattered, b.shape_of(x), shape=x.shape, allowzero=1)]

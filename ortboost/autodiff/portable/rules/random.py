@@ -1,4 +1,4 @@
-r"""Random operators."""
+r"""Gradients of operators that draw random numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, input_at
 
 __all__ = ["dropout"]
 
@@ -38,7 +38,7 @@ def dropout(b: Backward) -> Gradients:
 
 @refuses("Dropout")
 def _form(node: ir.Node) -> str | None:
-    ratio = node.inputs[1] if len(node.inputs) > 1 else None
+    ratio = input_at(node, 1)
     known = None if ratio is None else constant(ratio)
     if known is not None and not 0.0 <= float(known) < 1.0:
         return f"its ratio {float(known):g} is not in [0, 1)"

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: written out step by step before (rewrites/recurrent.py), or refused."""
+"""LSTM, GRU and RNN: unrolled before (rewrites/recurrent.py), or refused."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ refuses("GRU", "LSTM", "RNN")(unrollable)
 
 @register("GRU", "LSTM", "RNN")
 def recurrent(b: Backward) -> Gradients:
-    """None is left when gradients are made, unless the rewrite was not run."""
+    """Refuse: nothing recurrent is left unless the rewrite could not unroll it."""
     raise Refusal(unrollable(b.node) or "it was not written out; run prepare() of the engine")

@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, input_at, known_shape
 
 __all__ = ["NORMS", "kept", "reduced_axes"]
 
@@ -86,8 +85,8 @@ def _kept_shape(b: Backward) -> ir.Value:
     return b.op("Where", none, b.ints(1), written, dtype=_INT64)
 
 
-def _spread(b: Backward, value: ir.Value) -> ir.Value:
-    """A value like `K(y)` repeated to the shape of `x`."""
+def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
+    """Expand a value with the shape of `K(y)` to the shape of `x`."""
     x = b.input(0)
     have, want = known_shape(value), known_shape(x)
     if want is not None and have == want and None not in want:
@@ -100,7 +99,7 @@ def _spread(b: Backward, value: ir.Value) -> ir.Value:
 
 
 def _share(b: Backward) -> ir.Value:
-    """One over the number of elements that make one of the output."""
+    """One over the number of elements that are reduced to one."""
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
     if shape is not None and axes is not None:
         lengths = [shape[axis] for axis in axes]
@@ -116,13 +115,13 @@ def _share(b: Backward) -> ir.Value:
 
 def _sum(b: Backward) -> ir.Value:
     """`sum(x)`: `K(g)`."""
-    return _spread(b, kept(b, b.gradient()))
+    return _expand_to_input(b, kept(b, b.gradient()))
 
 
 def _mean(b: Backward) -> ir.Value:
     """`mean(x)` over n elements: `K(g / n)`."""
     part = b.op("Mul", b.gradient(), _share(b), shape=b.output().shape)
-    return _spread(b, kept(b, part))
+    return _expand_to_input(b, kept(b, part))
 
 
 def _l1(b: Backward) -> ir.Value:
@@ -149,7 +148,7 @@ def _log_sum(b: Backward) -> ir.Value:
     """`y = log(sum(x))`: `K(g exp(-y))`."""
     shape = b.output().shape
     inverse = b.op("Exp", b.op("Neg", b.output(), shape=shape), shape=shape)
-    return _spread(b, kept(b, b.op("Mul", b.gradient(), inverse, shape=shape)))
+    return _expand_to_input(b, kept(b, b.op("Mul", b.gradient(), inverse, shape=shape)))
 
 
 def _log_sum_exp(b: Backward) -> ir.Value:
@@ -236,7 +235,7 @@ def _reduction(b: Backward) -> Gradients:
 def _empty_axes(node: ir.Node) -> str | None:
     if not node.attributes.get_int("noop_with_empty_axes", 0):
         return None
-    given = node.inputs[1] if len(node.inputs) > 1 else None
+    given = input_at(node, 1)
     axes = None if given is None else constant(given)
     if given is None or axes is None or axes.size == 0:
         return "noop_with_empty_axes without axes: implementations disagree; remove the node"

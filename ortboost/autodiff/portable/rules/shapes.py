@@ -74,7 +74,7 @@ def concat(b: Backward) -> Gradients:
         return [g]
     axis = b.axis("axis", 0)
     sizes = [length(b, b.input(i), axis) for i in range(count)]
-    if all(b.wants(i) for i in range(count)):
+    if all(b.needs_gradient(i) for i in range(count)):
         parts = b.ops("Split", [g, joined(b, sizes)], count, {"axis": axis})
         for i, part in enumerate(parts):
             if part is not None:
@@ -84,7 +84,7 @@ def concat(b: Backward) -> Gradients:
     start: Size = 0
     for i, size in enumerate(sizes):
         end = _sum(b, start, size)
-        if b.wants(i):
+        if b.needs_gradient(i):
             bounds = (joined(b, [start]), joined(b, [end]), b.ints(axis))
             answers.append(b.op("Slice", g, *bounds, shape=b.input(i).shape))
         else:
@@ -111,7 +111,7 @@ def split(b: Backward) -> Gradients:
 @register("Expand")
 def expand(b: Backward) -> Gradients:
     """`y = x` broadcast: `g` summed over the broadcast axes."""
-    return [b.like(b.gradient(), b.input(0))]
+    return [b.sum_to_shape(b.gradient(), b.input(0))]
 
 
 @register("Tile")
@@ -156,7 +156,7 @@ def _image(b: Backward) -> list[Size]:
 
 @register("DepthToSpace")
 def depth_to_space(b: Backward) -> Gradients:
-    """`y = x` with blocks of channels spread over the image: gathered up again.
+    """`y = x` with blocks of channels moved to the image: the inverse move.
 
     DCR: SpaceToDepth is the inverse. CRD: `[N, C, H, b, W, b] -> [N, C, b, b, H, W]`.
     """

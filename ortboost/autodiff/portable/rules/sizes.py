@@ -96,7 +96,8 @@ def padded(
 ) -> ir.Value:
     """Zeros before and behind along some axes.
 
-    Pads for all axes, not an axes input: onnxruntime (1.19 to 1.31), where it moves a Transpose through a
+    Pads for all axes, not an axes input: onnxruntime (1.19 to 1.31), where it moves a Transpose
+    through a
     Pad, permutes the pads as if they were those of all axes.
     """
     each = [margins.get(axis, (0, 0)) for axis in range(rank)]

@@ -1,4 +1,4 @@
-r"""Slice: what was cut out is set into zeros."""
+r"""The gradient of Slice: the slice set into zeros."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import onnx_ir as ir
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.sizes import INT64, Size, joined, length, padded
-from ortboost.graph.query import known_shape
-from ortboost.graph.rewriting import constant
+from ortboost.graph.query import constant, known_shape
 
 __all__ = ["slice_"]
 
@@ -39,10 +38,11 @@ def _slice_refused(node: ir.Node) -> str | None:
 
 @register("Slice")
 def slice_(b: Backward) -> Gradients:
-    """`y = x[start:end:step]`: `g` set into zeros at the same places.
+    """`y = x[start:end:step]`: `g` set into zeros at the same indices.
 
-    A negative step: `g` reversed, from the lowest place up. A step `s > 1`: `s - 1` zeros between
-    the elements. Then one Pad puts zeros before and behind.
+    A negative step: `g` reversed, from the lowest index up. A step `s > 1`: `s - 1` zeros between
+        the
+    elements. Then one Pad puts zeros before and after.
     """
     x, g = b.input(0), b.gradient()
     steps = b.array(4)
@@ -63,7 +63,7 @@ def slice_(b: Backward) -> Gradients:
             # the lowest place: start + (taken - 1) * step
             start = _affine(b, taken, step, start, -step)
         if abs(step) > 1:
-            g = _spread(b, g, axis, abs(step))
+            g = _insert_zeros(b, g, axis, abs(step))
         begin = start if isinstance(start, int) else _clamped(b, start, size)
         behind_it = _minus(b, _minus(b, size, begin), _size_of(b, g, axis))
         margins[axis] = (begin, behind_it)
@@ -122,8 +122,8 @@ def _clamped(b: Backward, start: ir.Value, size: Size) -> ir.Value:
     return b.op("Max", b.op("Min", start, joined(b, [size])), b.ints(0), dtype=INT64)
 
 
-def _spread(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
-    """`step - 1` zeros between the elements of an axis: `[n] -> [n, step] -> [n * step - step + 1]`."""
+def _insert_zeros(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
+    """`step - 1` zeros between elements: `[n] -> [n, step] -> [(n - 1) step + 1]`."""
     rank = b.rank()
     shape = known_shape(g) or (None,) * rank
     apart = b.op("Unsqueeze", g, b.ints(axis + 1))

@@ -1,4 +1,4 @@
-"""The gradient of the weight of a convolution of any form, as a convolution again."""
+"""The weight gradient of a convolution of any form, as a convolution again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 def swapped(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, groups: int
 ) -> ir.Value:
-    r"""A convolution with batch and channels swapped, stride and dilation swapped; for all forms.
+    r"""A convolution with batch and channels swapped, and stride and dilation swapped.
 
         gw[m, c, t] = sum_{n, o} x'[c, n, t d - p + o s] g'[m, n, o]
 
-    Where the last windows leave a rest of the image out, it has more taps than wanted.
+    If the last windows do not reach the end of the image, it has more taps than needed.
     """
     spatial = window.spatial
     order = [1, 0, *range(2, 2 + spatial)]

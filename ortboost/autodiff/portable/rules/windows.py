@@ -16,7 +16,7 @@ from ortboost.autodiff.padding import same_pads
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["Window", "bare_site", "crop", "spread", "window_of"]
+__all__ = ["Window", "bare_site", "crop", "transposed_conv", "window_of"]
 
 Dim = int | str | None
 
@@ -90,11 +90,14 @@ class Window:
 
 
 def window_of(site: Site, weight: int | None = None) -> Window:
-    """The window of a node, `auto_pad` written out; refuses where the sizes are not known.
+    """The window of a node, `auto_pad` written out.
 
     Args:
         site: The node.
-        weight: Input whose shape gives the kernel where the attribute is missing.
+        weight: Input whose shape gives the kernel if the attribute is missing.
+
+    Raises:
+        Refusal: The sizes are not known.
     """
     spatial = site.rank() - 2
     kernel = site.integers("kernel_shape")
@@ -114,7 +117,7 @@ def window_of(site: Site, weight: int | None = None) -> Window:
 
 
 def bare_site(node: ir.Node) -> Site:
-    """A site that can be asked, for conditions: nothing can be made at it."""
+    """A site for conditions, which only ask: no node can be made at it."""
     return Site(node, None, 0)  # type: ignore[arg-type]
 
 
@@ -128,7 +131,7 @@ def crop(site: Site, value: ir.Value, like: ir.Value, shape: tuple[Dim, ...]) ->
     return site.op("Slice", value, starts, ends, site.ints(*axes), shape=shape)
 
 
-def spread(
+def transposed_conv(
     site: Site,
     g: ir.Value,
     weight: ir.Value,
@@ -138,21 +141,21 @@ def spread(
     *,
     overhang: bool = False,
 ) -> ir.Value:
-    r"""The transpose of a convolution: each window puts its value on the positions it sees.
+    r"""The transpose of a convolution: each window adds its value to the positions it sees.
 
         gx[n, c, o s - p + t d] += sum_m g[n, m, o] w[m, c, t]
+
+    ConvTranspose alone leaves out the positions after the last window: they are added as
+    ``output_padding``, exactly if their number is known, else as many as possible and then cropped.
 
     Args:
         site: Where nodes are made.
         g: ``[N, M, O...]``.
         weight: ``[M, C/groups, k...]``, the weight of the forward convolution.
         window: Its window.
-        like: Value with the shape of the answer, ``[N, C, L...]``.
+        like: Value with the shape of the result, ``[N, C, L...]``.
         groups: Its number of groups.
-        overhang: Windows may reach over the end, whatever the padding there says.
-
-    ConvTranspose alone leaves out the positions behind the last window: they come in as
-    ``output_padding``, as many as there are, or the most possible and cropped.
+        overhang: Windows may exceed the end of the image, whatever the padding there.
     """
     shape = known_shape(like)
     if shape is None:

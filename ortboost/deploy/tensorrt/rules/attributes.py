@@ -1,4 +1,4 @@
-"""Forms of supported operators that are not supported."""
+"""Supported operators in forms that are not supported."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
 from ortboost.deploy.tensorrt.table import Operator
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import input_at, is_standard, known_shape, label
 
 __all__: list[str] = []
 
@@ -19,7 +19,7 @@ _RECURRENT = ("RNN", "GRU", "LSTM")
 
 def _restricted(context: Context) -> Iterator[tuple[ir.Node, Operator]]:
     for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_default(node) else None
+        known = context.target.operator(node.op_type) if is_standard(node) else None
         if known is not None and known.limits:
             yield node, known
 
@@ -136,7 +136,7 @@ def top_k(context: Context) -> Iterator[Finding]:
 def activations(context: Context) -> Iterator[Finding]:
     """Bidirectional layers need the same activations in both directions."""
     for node in context.nodes:
-        if node.op_type not in _RECURRENT or not is_default(node):
+        if node.op_type not in _RECURRENT or not is_standard(node):
             continue
         names = list(node.attributes.get_strings("activations", ()) or ())
         half = len(names) // 2
@@ -172,7 +172,7 @@ def random(context: Context) -> Iterator[Finding]:
 def odd_constants(context: Context) -> Iterator[Finding]:
     """Sparse tensors and strings."""
     for node in (context.raw or context.model).graph.all_nodes():
-        if node.op_type != "Constant" or not is_default(node):
+        if node.op_type != "Constant" or not is_standard(node):
             continue
         odd = {"sparse_value", "value_string", "value_strings"} & set(node.attributes)
         if odd:
@@ -187,7 +187,7 @@ def odd_constants(context: Context) -> Iterator[Finding]:
 
 
 def _relevant(node: ir.Node, name: str) -> bool:
-    """``nearest_mode`` says nothing where a Resize is linear, nor the ratio policy without sizes."""
+    """Whether an attribute has a meaning here: ``nearest_mode`` has none in a linear Resize."""
     if node.op_type != "Resize":
         return True
     if name == "nearest_mode":
@@ -225,4 +225,4 @@ def _given(node: ir.Node, name: str, version: int) -> ir.Value | None:
     except onnx.defs.SchemaError:
         return None
     position = formal.index(name) if name in formal else len(node.inputs)
-    return node.inputs[position] if position < len(node.inputs) else None
+    return input_at(node, position)

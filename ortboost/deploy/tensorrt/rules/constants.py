@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
-from ortboost.graph.query import known_shape
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.graph.query import input_at, is_standard, known_shape, label
 
 __all__: list[str] = []
 
@@ -18,7 +18,7 @@ def constants(context: Context) -> Iterator[Finding]:
     """Axes, depths and the like that a subgraph computes."""
     version = context.model.opset_imports.get("", 18)
     for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_default(node) else None
+        known = context.target.operator(node.op_type) if is_standard(node) else None
         for name in [] if known is None else known.named("constant"):
             value = _input(node, name, version)
             verdict = context.constness(value)
@@ -43,7 +43,7 @@ def constants(context: Context) -> Iterator[Finding]:
 def static_dimensions(context: Context) -> Iterator[Finding]:
     """Operators that take the length of a dimension when the engine is built."""
     for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_default(node) else None
+        known = context.target.operator(node.op_type) if is_standard(node) else None
         if known is None or not node.inputs or node.inputs[0] is None:
             continue
         dims = known_shape(node.inputs[0])
@@ -72,12 +72,12 @@ def static_dimensions(context: Context) -> Iterator[Finding]:
 
 
 def _input(node: ir.Node, name: str, version: int) -> ir.Value | None:
-    """The input with this formal name; ``None`` if it is left out, or an attribute in this opset."""
+    """The input with this formal name; ``None`` if it is left out or no input in this opset."""
     try:
         schema = onnx.defs.get_schema(node.op_type, version)
     except onnx.defs.SchemaError:
         return None
     for position, formal in enumerate(schema.inputs):
         if formal.name == name:
-            return node.inputs[position] if position < len(node.inputs) else None
+            return input_at(node, position)
     return None

@@ -107,7 +107,7 @@ def external_data(context: Context) -> Iterator[Finding]:
 
 @rule("TRT053", "names")
 def names(context: Context) -> Iterator[Finding]:
-    """Every node needs a name of its own; every tensor too."""
+    """Every node and tensor needs a name of its own."""
     model = context.raw or context.model
     counts = Counter(node.name or "" for node in model.graph.all_nodes())
     if counts.get(""):

@@ -1,4 +1,4 @@
-"""Numbers that half precision cannot hold, and operators that lose it."""
+"""Numbers that half precision cannot represent, and operators that lose precision in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.graph.query import is_standard, label
 
 __all__ = ["FP16_MAX"]
 
@@ -88,7 +89,7 @@ def fragile(context: Context) -> Iterator[Finding]:
         first = next((value for value in node.inputs if value is not None), None)
         if (
             first is None
-            or not is_default(node)
+            or not is_standard(node)
             or first.dtype != ir.DataType.FLOAT16
             or node.op_type not in _FRAGILE
         ):

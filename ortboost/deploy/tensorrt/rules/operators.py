@@ -1,4 +1,4 @@
-"""Operators: leftovers of training, foreign domains, what the parser does not know."""
+"""Operators: leftovers of training, other domains, what the parser does not support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.graph.query import input_at, is_standard, label
 
 __all__ = ["normalizes_batch"]
 
@@ -43,17 +44,17 @@ def training_leftovers(context: Context) -> Iterator[Finding]:
         return
     for node in context.nodes:
         problem = ""
-        if node.op_type in _LOSSES and is_default(node):
+        if node.op_type in _LOSSES and is_standard(node):
             problem = "A loss belongs to training."
         elif node.domain in _TRAINING_DOMAINS:
             problem = f"An operator of {node.domain} belongs to training."
-        elif not is_default(node) and node.op_type.endswith("Grad"):
+        elif not is_standard(node) and node.op_type.endswith("Grad"):
             problem = "A gradient belongs to training."
-        elif node.op_type == "Dropout" and is_default(node) and _drops(context, node):
+        elif node.op_type == "Dropout" and is_standard(node) and _drops(context, node):
             problem = "Dropout is in training mode: it drops at random."
         elif (
             node.op_type == "BatchNormalization"
-            and is_default(node)
+            and is_standard(node)
             and normalizes_batch(node, context.model.opset_imports.get("", 18))
         ):
             problem = "BatchNormalization is in training mode: it uses the statistics of the batch."
@@ -72,7 +73,8 @@ def training_leftovers(context: Context) -> Iterator[Finding]:
 def normalizes_batch(node: ir.Node, opset: int) -> bool:
     """Whether a BatchNormalization uses the statistics of the batch.
 
-    Since opset 14 an attribute says so; before, the statistics as further outputs did, used or not.
+    From opset 14 on an attribute says so; before, further outputs with the statistics did, used or
+    not.
     """
     if node.attributes.get_int("training_mode", 0) != 0:
         return True
@@ -83,7 +85,7 @@ def normalizes_batch(node: ir.Node, opset: int) -> bool:
 
 
 def _drops(context: Context, node: ir.Node) -> bool:
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    mode = input_at(node, 2)
     if mode is None:
         return False
     stored = context.array(mode)
@@ -94,7 +96,7 @@ def _drops(context: Context, node: ir.Node) -> bool:
 def foreign_domains(context: Context) -> Iterator[Finding]:
     """Contrib operators and operators that only a plugin can provide."""
     for node in context.nodes:
-        if is_default(node) or node.domain in _TRAINING_DOMAINS or node.op_type.endswith("Grad"):
+        if is_standard(node) or node.domain in _TRAINING_DOMAINS or node.op_type.endswith("Grad"):
             continue
         name = f"{node.domain}::{node.op_type}"
         if node.op_type.startswith("TRT_"):
@@ -137,7 +139,7 @@ def foreign_domains(context: Context) -> Iterator[Finding]:
 def unsupported(context: Context) -> Iterator[Finding]:
     """What the parser's table says no to."""
     for node in context.nodes:
-        if not is_default(node) or node.op_type in _LOSSES:
+        if not is_standard(node) or node.op_type in _LOSSES:
             continue
         known = context.target.operator(node.op_type)
         if known is None or known.supported:
@@ -164,7 +166,7 @@ def unsupported(context: Context) -> Iterator[Finding]:
 def unknown(context: Context) -> Iterator[Finding]:
     """Newer than the table, or misspelt."""
     for node in context.nodes:
-        if is_default(node) and context.target.operator(node.op_type) is None:
+        if is_standard(node) and context.target.operator(node.op_type) is None:
             yield Finding(
                 "TRT004",
                 "error",
@@ -180,7 +182,7 @@ def unknown(context: Context) -> Iterator[Finding]:
 def removed_plugins(context: Context) -> Iterator[Finding]:
     """Plugins of earlier releases."""
     for node in context.nodes:
-        if is_default(node) and context.target.operator(node.op_type) is not None:
+        if is_standard(node) and context.target.operator(node.op_type) is not None:
             continue
         versions = context.target.plugin(node.op_type)
         version = node.attributes.get_string("plugin_version", "") or ""

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.graph.query import is_standard, label, producer_of
 
 __all__: list[str] = []
 
@@ -19,7 +20,7 @@ _HOSTS: Final = ("Conv", "ConvTranspose", "Gemm")
 def zero_points(context: Context) -> Iterator[Finding]:
     """TensorRT quantizes symmetrically."""
     for node in context.nodes:
-        if node.op_type not in _PAIR or not is_default(node) or len(node.inputs) < 3:
+        if node.op_type not in _PAIR or not is_standard(node) or len(node.inputs) < 3:
             continue
         point = node.inputs[2]
         if point is None:
@@ -51,10 +52,10 @@ def unfolded(context: Context) -> Iterator[Finding]:
     """A normalization after a convolution costs time, and keeps Q/DQ pairs from being fused."""
     quantized = any(node.op_type in _PAIR for node in context.nodes)
     for node in context.nodes:
-        if node.op_type != "BatchNormalization" or not is_default(node) or not node.inputs:
+        if node.op_type != "BatchNormalization" or not is_standard(node) or not node.inputs:
             continue
         value = node.inputs[0]
-        host = None if value is None else value.producer()
+        host = producer_of(value)
         if host is None or host.op_type not in _HOSTS:
             continue
         stored = all(v is None or v.is_initializer() for v in (*host.inputs[1:], *node.inputs[1:]))
@@ -74,7 +75,7 @@ def unfolded(context: Context) -> Iterator[Finding]:
 def lonely(context: Context) -> Iterator[Finding]:
     """Only pairs are fused; a quantized tensor that anything else reads is refused."""
     for node in context.nodes:
-        if node.op_type != "QuantizeLinear" or not is_default(node):
+        if node.op_type != "QuantizeLinear" or not is_standard(node):
             continue
         others = sorted(
             {

@@ -1,4 +1,4 @@
-"""Findings, the context that rules see, and the registry they enter themselves in."""
+"""Findings, the context that rules work with, and the registry of rules."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.table import Target
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_standard, known_shape
 
-__all__ = ["RULES", "SEVERITIES", "Context", "Finding", "Rule", "is_default", "label", "rule"]
+__all__ = ["RULES", "SEVERITIES", "Context", "Finding", "Rule", "rule"]
 
 SEVERITIES: Final = ("error", "warn", "info")
 
@@ -50,12 +50,12 @@ class Context:
     """What a rule may look at.
 
     Args:
-        model: The model: functions inlined, ``Constant`` nodes lifted to initializers, shapes inferred.
-            Not to be changed.
+        model: The model: functions inlined, ``Constant`` nodes lifted to initializers, shapes
+            inferred. Not to be changed.
         target: The version of TensorRT.
         profiles: Shape profiles by input, if any were given.
-        path: The file the model came from, if it came from one.
-        raw: The model as loaded, before anything was done to it.
+        path: The file of the model, if it has one.
+        raw: The model as loaded, before any change.
     """
 
     model: ir.Model
@@ -86,7 +86,10 @@ class Context:
         return [value for value in self.model.graph.inputs if not value.is_initializer()]
 
     def constness(self, value: ir.Value | None) -> str:
-        """``stored``, ``folds`` (computed from stored values and fixed shapes only) or ``computed``."""
+        """Whether a value is ``stored``, ``folds`` to a constant, or is ``computed``.
+
+        It folds if it depends on stored values and fixed shapes only.
+        """
         if value is None:
             return "stored"
         pending = [(value, False)]
@@ -110,7 +113,7 @@ class Context:
 
     @staticmethod
     def _at_once(value: ir.Value) -> str | None:
-        """The verdict where the inputs of the producer need not be looked at."""
+        """The verdict if it does not depend on the inputs of the producer."""
         if value.is_initializer():
             return "stored"
         node = value.producer()
@@ -121,7 +124,7 @@ class Context:
             for a in node.attributes.values()
         ):
             return "computed"
-        if node.op_type in ("Shape", "Size") and is_default(node) and node.inputs[0] is not None:
+        if node.op_type in ("Shape", "Size") and is_standard(node) and node.inputs[0] is not None:
             shape = known_shape(node.inputs[0])
             if shape is not None and all(isinstance(dim, int) for dim in shape):
                 return "folds"
@@ -129,7 +132,11 @@ class Context:
 
     @staticmethod
     def array(value: ir.Value | None) -> NDArray[Any] | None:
-        """The numbers of a stored tensor, or ``None``: not stored, strings, or its file is missing."""
+        """The numbers of a stored tensor.
+
+        Returns:
+            ``None`` if the value is not stored, holds strings, or its external file is missing.
+        """
         if value is None or value.const_value is None:
             return None
         try:
@@ -138,7 +145,7 @@ class Context:
             return None
 
     def floats(self, value: ir.Value) -> NDArray[Any] | None:
-        """The numbers of a stored tensor of 16 or more float bits, or ``None``; bfloat16 as float32."""
+        """The numbers of a stored float tensor of 16 bits or more, bfloat16 as float32, or ``None``."""
         if value.dtype is None or not value.dtype.is_floating_point() or value.dtype.bitwidth < 16:
             return None
         found = self.array(value)
@@ -184,13 +191,3 @@ def rule(
         return check
 
     return enter
-
-
-def is_default(node: ir.Node) -> bool:
-    """Whether a node is of the standard domain."""
-    return node.domain in ("", "ai.onnx")
-
-
-def label(node: ir.Node) -> str:
-    """A name to find a node by."""
-    return node.name or next((out.name for out in node.outputs if out.name), None) or node.op_type

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt.profiles import settle_profiles, suggestion
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
-from ortboost.graph.query import known_shape
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.graph.query import is_standard, known_shape, label
 
 __all__: list[str] = []
 
@@ -59,7 +59,7 @@ def empty(context: Context) -> Iterator[Finding]:
 def data_dependent(context: Context) -> Iterator[Finding]:
     """The size of their outputs is known only after they ran."""
     for node in context.nodes:
-        if not is_default(node) or node.op_type not in _DATA_DEPENDENT:
+        if not is_standard(node) or node.op_type not in _DATA_DEPENDENT:
             continue
         if all(context.constness(out) == "folds" for out in node.outputs):
             continue
@@ -77,7 +77,7 @@ def data_dependent(context: Context) -> Iterator[Finding]:
 def control_flow(context: Context) -> Iterator[Finding]:
     """Branches of other ranks, loops that grow."""
     for node in context.nodes:
-        if not is_default(node):
+        if not is_standard(node):
             continue
         if node.op_type == "If":
             yield from _branches(node)

@@ -1,4 +1,4 @@
-"""Element types: what TensorRT has not, casts, or takes at the edge only."""
+"""Element types that TensorRT lacks, casts, or supports at inputs and outputs only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, is_default, label, rule
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.graph.query import is_standard, label
 
 __all__ = ["TENSORRT_TYPES"]
 
@@ -62,7 +63,7 @@ def doubles(context: Context) -> Iterator[Finding]:
 def bytes_inside(context: Context) -> Iterator[Finding]:
     """UINT8 is for inputs and outputs, with a Cast beside them."""
     for node in context.nodes:
-        if not is_default(node) or node.op_type in ("Cast", "CastLike", *_CONTROL):
+        if not is_standard(node) or node.op_type in ("Cast", "CastLike", *_CONTROL):
             continue
         used = [
             v
@@ -129,7 +130,7 @@ def wide_bindings(context: Context) -> Iterator[Finding]:
 def operator_types(context: Context) -> Iterator[Finding]:
     """The first input's type is not in the operator's list."""
     for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_default(node) else None
+        known = context.target.operator(node.op_type) if is_standard(node) else None
         if known is None or not known.types or node.op_type in (*_CONTROL, "Cast", "CastLike"):
             continue
         value = next((v for v in node.inputs if v is not None), None)
@@ -156,7 +157,7 @@ def mixed_types(context: Context) -> Iterator[Finding]:
     """A strongly typed network does not cast by itself."""
     version = context.model.opset_imports.get("", 18)
     for node in context.nodes:
-        if not is_default(node):
+        if not is_standard(node):
             continue
         try:
             schema = onnx.defs.get_schema(node.op_type, version)

@@ -1,7 +1,7 @@
-"""``--build-engine``: build, compare with the ONNX file, write the engine and what it belongs to.
+"""``--build-engine``: build, compare with the ONNX file, write the engine and its metadata.
 
-An engine belongs to one version of TensorRT and one kind of GPU; both stand in the JSON file beside it, with
-the fingerprint of the ONNX file, which must be kept: the engine cannot be turned back.
+An engine belongs to one version of TensorRT and one type of GPU; the JSON file beside it names
+both, with the hash of the ONNX file. Keep that file: an engine cannot be converted back.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DependencyError, FileError, ParityError
-from ortboost.deploy.tensorrt.api import EngineSession, Toolkit, build_plan, load_toolkit
+from ortboost.deploy.tensorrt.api import Toolkit, build_plan, load_toolkit
 from ortboost.deploy.tensorrt.checker import open_lazily
 from ortboost.deploy.tensorrt.profiles import Profile, settle_profiles
 from ortboost.deploy.tensorrt.recipe import recipe
+from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.deploy.verify import Parity, Tolerance, compare, seeded_batch
 from ortboost.graph.query import known_shape
 from ortboost.program.catalogue import TensorSpec
@@ -69,26 +70,26 @@ def build_engine(
     tolerance: Tolerance | None = None,
     toolkit: Toolkit | None = None,
 ) -> EngineFile:
-    """Build an engine from an ONNX file, and hold it to the file.
+    """Build an engine from an ONNX file, and compare it with the file.
 
     Args:
         model: The ONNX file, exported for TensorRT.
         out: The engine to write; ``out.json`` is written beside it.
         profiles: Shapes of the dynamic inputs.
-        feeds: Batches to compare on; made-up inputs of the optimum shape if not given.
+        feeds: Batches to compare on; synthetic inputs of the optimum shape if not given.
         workspace: Bytes of scratch memory.
-        timing_cache: File with timings: read if it is there, written after.
-        major: Major version that the printed recipe is for, where TensorRT is missing.
-        tolerance: What may differ; 1 % of the largest value if not given: an engine adds up in another
-            order and may use TF32.
+        timing_cache: File with timings, read if it exists, and written afterwards.
+        major: Major version for the printed recipe, if TensorRT is missing.
+        tolerance: Allowed difference; 1 % of the largest value if not given, as an engine sums in
+            another order and may use TF32.
         toolkit: TensorRT and CUDA; loaded if not given.
 
     Raises:
         UsageError: A profile is missing or wrong.
-        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line that
-            builds the engine elsewhere.
+        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line
+            that builds the engine elsewhere.
         ModelError: TensorRT does not accept the model.
-        ParityError: The engine answers differently; nothing was written.
+        ParityError: The engine gives other results; nothing was written.
         FileError: The folder cannot be written.
     """
     source, path = Path(model), Path(out)
@@ -171,7 +172,7 @@ def _compare(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         part.write_bytes(content)

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.autodiff.portable.widen import widen_scattered_sums
+from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
 from tests.support import run, text_model
 
 
@@ -25,11 +25,11 @@ def model(op: str, reduction: str, kind: str = "float16") -> ir.Model:
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
 def test_sums_are_in_float32(op):
     graph = model(op, "add")
-    report = widen_scattered_sums(graph)
+    report = scatter_in_float32(graph)
     onnx.checker.check_model(ir.to_proto(graph), full_check=True)
     assert report.changed == {"scatter": f"{op}: adds in float32"}
     assert [node.op_type for node in graph.graph] == ["Cast", "Cast", op, "Cast"]
-    assert not widen_scattered_sums(graph).modified
+    assert not scatter_in_float32(graph).modified
     index = np.array([1, 1, 1, 2])
     feeds = {
         "x": np.array([1, 2048, 3], np.float16),
@@ -42,5 +42,5 @@ def test_sums_are_in_float32(op):
 
 def test_others_are_left_alone():
     for graph in (model("ScatterElements", "none"), model("ScatterND", "add", "float")):
-        assert not widen_scattered_sums(graph).modified
+        assert not scatter_in_float32(graph).modified
         assert len(list(graph.graph)) == 1

@@ -1,4 +1,4 @@
-"""``check --fix``: mend a model, compare it with the original, and only then write it."""
+"""``check --fix``: fix a model, compare it with the original, and only then write it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ortboost.core.report import Report
 from ortboost.deploy.synthetic_inputs import accepted_feeds
 from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
+    apply_fixes,
     lower_ir_version,
-    mend,
     strip_training_mode,
     unique_names,
 )
@@ -27,15 +27,16 @@ from ortboost.deploy.verify import Parity, compare, seeded_batch
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["Mended", "mend_for_tensorrt"]
+__all__ = ["FixedModel", "fix_for_tensorrt"]
 
-# What every supported ONNX Runtime reads; the number changes no answer, so it is lowered to compare.
+# What every supported ONNX Runtime reads; the number changes no answer, so it is lowered to
+# compare.
 _RUNNABLE_IR = 10
 
 
 @dataclass(frozen=True)
-class Mended:
-    """What :func:`mend_for_tensorrt` did.
+class FixedModel:
+    """What :func:`fix_for_tensorrt` did.
 
     Args:
         path: The file written.
@@ -68,7 +69,7 @@ class Mended:
         }
 
 
-def mend_for_tensorrt(
+def fix_for_tensorrt(
     source: ModelSource,
     out: str | os.PathLike[str],
     target: Target,
@@ -77,28 +78,29 @@ def mend_for_tensorrt(
     feeds: Sequence[Mapping[str, NDArray[Any]]] | None = None,
     rtol: float = 1e-3,
     atol: float = 1e-4,
-) -> Mended:
+) -> FixedModel:
     """Apply the fixes, compare by ONNX Runtime, and write.
 
     Args:
         source: The model.
         out: The file to write.
         target: The version of TensorRT.
-        profiles: Shape profiles for the check; their optimum is the shape of made-up inputs.
-        feeds: Batches to compare on; made-up inputs if not given.
+        profiles: Shape profiles for the check; their optimum is the shape of synthetic inputs.
+        feeds: Batches to compare on; synthetic inputs if not given.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
 
     Raises:
-        ParityError: The mended model answers differently; nothing was written.
-        ModelError: The runtime cannot run the original or the mended model, so nothing can be compared.
+        ParityError: The fixed model gives other results; nothing was written.
+        ModelError: The runtime cannot run the original or the fixed model, so they cannot be
+            compared.
         UsageError: ``out`` is the model itself.
         FileError: The model cannot be read or the folder not written.
     """
     path = Path(out)
     if isinstance(source, (str, os.PathLike)) and path.resolve() == Path(source).resolve():
         raise UsageError(
-            "The mended model would overwrite the original.",
+            "The fixed model would overwrite the original.",
             where=str(path),
             fix="Give another file with --out.",
         )
@@ -106,33 +108,33 @@ def mend_for_tensorrt(
     before = check_tensorrt(source, target, profiles=given)
     original = load_model(source)
     first = [unique_names(original), strip_training_mode(original)]
-    mended = original.clone()
-    reports = mend(mended, target)
+    fixed = original.clone()
+    reports = apply_fixes(fixed, target)
     if not path.parent.is_dir():
-        save_model(mended, path)  # says that the folder is missing
+        save_model(fixed, path)  # says that the folder is missing
     with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=path.parent) as workshop:
         files = [Path(workshop) / name for name in ("original.onnx", path.name)]
-        for model, file in zip((original.clone(), mended.clone()), files, strict=True):
+        for model, file in zip((original.clone(), fixed.clone()), files, strict=True):
             lower_ir_version(model, _RUNNABLE_IR)
             save_model(model, file)
         parity = _compare(files[0], files[1], feeds, given, rtol, atol)
         if not parity.ok:
             bad = max((d for d in parity.differences if not d.within), key=lambda d: d.max_rel)
             raise ParityError(
-                f"The mended model answers differently: off by {bad.max_abs:.3g} "
+                f"The fixed model answers differently: off by {bad.max_abs:.3g} "
                 f"(relative {bad.max_rel:.3g}), beyond rtol {rtol:g}, atol {atol:g}.",
                 where=f"{path}: output '{bad.output}'; fixes: {', '.join(r.rewrite for r in reports)}",
-                fix="Nothing was written. Mend the findings in the model itself, or widen --rtol/--atol.",
+                fix="Nothing was written. Fix the findings in the model itself, or widen --rtol/--atol.",
             )
     worst = parity.worst
-    mended.metadata_props["ortboost.tensorrt"] = str(target)
-    mended.metadata_props["ortboost.parity"] = (
+    fixed.metadata_props["ortboost.tensorrt"] = str(target)
+    fixed.metadata_props["ortboost.parity"] = (
         f"max_abs {worst.max_abs:.3g}, max_rel {worst.max_rel:.3g}, {parity.samples} samples"
     )
-    save_model(mended, path)
+    save_model(fixed, path)
     after = check_tensorrt(path, target, profiles=given)
     changed = [report for report in (*first, *reports) if report.changed]
-    return Mended(path, before, after, tuple(changed), parity, first[1].modified)
+    return FixedModel(path, before, after, tuple(changed), parity, first[1].modified)
 
 
 def _compare(
@@ -144,11 +146,11 @@ def _compare(
     atol: float,
 ) -> Parity:
     sides = [ModelEvaluator(file, device="cpu") for file in (one, other)]
-    batches = feeds if feeds is not None else [_made_up(sides[0], profiles)]
+    batches = feeds if feeds is not None else [_synthetic_batch(sides[0], profiles)]
     outputs = [name for name in sides[1].outputs if name in sides[0].outputs]
     if not outputs:
         raise ModelError(
-            "The mended model has no output of the original, so nothing can be compared.",
+            "The fixed model has no output of the original, so nothing can be compared.",
             where=", ".join(sides[0].outputs),
             fix="Export the model for inference.",
         )
@@ -156,7 +158,7 @@ def _compare(
     return compare(answers[0], answers[1], outputs, rtol=rtol, atol=atol)
 
 
-def _made_up(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
+def _synthetic_batch(side: ModelEvaluator, profiles: list[Profile] | None) -> dict[str, Any]:
     if not profiles:
         return accepted_feeds(side.inputs, side.evaluate)[0]
     made = seeded_batch(side.inputs)

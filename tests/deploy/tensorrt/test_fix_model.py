@@ -7,13 +7,13 @@ import pytest
 
 from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
 from ortboost.deploy.tensorrt.checker import check_tensorrt
+from ortboost.deploy.tensorrt.fix_model import fix_for_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
+    apply_fixes,
     doubles_to_floats,
     finite_constants,
-    mend,
     strip_training_mode,
 )
-from ortboost.deploy.tensorrt.mend import mend_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import parse_shape
 from ortboost.deploy.tensorrt.table import parse_target
 from ortboost.graph.io import load_model, save_model
@@ -49,23 +49,23 @@ def twice(fix, model):
 @pytest.mark.parametrize("target", ["tensorrt=10", "tensorrt=11"])
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_models_have_no_error_left(name, target, tmp_path):
-    mended = mend_for_tensorrt(MODELS / f"{name}.onnx", tmp_path / "m.onnx", parse_target(target))
-    assert not mended.after.errors
-    assert not mended.after.fixable
-    assert mended.parity.ok
+    fixed = fix_for_tensorrt(MODELS / f"{name}.onnx", tmp_path / "m.onnx", parse_target(target))
+    assert not fixed.after.errors
+    assert not fixed.after.fixable
+    assert fixed.parity.ok
     assert os.listdir(tmp_path) == ["m.onnx"]
     checked(load_model(tmp_path / "m.onnx"))
-    again = mend_for_tensorrt(tmp_path / "m.onnx", tmp_path / "n.onnx", parse_target(target))
+    again = fix_for_tensorrt(tmp_path / "m.onnx", tmp_path / "n.onnx", parse_target(target))
     assert not again.reports
 
 
 @pytest.mark.parametrize("name", ["convbn_opset9", "convbn_torchscript", "convbn_dynamo"])
 def test_old_and_odd_exports(name, tmp_path):
     source = GOLDEN / "exports" / f"{name}.onnx"
-    mended = mend_for_tensorrt(source, tmp_path / "m.onnx", ELEVEN)
-    assert mended.before.errors
-    assert mended.stripped
-    assert not mended.after.errors
+    fixed = fix_for_tensorrt(source, tmp_path / "m.onnx", ELEVEN)
+    assert fixed.before.errors
+    assert fixed.stripped
+    assert not fixed.after.errors
 
 
 def test_batch_statistics_give_way_to_stored_ones():
@@ -162,10 +162,10 @@ def test_infinities_become_what_float16_can_hold():
 def test_a_mask_answers_alike_with_large_numbers(tmp_path):
     mask = np.array([0, -np.inf, 0], np.float32)
     model = text_model(one("a = Add(x, m) [n] y = Softmax(a)", "float[2,3] x, float[3] m"), m=mask)
-    mended = mend_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
-    assert [report.rewrite for report in mended.reports][-1:] != []
-    assert "finite_constants" in {report.rewrite for report in mended.reports}
-    assert mended.parity.worst.max_abs == 0
+    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
+    assert [report.rewrite for report in fixed.reports][-1:] != []
+    assert "finite_constants" in {report.rewrite for report in fixed.reports}
+    assert fixed.parity.worst.max_abs == 0
 
 
 def test_beyond_the_tolerance_nothing_is_written(tmp_path):
@@ -175,7 +175,7 @@ def test_beyond_the_tolerance_nothing_is_written(tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(b"good")
     with pytest.raises(ParityError) as info:
-        mend_for_tensorrt(model, path, ELEVEN)
+        fix_for_tensorrt(model, path, ELEVEN)
     assert_three_lines(info.value)
     assert "finite_constants" in info.value.where
     assert path.read_bytes() == b"good"
@@ -184,31 +184,31 @@ def test_beyond_the_tolerance_nothing_is_written(tmp_path):
 
 def test_the_opset_and_the_ir_version_come_into_range(tmp_path):
     model = text_model(one("[n] y = Relu(x)", head='<ir_version: 13, opset_import: ["" : 20]>'))
-    mended = mend_for_tensorrt(model, tmp_path / "m.onnx", parse_target("tensorrt=10"))
-    assert load_model(mended.path).ir_version == 10
+    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", parse_target("tensorrt=10"))
+    assert load_model(fixed.path).ir_version == 10
     old = text_model(one("[n] y = Relu(x)", head='<ir_version: 3, opset_import: ["" : 7]>'))
-    mended = mend_for_tensorrt(old, tmp_path / "m.onnx", ELEVEN)
-    assert load_model(mended.path).opset_imports[""] == 9
+    fixed = fix_for_tensorrt(old, tmp_path / "m.onnx", ELEVEN)
+    assert load_model(fixed.path).opset_imports[""] == 9
 
 
 def test_names_become_unique(tmp_path):
     model = text_model(one("[n] a = Relu(x) [n] y = Neg(a)"))
-    mended = mend_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
-    assert "unique_names" in {report.rewrite for report in mended.reports}
-    assert not mended.after.findings
+    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
+    assert "unique_names" in {report.rewrite for report in fixed.reports}
+    assert not fixed.after.findings
 
 
 def test_weights_leave_the_inputs(tmp_path):
     model = small_mlp()
     model.graph.inputs.append(model.graph.initializers["w1"])
-    mended = mend_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
-    assert [value.name for value in load_model(mended.path).graph.inputs] == ["x"]
+    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
+    assert [value.name for value in load_model(fixed.path).graph.inputs] == ["x"]
 
 
 def test_the_model_itself_is_not_changed(tmp_path):
     model = small_convnet()
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    mend_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
+    fix_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
@@ -216,31 +216,31 @@ def test_the_original_is_never_overwritten(tmp_path):
     path = tmp_path / "m.onnx"
     save_model(small_mlp(), path)
     with pytest.raises(UsageError):
-        mend_for_tensorrt(path, path, ELEVEN)
+        fix_for_tensorrt(path, path, ELEVEN)
     with pytest.raises(FileError):
-        mend_for_tensorrt(path, tmp_path / "no" / "m.onnx", ELEVEN)
+        fix_for_tensorrt(path, tmp_path / "no" / "m.onnx", ELEVEN)
 
 
 def test_what_the_runtime_cannot_run_cannot_be_compared(tmp_path):
     model = text_model(one("[n] y = Bogus(x)"))
     with pytest.raises(ModelError):
-        mend_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
+        fix_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
     assert not os.listdir(tmp_path)
 
 
 def test_data_and_shapes_reach_the_comparison(tmp_path):
     feeds = [{"x": weights(5, 4)}, {"x": weights(2, 4)}]
-    mended = mend_for_tensorrt(small_mlp(), tmp_path / "m.onnx", ELEVEN, feeds=feeds)
-    assert mended.parity.samples == 7
+    fixed = fix_for_tensorrt(small_mlp(), tmp_path / "m.onnx", ELEVEN, feeds=feeds)
+    assert fixed.parity.samples == 7
     shapes = [parse_shape("x:1,3,9x4")]
-    mended = mend_for_tensorrt(small_mlp(), tmp_path / "m.onnx", ELEVEN, profiles=shapes)
-    assert mended.parity.samples == 3
-    assert not mended.after.findings
-    assert mended.to_dict()["compared_with"] == "the original"
+    fixed = fix_for_tensorrt(small_mlp(), tmp_path / "m.onnx", ELEVEN, profiles=shapes)
+    assert fixed.parity.samples == 3
+    assert not fixed.after.findings
+    assert fixed.to_dict()["compared_with"] == "the original"
 
 
 def test_a_second_run_of_all_fixes_changes_nothing():
     model = small_convnet()
-    assert mend(model, ELEVEN)
-    assert not mend(model, ELEVEN)
+    assert apply_fixes(model, ELEVEN)
+    assert not apply_fixes(model, ELEVEN)
     assert "BatchNormalization" not in [node.op_type for node in model.graph]

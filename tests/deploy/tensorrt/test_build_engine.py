@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import DependencyError, FileError, ModelError, ParityError, UsageError
-from ortboost.deploy.tensorrt import api
-from ortboost.deploy.tensorrt.api import EngineSession, load_toolkit
-from ortboost.deploy.tensorrt.engine import build_engine
+from ortboost.deploy.tensorrt import session
+from ortboost.deploy.tensorrt.api import load_toolkit
+from ortboost.deploy.tensorrt.build_engine import build_engine
 from ortboost.deploy.tensorrt.profiles import parse_shape
 from ortboost.deploy.tensorrt.recipe import recipe
+from ortboost.deploy.tensorrt.session import EngineSession
 from ortboost.graph.io import save_model
 from tests.deploy.tensorrt.cases import one
 from tests.deploy.tensorrt.fake import DataType, FakeCuda, FakeTensorRT, toolkit
@@ -235,4 +236,4 @@ def test_a_type_that_numpy_does_not_have(model, monkeypatch):
 
 
 def test_all_types_of_the_edge_have_a_numpy_type():
-    assert set(api._DTYPES) == {kind.name for kind in DataType} - {"FP8"}
+    assert set(session._DTYPES) == {kind.name for kind in DataType} - {"FP8"}

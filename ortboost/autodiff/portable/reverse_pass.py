@@ -1,7 +1,7 @@
-r"""The way back: gradients of the values of one graph, or of one branch of an ``If``.
+r"""The reverse pass: gradients of the values of one graph, or of one branch of an ``If``.
 
-The nodes are visited from the last to the first. Each has a rule that makes the gradients of its
-inputs from those of its outputs; where a value is used several times its gradients are added up:
+The nodes are visited from the last to the first. The rule of each computes the gradients of its
+inputs from those of its outputs; the gradients of a value that is used several times are summed:
 
     grad(x) = sum over uses (node, i) of x:  J_i(node)^T grad(outputs of node)
 """
@@ -17,16 +17,16 @@ from ortboost.autodiff.portable.registry import conditions, find_rule
 from ortboost.autodiff.refused import REFUSED
 from ortboost.core.errors import ModelError
 from ortboost.graph.build import Builder
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_standard, known_shape, label
 from ortboost.graph.reach import STOPS, Reach
-from ortboost.graph.rewriting import Refusal, label
+from ortboost.graph.rewriting import Refusal
 
-__all__ = ["gradient_support", "sweep"]
+__all__ = ["gradient_support", "reverse_pass"]
 
 
 def gradient_support(node: ir.Node) -> str | None:
     """``None`` if there is a rule for the node in its form, else why not."""
-    standard = node.domain in ("", "ai.onnx")
+    standard = is_standard(node)
     if standard and node.op_type in STOPS:
         return "no gradient flows through it"
     if find_rule(node) is not None:
@@ -36,7 +36,7 @@ def gradient_support(node: ir.Node) -> str | None:
     return f"{node.domain}::{node.op_type} has no gradient rule; register one, or export without it"
 
 
-def sweep(
+def reverse_pass(
     reached: Reach,
     seeds: Mapping[str, ir.Value],
     wanted: Sequence[str],
@@ -46,14 +46,14 @@ def sweep(
     """Make the gradients of values.
 
     Args:
-        reached: Nodes to pass and values that have gradients.
+        reached: Nodes on the differentiable path, and the values that have gradients.
         seeds: Name to gradient of the values to start from.
-        wanted: Names of the values whose gradients are asked for.
+        wanted: Names of the values whose gradients are requested.
         builder: Where new nodes are made.
         opset: Version of the standard opset.
 
     Returns:
-        Name to gradient, ``None`` where none arrived, for all of ``wanted``.
+        Name to gradient, ``None`` if there is none, for all of ``wanted``.
     """
     parts = {name: [seed] for name, seed in seeds.items()}
     kept = set(wanted)
@@ -73,7 +73,7 @@ def sweep(
 def _apply(
     node: ir.Node, builder: Builder, opset: int, gradients: Gradients, active: frozenset[str]
 ) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Each value that the node reads and a gradient is wanted for, with that gradient."""
+    """Each input of a node that needs a gradient, with that gradient."""
     rule = find_rule(node)
     if rule is None:
         raise ModelError(

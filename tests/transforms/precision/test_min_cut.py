@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ortboost.transforms.precision.cut import Wire, least_casts
+from ortboost.transforms.precision.min_cut import Wire, least_casts
 
 
 def cost(wires, low, wishes):
@@ -16,11 +16,11 @@ def cost(wires, low, wishes):
 
     casts = 0
     for wire in wires:
-        if wire.maker is None:
+        if wire.producer is None:
             continue
-        readers = [is_low(reader) for reader in wire.readers]
-        casts += (not is_low(wire.maker) and any(readers)) + (
-            is_low(wire.maker) and not all(readers)
+        consumers = [is_low(consumer) for consumer in wire.consumers]
+        casts += (not is_low(wire.producer) and any(consumers)) + (
+            is_low(wire.producer) and not all(consumers)
         )
     missed = sum(
         abs(wish) for node, wish in wishes.items() if (wish > 0) != (node in low) and wish != 0

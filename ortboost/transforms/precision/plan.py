@@ -1,4 +1,4 @@
-"""What each node may be in mixed precision: low, wide or free, why, and how the free ones are decided."""
+"""The precision plan: which nodes are low, fp32 or free, and how the free ones are decided."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.graph.io import source_name
 from ortboost.graph.parameters import find_parameters
-from ortboost.transforms.precision.cut import Wire, least_casts
+from ortboost.transforms.precision.min_cut import Wire, least_casts
 from ortboost.transforms.precision.operators import Form, form_of
-from ortboost.transforms.precision.policy import Choice, PrecisionConfig, classify, low_type
+from ortboost.transforms.precision.policy import Choice, PrecisionConfig, classify, low_dtype
 
-__all__ = ["Spot", "Spots", "is_ours", "largest"]
+__all__ = ["NodePrecision", "PrecisionPlan", "is_ours", "largest"]
 
 _FLOAT = ir.DataType.FLOAT
 _SUMS = ("Add", "Sub", "Sum")
@@ -27,8 +27,8 @@ _LOOKUPS = ("Gather", "GatherElements", "GatherND")
 
 
 @dataclass
-class Spot:
-    """A node, what it may be and why."""
+class NodePrecision:
+    """A node, its precision, and the reason for it."""
 
     node: ir.Node
     form: Form
@@ -37,17 +37,17 @@ class Spot:
 
     @property
     def end(self) -> Hashable:
-        """What it is in a :class:`Wire`."""
-        return id(self) if self.choice == "follow" else self.choice == "low"
+        """How the node appears in a :class:`~ortboost.transforms.precision.min_cut.Wire`."""
+        return id(self) if self.choice == "free" else self.choice == "low"
 
 
-class Spots:
-    """The nodes of a graph that hold float32 tensors.
+class PrecisionPlan:
+    """The precision of every node that reads or writes a float32 tensor.
 
     Args:
         model: The model.
         config: The policy.
-        stored: Whether parameters are converted, not cast.
+        stored: Whether parameters are converted once instead of cast at each step.
         masters: Names of the parameters; found if not given.
         ranges: Name of a tensor to the largest magnitude that was measured.
     """
@@ -62,16 +62,25 @@ class Spots:
         ranges: Mapping[str, float],
     ) -> None:
         self.model, self.graph, self.config = model, model.graph, config
-        self.low, self.ranges = low_type(config), ranges
+        self.low, self.ranges = low_dtype(config), ranges
         if masters is None:
             masters = [name for name, p in find_parameters(model).items() if p.role != "constant"]
         self.masters = frozenset() if stored else frozenset(masters)
-        self.of: dict[int, Spot] = {}
+        self.of: dict[int, NodePrecision] = {}
 
-    # ---- what each node may be ----------------------------------------------------------------
+    # ---- the precision of each node
+    # ----------------------------------------------------------------
 
     def find(self, fixed: Mapping[str, str], unsupported: Mapping[str, str]) -> None:
-        """A spot for each node with a float32 tensor."""
+        """Enter each node with a float32 tensor: low, fp32 or free.
+
+        Args:
+            fixed: Name of a node to the reason why it stays in float32.
+            unsupported: Operator to the reason why it stays in float32.
+
+        Raises:
+            UsageError: A pattern matches no node, or a forced node cannot be low.
+        """
         opsets = dict(self.model.opset_imports)
         labels = {id(node): _labels(node) for node in self.graph}
         kept = self._matching(labels, self.config.keep_fp32, "keep_fp32")
@@ -81,7 +90,7 @@ class Spots:
             if not (form.reads or form.writes or form.fixed) and form.reason is None:
                 continue  # no float32 in it
             if not (form.reads or form.writes or form.reason):
-                self.of[id(node)] = Spot(node, form, "wide", "")  # short already
+                self.of[id(node)] = NodePrecision(node, form, "fp32", "")  # low precision already
                 continue
             policy = self.config.policy if not is_ours(node) else "autocast"
             choice, reason = classify(node.op_type, policy, self.config.keep_batchnorm)
@@ -96,15 +105,16 @@ class Spots:
                     where=f"force_low, {node.op_type} '{node.name}'",
                     fix="Leave it out.",
                 )
-            if obstacle is None and id(node) not in forced and choice != "wide":
+            if obstacle is None and id(node) not in forced and choice != "fp32":
                 obstacle = self._misfit(node, form)
             if id(node) in kept:
-                choice, reason = "wide", "as asked for"
-            elif obstacle is not None and choice != "wide":
-                choice, reason = "wide", obstacle
+                choice, reason = "fp32", "as asked for"
+            elif obstacle is not None and choice != "fp32":
+                choice, reason = "fp32", obstacle
             elif choice == "low" and not form.writes and id(node) not in forced:
-                choice, reason = "follow", "it gives out no float"
-            self.of[id(node)] = Spot(node, form, choice, reason)
+                # A cast back would be needed by nobody, so it costs nothing either way.
+                choice, reason = "free", "it gives out no float"
+            self.of[id(node)] = NodePrecision(node, form, choice, reason)
 
     def _matching(
         self, labels: Mapping[int, Sequence[str]], patterns: Sequence[str], where: str
@@ -124,7 +134,7 @@ class Spots:
         return found
 
     def _misfit(self, node: ir.Node, form: Form) -> str | None:
-        """Why the numbers of a node do not fit the shorter format."""
+        """Why the constants or measured values of a node do not fit the low-precision format."""
         for index in form.reads:
             value = node.inputs[index]
             array = None if value is None else self._constant(value)
@@ -146,48 +156,48 @@ class Spots:
             return None
         return np.asarray(value.const_value.numpy())
 
-    # ---- the least number of casts ------------------------------------------------------------
+    # ---- the fewest casts ---------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Make every free node low or wide."""
-        free = {id(s): s for s in self.of.values() if s.choice == "follow"}
-        wires = [Wire(self._maker(value), self._readers(value)) for value in self._values()]
-        wishes: dict[Hashable, int] = {key: self._wish(spot) for key, spot in free.items()}
-        low = least_casts(list(free), wires, wishes)
-        for key, spot in free.items():
-            spot.choice = "low" if key in low else "wide"
+        """Make every free node low or fp32, with the fewest casts."""
+        free = {id(s): s for s in self.of.values() if s.choice == "free"}
+        wires = [Wire(self._producer(value), self._consumers(value)) for value in self._values()]
+        preferences: dict[Hashable, int] = {k: self._preference(e) for k, e in free.items()}
+        low = least_casts(list(free), wires, preferences)
+        for key, entry in free.items():
+            entry.choice = "low" if key in low else "fp32"
 
-    def _wish(self, spot: Spot) -> int:
-        """How much a free node would rather be low, where the number of casts is the same."""
-        read = [spot.node.inputs[i] for i in spot.form.reads]
+    def _preference(self, entry: NodePrecision) -> int:
+        """The preference of a free node for low, where the number of casts is the same."""
+        read = [entry.node.inputs[i] for i in entry.form.reads]
         data = [v for v in read if v is not None and not v.is_initializer()]
-        if spot.node.op_type in _SUMS and len(data) > 1:
+        if entry.node.op_type in _SUMS and len(data) > 1:
             return -3  # residual streams add up over the whole depth
-        if spot.node.op_type in _LOOKUPS and not data:
+        if entry.node.op_type in _LOOKUPS and not data:
             return -3  # a cast of the rows that were looked up, not of the whole table
         return 1
 
     def _values(self) -> list[ir.Value]:
         found: dict[int, ir.Value] = {}
-        for spot in self.of.values():
-            for value in (*spot.node.inputs, *spot.node.outputs):
+        for entry in self.of.values():
+            for value in (*entry.node.inputs, *entry.node.outputs):
                 if value is not None and value.dtype == _FLOAT:
                     found.setdefault(id(value), value)
         return list(found.values())
 
-    def _maker(self, value: ir.Value) -> Hashable:
+    def _producer(self, value: ir.Value) -> Hashable:
         if self.is_constant(value):
             return None
         node = value.producer()
         if node is None:
             return value.is_graph_input() and not self.config.keep_io_types
-        spot = self.of.get(id(node))
-        if spot is None or value.index() not in spot.form.writes:
+        entry = self.of.get(id(node))
+        if entry is None or value.index() not in entry.form.writes:
             return False
-        return spot.end
+        return entry.end
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value can be stored in either type: no cast is needed."""
+        """Whether a value can be stored in either type, so that it needs no cast."""
         return (
             value.is_initializer()
             and not value.is_graph_input()
@@ -195,23 +205,23 @@ class Spots:
             and value.name not in self.masters
         )
 
-    def _readers(self, value: ir.Value) -> tuple[Hashable, ...]:
+    def _consumers(self, value: ir.Value) -> tuple[Hashable, ...]:
         found: list[Hashable] = []
         for usage in value.uses():
-            end = self.reader(usage.node, usage.idx)
+            end = self.consumer(usage.node, usage.idx)
             if end is not None:
                 found.append(end)
         if value.is_graph_output():
             found.append(not self.config.keep_io_types)
         return tuple(found)
 
-    def reader(self, node: ir.Node, index: int) -> Hashable:
-        """How a node reads an input: ``True`` for low, ``False`` for wide, ``None`` for either."""
-        spot = self.of.get(id(node))
-        if spot is None:  # of a subgraph, or one that does not care for the type (Shape)
+    def consumer(self, node: ir.Node, index: int) -> Hashable:
+        """How a node reads an input: ``True`` for low, ``False`` for fp32, ``None`` for either."""
+        entry = self.of.get(id(node))
+        if entry is None:  # in a subgraph, or an operator of any type (Shape)
             return None if node.graph is self.graph else False
-        if index in spot.form.reads:
-            return spot.end
+        if index in entry.form.reads:
+            return entry.end
         return False
 
 
@@ -223,22 +233,22 @@ def largest(dtype: ir.DataType) -> float:
 
 
 def _lost(array: NDArray[Any], low: ir.DataType, *, is_weight: bool) -> str | None:
-    """A number of an array that becomes infinite, or (as a single number) zero."""
+    """A number that becomes infinite in low precision, or zero where it is the only one."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        short = array.astype(low.numpy()).astype(np.float32)
-    lost = np.isinf(short) & np.isfinite(array)
+        rounded = array.astype(low.numpy()).astype(np.float32)
+    lost = np.isinf(rounded) & np.isfinite(array)
     if not is_weight:
-        lost |= (short == 0) & (array != 0)
+        lost |= (rounded == 0) & (array != 0)
     return f"{array[lost].flat[0]:.4g}" if lost.any() else None
 
 
 def is_ours(node: ir.Node) -> bool:
-    """Whether a node is of a rewrite, such as the next running statistics."""
+    """Whether a node was added by ortboost, such as the update of the running statistics."""
     return (node.name or "").startswith("ortboost/")
 
 
 def _labels(node: ir.Node) -> list[str]:
-    """What a pattern may match: node, operator, outputs, weights."""
+    """What a pattern may match: the names of the node, its operator, its outputs and weights."""
     found = [node.name or "", node.op_type, *(v.name or "" for v in node.outputs)]
     found += [v.name or "" for v in node.inputs if v is not None and v.is_initializer()]
     return [label for label in found if label]

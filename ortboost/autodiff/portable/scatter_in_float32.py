@@ -1,8 +1,8 @@
-"""Sums of scattered numbers in float32, whatever their type.
+"""Scattered sums in float32, whatever the type of the data.
 
-``ScatterElements`` and ``ScatterND`` that add have no kernel for 16-bit types on a CPU, and on a GPU they add
-in the order of the threads, where 16 bits lose digits with every number that falls on one place. (The gradients of
-MaxPool, Gather and the like are such sums.) Both do not matter in float32.
+``ScatterElements`` and ``ScatterND`` that add have no CPU kernel for 16-bit types, and on a GPU
+they add in the order of the threads, where 16 bits lose digits with every number added to one
+element. (The gradients of MaxPool, Gather and the like are such sums.) Neither matters in float32.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
-__all__ = ["widen_scattered_sums"]
+__all__ = ["scatter_in_float32"]
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _FLOAT = ir.DataType.FLOAT
 
 
-def widen_scattered_sums(model: ir.Model) -> Report:
-    """Cast what is added to float32 and the sum back, in place; a second call changes nothing."""
+def scatter_in_float32(model: ir.Model) -> Report:
+    """Cast the operands to float32 and the sum back, in place; a second call changes nothing."""
     rules = dict.fromkeys(("ScatterElements", "ScatterND"), _widened)
-    return rewrite_nodes(model, "widen_scattered_sums", rules, "adds in float32")
+    return rewrite_nodes(model, "scatter_in_float32", rules, "adds in float32")
 
 
 def _widened(site: Site) -> list[ir.Value | None] | None:

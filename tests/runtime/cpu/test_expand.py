@@ -2,7 +2,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.runtime.cpu.spread import spread_by_products
+from ortboost.runtime.cpu.expand import expand_by_products
 from tests.autodiff.oracle import graph, random_feeds
 from tests.runtime.cpu.forms import assert_same, operators
 
@@ -29,7 +29,7 @@ def test_a_product_with_ones(have, want, batch):
         pytest.skip("its batch is known")
     feeds = random_feeds(made, N=batch)
     feeds["s"] = ir.tensor([batch, *(int(d) for d in want.split(",")[1:])]).numpy().astype("int64")
-    changed = assert_same(made, spread_by_products, feeds, tolerance=0.0)
+    changed = assert_same(made, expand_by_products, feeds, tolerance=0.0)
     assert "Expand" not in operators(changed)
     onnx.checker.check_model(ir.to_proto(changed), full_check=True)
 
@@ -39,4 +39,4 @@ def test_a_product_with_ones(have, want, batch):
     [("N,1,1,1", "N,5,3,2"), ("1,5,1,1", "N,5,3,2"), ("N,5,1,1", "N,5,H,2"), ("N,5", "N,5")],
 )
 def test_other_forms_are_left_alone(have, want):
-    assert not spread_by_products(model(have, want))
+    assert not expand_by_products(model(have, want))

@@ -1,0 +1,249 @@
+"""The C bindings of onnxruntime-training: finding them, and calling the gradient builder.
+
+This is the only file that imports ``onnxruntime.capi._pybind_state``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from ortboost.core.errors import ModelError
+
+__all__ = ["VERSION", "Diagnosis", "build_gradients", "diagnose"]
+
+VERSION = "1.19.2"
+
+
+_WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")
+
+
+# Distributions that all install the same `onnxruntime` folder.
+_OWNERS = (
+    *_WHEELS,
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-directml",
+    "onnxruntime-openvino",
+    "onnxruntime-rocm",
+    "onnxruntime-migraphx",
+    "onnxruntime-qnn",
+    "onnxruntime-azure",
+    "ort-nightly",
+    "ort-nightly-gpu",
+)
+
+
+_NEWEST_PYTHON = (3, 12)
+
+
+_MAX_BYTES = 2**31 - 2**20
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why the native engine cannot run.
+
+    Args:
+        what: What is wrong, one sentence.
+        where: The packages that were found.
+        fix: The commands that fix it.
+    """
+
+    what: str
+    where: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class _Bindings:
+    """The two things that are taken from the C bindings, and the session options they need."""
+
+    builder: Callable[..., Any]
+    optimize: Callable[..., bytes]
+    options: Callable[[], Any]
+
+
+def diagnose() -> Diagnosis | None:
+    """Look for the right wheel, alone in its folder; ``None`` if all is well."""
+    found = {}
+    for owner in _OWNERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[owner] = importlib.metadata.version(owner)
+    where = ", ".join(f"{name} {version}" for name, version in found.items()) or "no onnxruntime"
+    install = (
+        f"pip install {_WHEELS[0]}=={VERSION}  (or 'ortboost[cpu]'; with a GPU 'ortboost[cuda]')"
+    )
+    if sys.version_info[:2] > _NEWEST_PYTHON:  # nothing that pip could install
+        return Diagnosis(
+            "There is no onnxruntime-training for this Python.",
+            f"Python {platform.python_version()}, {where}",
+            "Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
+        )
+    if len(found) > 1:
+        keep = next((wheel for wheel in reversed(_WHEELS) if wheel in found), _WHEELS[0])
+        return Diagnosis(
+            "Several onnxruntime wheels share one folder and overwrite each other.",
+            where,
+            f"pip uninstall -y {' '.join(found)} && "
+            f"pip install --force-reinstall --no-deps {keep}=={VERSION}",
+        )
+    try:
+        _bindings()
+    except ImportError as error:
+        if not found:
+            return Diagnosis("onnxruntime-training is not installed.", where, install)
+        owner = next(iter(found))
+        if owner not in _WHEELS:
+            return Diagnosis(
+                "The installed onnxruntime cannot make gradients.",
+                where,
+                f"pip uninstall -y {owner} && {install}",
+            )
+        return Diagnosis(
+            f"onnxruntime-training is damaged ({str(error).splitlines()[0]}).",
+            where,
+            f"pip install --force-reinstall --no-deps {owner}=={VERSION}",
+        )
+    version = getattr(importlib.import_module("onnxruntime"), "__version__", None)
+    if version != VERSION:
+        return Diagnosis(
+            f"The native engine is made for onnxruntime-training {VERSION}, this is {version}.",
+            where,
+            f"pip install --force-reinstall --no-deps {next(iter(found), _WHEELS[0])}=={VERSION}",
+        )
+    return None
+
+
+def _bindings() -> _Bindings:
+    # Deferred, so that `import ortboost` works without any runtime.
+    from onnxruntime.capi import _pybind_state as state
+
+    try:
+        return _Bindings(
+            state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions
+        )
+    except AttributeError as error:  # a stock build, or two wheels over each other
+        raise ImportError(str(error)) from error
+
+
+def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
+    """Run the optimizer and the gradient builder on a model, and translate their errors.
+
+    Args:
+        model: The prepared forward graph.
+        loss: Name of the loss.
+        wrt: Names of the tensors to differentiate for.
+
+    Returns:
+        The serialized gradient graph.
+
+    Raises:
+        ModelError: The graph is too large, or the builder refuses it.
+    """
+    proto = ir.to_proto(model)
+    if proto.ByteSize() > _MAX_BYTES:
+        raise ModelError(
+            "The graph is larger than 2 GB.",
+            where=f"{proto.ByteSize()} bytes",
+            fix="Keep large tensors as graph inputs, not as constants.",
+        )
+    bindings = _bindings()
+    options = bindings.options()
+    options.log_severity_level = 3  # the builder's own warnings name nodes the user never saw
+    names = set(wrt)
+    with _translated(model, wrt):
+        optimized = bindings.optimize(proto.SerializeToString(), names, options)
+        builder = bindings.builder(optimized, {loss}, names, loss, options)
+        builder.build()
+        built: bytes = builder.get_model()
+    return built
+
+
+_MESSAGES: tuple[tuple[str, str, str], ...] = (
+    (
+        r"gradient builder has not been registered: (\S+)",
+        "The operator {0} has no gradient in the native engine.",
+        "Decompose it first (ortboost.autodiff.decompose), or freeze the parameters before it.",
+    ),
+    (
+        r"Cannot compute the partial derivative for '([^']*)'",
+        "The loss does not depend differentiably on '{0}'.",
+        "Freeze it: it is unused, or behind an ArgMax, a comparison or an integer cast.",
+    ),
+    (
+        r"Duplicate definition of name \(([^)]*)\)",
+        "Two values of the gradient graph would be called '{0}'.",
+        "Rename the tensor in the model; names that end in '_grad' are taken.",
+    ),
+    (
+        r"GradientBuilder is not implemented for CUDA Pow's input exponent",
+        "The exponent of a Pow would need a gradient.",
+        "Use a constant exponent, or freeze the parameter that it is made of.",
+    ),
+    (
+        r"Pad gradient currently supports constant mode only",
+        "A Pad with mode 'reflect', 'edge' or 'wrap' has no gradient in the native engine.",
+        "Decompose it first (ortboost.autodiff.decompose), or pad with zeros.",
+    ),
+    (
+        r"GetIndexFromName|does not exist in the graph",
+        "There is control flow (If, Loop, Scan) between the parameters and the loss.",
+        "Export the model without control flow, or freeze the parameters before it.",
+    ),
+    (
+        r"failed to find NodeArg by name: (\S+)_grad",
+        "'{0}' got no gradient.",
+        "Freeze it: only float tensors on a differentiable path can be trained.",
+    ),
+    (
+        r"till opset (\d+)",
+        "The model's opset is newer than the native engine knows (up to {0}).",
+        "Normalize the model first (ortboost.graph.normalize).",
+    ),
+    (
+        r"Unsupported model IR version: (\d+), max",
+        "The model's IR version {0} is newer than the native engine knows.",
+        "Normalize the model first (ortboost.graph.normalize).",
+    ),
+    (
+        r"i < node_->(?:Out|In)putDefs\(\)\.size\(\)",
+        "A node lacks an optional input or output that its gradient needs.",
+        "Give LayerNormalization its bias and three outputs, Dropout its mask; please report this.",
+    ),
+)
+
+
+@contextlib.contextmanager
+def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError) as error:
+        text = str(error).strip()
+        where = f"model '{model.graph.name}', {len(wrt)} tensors to differentiate for"
+        for pattern, what, fix in _MESSAGES:
+            match = re.search(pattern, text)
+            if match:
+                culprit = _nodes_of(model, match.group(1)) if match.groups() else ""
+                raise ModelError(
+                    what.format(*match.groups()), where=culprit or where, fix=fix
+                ) from error
+        raise ModelError(
+            "onnxruntime-training cannot make the gradient graph.",
+            where=f"{where}: {text[-400:]}",
+            fix="Run `ortboost check` on the model; if it finds nothing, please report this.",
+        ) from error
+
+
+def _nodes_of(model: ir.Model, op_type: str) -> str:
+    names = [node.name or "?" for node in model.graph if node.op_type == op_type]
+    return f"{op_type}: {', '.join(names[:5])}{'...' if len(names) > 5 else ''}" if names else ""

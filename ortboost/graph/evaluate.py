@@ -1,0 +1,53 @@
+"""Computing a node whose inputs are known, and storing the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+__all__ = ["add_initializer", "evaluate_node"]
+
+
+def evaluate_node(
+    node: ir.Node, feeds: Mapping[str, NDArray[Any]], opset: int
+) -> list[NDArray[Any]] | None:
+    """Compute a standard node with the reference implementation of ONNX.
+
+    Args:
+        node: The node.
+        feeds: Input name to array.
+        opset: Version of the standard opset.
+
+    Returns:
+        One array for each output, or ``None`` if the reference cannot compute it: an invalid node
+        is reported where it matters, with its name.
+    """
+    empty = onnx.helper.make_empty_tensor_value_info
+    outputs = [empty(value.name or "") for value in node.outputs]
+    graph = onnx.helper.make_graph(
+        [ir.to_proto(node)], "node", [empty(name) for name in feeds], outputs
+    )
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    try:
+        found = cast("list[Any]", ReferenceEvaluator(proto).run(None, dict(feeds)))
+    except Exception:
+        return None
+    return [np.asarray(array) for array in found]
+
+
+def add_initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    """Add an array to a graph as an initializer and return it; the name must be free."""
+    value = ir.Value(
+        name=name,
+        type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
+        shape=ir.Shape(array.shape),
+        const_value=ir.tensor(np.array(array, order="C"), name=name),  # keeps 0 dimensions
+    )
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,106 @@
+"""BatchNormalization and Dropout back in inference form, for evaluation and export."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.query import is_standard, is_unused, label
+from ortboost.transforms.trainable_norm import (
+    MOMENTUM_KEY,
+    NEXT,
+    OWN_PREFIX,
+    batch_norms,
+    is_training,
+)
+
+__all__ = ["to_inference"]
+
+
+def to_inference(model: ir.Model) -> Report:
+    """Put BatchNormalization and Dropout nodes in inference form, in place.
+
+    BatchNormalization normalizes by its running statistics and has one output; what computed the
+    next statistics is removed, also from the graph's outputs. Dropout passes its input on.
+
+    Args:
+        model: Model whose main graph is changed.
+
+    Returns:
+        The report. A second call changes nothing.
+    """
+    report = Report("to_inference")
+    graph = model.graph
+    originals = {value.name: value for value in graph.inputs}
+    originals.update(graph.initializers)
+    for node in list(batch_norms(model)):
+        if not is_training(node) and len(node.outputs) == 1:
+            continue
+        for index in (3, 4):
+            stored = _stored_of(node.inputs[index], originals)
+            if stored is not None:
+                node.replace_input_with(index, stored)
+    for node in list(batch_norms(model)):
+        if not is_training(node) and len(node.outputs) == 1:
+            continue
+        for output in node.outputs[1:]:
+            _drop_downstream(graph, output, report)
+        node.resize_outputs(1)
+        node.attributes.pop("training_mode", None)
+        if MOMENTUM_KEY in node.metadata_props:
+            momentum = float(node.metadata_props.pop(MOMENTUM_KEY))
+            node.attributes["momentum"] = ir.AttrFloat32("momentum", momentum)
+        report.changed[label(node)] = "put in inference mode"
+    if report.modified:
+        _remove_unused(graph)
+    for node in graph:
+        if is_standard(node, "Dropout"):
+            _dropout_off(node, report)
+    return report
+
+
+def _stored_of(value: ir.Value | None, originals: dict[str | None, ir.Value]) -> ir.Value | None:
+    """The stored tensor that a running statistic of ours is made of."""
+    while value is not None and value.name not in originals:
+        producer = value.producer()
+        if producer is None or not (producer.name or "").startswith((OWN_PREFIX, NEXT)):
+            return None
+        value = producer.inputs[0]  # of Mul(old, 0.5), Add(kept, new), Mul(old, momentum)
+    return value
+
+
+def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
+    """Remove a value, all nodes that need it, and the graph outputs among them."""
+    for usage in list(value.uses()):
+        node = usage.node
+        if node.graph is None:
+            continue
+        for output in node.outputs:
+            _drop_downstream(graph, output, report)
+        if node.graph is graph:
+            graph.remove(node, safe=True)
+    if value.is_graph_output():
+        kept = [output for output in graph.outputs if output is not value]
+        graph.outputs[:] = kept
+        report.notes.append(f"output '{value.name}' was removed: it is a training state")
+
+
+def _remove_unused(graph: ir.Graph) -> None:
+    """Remove what only the next statistics needed."""
+    for node in reversed(list(graph)):
+        if (node.name or "").startswith(OWN_PREFIX) and is_unused(node):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if name.startswith(OWN_PREFIX) and not value.uses():
+            graph.initializers.pop(name)
+
+
+def _dropout_off(node: ir.Node, report: Report) -> None:
+    if len(node.inputs) > 2 and node.inputs[2] is not None:
+        node.replace_input_with(2, None)
+        node.resize_inputs(2)
+        report.changed[label(node)] = "passes its input on"
+    if len(node.outputs) > 1:
+        mask = node.outputs[1]
+        if not mask.uses() and not mask.is_graph_output():
+            node.resize_outputs(1)

@@ -1,0 +1,138 @@
+"""The losses as standard operators; their algebra is in :mod:`ortboost.transforms.attach_loss`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.graph.query import known_shape
+from ortboost.transforms.loss_config import LossConfig
+
+__all__ = [
+    "elementwise_losses",
+    "fixed_shape",
+    "reduce_losses",
+    "shifted_labels",
+    "sparse_cross_entropy",
+]
+
+
+def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:
+    """The labels ``[batch, sequence]`` one position earlier; the last position does not count.
+
+    Shifting the labels copies nothing of the predictions, which are much larger.
+    """
+    int64, shape = ir.DataType.INT64, known_shape(labels) or ()
+    rest = builder.op(
+        "Slice", labels, builder.ints(1), builder.ints(np.iinfo(np.int64).max), builder.ints(1),
+        dtype=int64,
+    )  # fmt: skip
+    fill = builder.const(ignored, int64)
+    return builder.op("Pad", rest, builder.ints(0, 0, 0, 1), fill, dtype=int64, shape=shape)
+
+
+def sparse_cross_entropy(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
+) -> tuple[ir.Value, ir.Value]:
+    """Cross entropy with class numbers, by the fused operator, which has the classes in axis 1.
+
+    Args:
+        builder: Where nodes are made.
+        x: Scores, ``[batch, ..., classes, ...]``.
+        labels: Class numbers, int64, ``x`` without the class axis.
+        config: Reduction and label that does not count.
+        axis: The class axis; ``None`` for axis 1.
+
+    Returns:
+        The loss that is shown, and the scalar to differentiate.
+    """
+    shape = known_shape(x) or ()
+    rank = len(shape)
+    target = labels
+    if axis is not None and axis > 1:  # all positions are samples: rows of classes, without a copy
+        if axis != rank - 1:
+            perm = [i for i in range(rank) if i != axis] + [axis]
+            x = builder.op("Transpose", x, shape=[shape[i] for i in perm], perm=perm)
+        x = builder.op("Flatten", x, shape=(None, shape[axis]), axis=rank - 1)
+        target = builder.op("Reshape", labels, builder.ints(-1), dtype=ir.DataType.INT64)
+    if config.reduction != "none":
+        loss = _fused_cross_entropy(builder, x, target, config, config.reduction)
+        return loss, loss
+    losses = _fused_cross_entropy(builder, x, target, config, "none")
+    if target is not labels:
+        size = builder.op("Shape", labels, dtype=ir.DataType.INT64)
+        losses = builder.op("Reshape", losses, size, shape=known_shape(labels) or ())
+    return reduce_losses(builder, losses, "none")
+
+
+def _fused_cross_entropy(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
+) -> ir.Value:
+    """The fused operator with its second output, which native gradients read."""
+    extra: dict[str, Any] = (
+        {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
+    )
+    loss, log_prob = builder.ops(
+        "SoftmaxCrossEntropyLoss", x, labels, names=[None, None], reduction=reduction, **extra
+    )
+    shape = known_shape(labels)
+    if reduction != "none":
+        loss.shape = ir.Shape(())
+    elif shape is not None:
+        loss.shape = ir.Shape(shape)
+    log_prob.shape = x.shape
+    return loss
+
+
+def fixed_shape(builder: Builder, labels: ir.Value, x: ir.Value, config: LossConfig) -> ir.Value:
+    """The labels in the shape of the predictions, so that a single row is not broadcast.
+
+    A runtime checks fixed lengths itself, so nothing is added for them.
+    """
+    shape = known_shape(x)
+    free = config.broadcast or config.label_shape is not None
+    if free or shape is None or all(isinstance(d, int) for d in shape):
+        return labels
+    size = builder.op("Shape", x, dtype=ir.DataType.INT64)
+    return builder.op("Reshape", labels, size, shape=shape)
+
+
+def elementwise_losses(
+    builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig
+) -> ir.Value:
+    """The loss of each element: ``mse``, ``l1`` or ``bce-with-logits``, in the shape of ``x``."""
+    if config.name == "mse":
+        difference = builder.op("Sub", x, labels)
+        return builder.op("Mul", difference, difference)
+    if config.name == "l1":
+        return builder.op("Abs", builder.op("Sub", x, labels))
+    one = builder.const(1.0)
+    positive = builder.op("Mul", labels, _softplus(builder, builder.op("Neg", x)))
+    if config.pos_weight is not None:
+        positive = builder.op("Mul", positive, builder.const(config.pos_weight))
+    negative = builder.op("Mul", builder.op("Sub", one, labels), _softplus(builder, x))
+    losses = builder.op("Add", positive, negative)
+    return (
+        losses if config.weight is None else builder.op("Mul", losses, builder.const(config.weight))
+    )
+
+
+def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
+    """``log(1 + exp(x))`` as `ReduceLogSumExp([0, x])`, whose gradient is right at 0 too."""
+    last = builder.ints(-1)
+    x_last = builder.op("Unsqueeze", x, last)  # [..., 1]
+    zeros = builder.op("Mul", x_last, builder.const(0.0))
+    pair = builder.op("Concat", zeros, x_last, axis=-1)  # [..., 2]
+    return builder.op("ReduceLogSumExp", pair, last, keepdims=0)
+
+
+def reduce_losses(builder: Builder, losses: ir.Value, reduction: str) -> tuple[ir.Value, ir.Value]:
+    """The loss that is shown, and the scalar that is differentiated."""
+    if reduction == "mean":
+        mean = builder.op("ReduceMean", losses, keepdims=0, shape=())
+        return mean, mean
+    total = builder.op("ReduceSum", losses, keepdims=0, shape=())
+    return (total, total) if reduction == "sum" else (losses, total)
