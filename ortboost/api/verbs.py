@@ -36,6 +36,7 @@ from ortboost.program.catalogue import TensorSpec
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import MANIFEST, Program
+from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import (
@@ -326,9 +327,7 @@ def evaluate(
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
         program, state, _ = load_run(target, checkpoint)
-        stepper = Stepper(program, device=device, threads=threads)
-        stepper.load_state(state)
-        evaluator: Any = stepper.evaluator()
+        evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
         labels = program.labels or labels
         output = output or (program.prediction if program.labels else None)

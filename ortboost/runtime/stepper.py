@@ -17,15 +17,12 @@ from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
-from ortboost.runtime.session import (
-    TRAINING_DEVICES,
-    open_session,
-    resolve_device,
-    set_seed,
-)
+from ortboost.runtime.evaluator import Evaluator
+from ortboost.runtime.feeds import fed, refused, same_lengths
+from ortboost.runtime.session import TRAINING_DEVICES, resolve_device, set_seed
 from ortboost.runtime.state import DeviceState
 
-__all__ = ["Evaluator", "StepResult", "Stepper"]
+__all__ = ["StepResult", "Stepper"]
 
 _MAX_NAMED = 10
 _COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
@@ -174,7 +171,7 @@ class Stepper:
         try:
             values = graph.run(ready)
         except Exception as error:  # the bindings raise bare exceptions of many kinds
-            raise _refused(error, feeds) from error
+            raise refused(error, feeds) from error
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)
         losses = values.pop(names.LOSS)
@@ -217,7 +214,7 @@ class Stepper:
     ) -> dict[str, NDArray[Any]]:
         ready: dict[str, NDArray[Any]] = {}
         for spec in self.catalogue.batch:
-            array = _fed(feeds, spec.name, self.catalogue.batch)
+            array = fed(feeds, spec.name, self.catalogue.batch)
             if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
                 raise UsageError(
                     f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, "
@@ -226,7 +223,7 @@ class Stepper:
                     fix="Convert the array before feeding it.",
                 )
             ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
-        _same_lengths(self.catalogue.batch, ready, broadcast=self.program.config.loss.broadcast)
+        same_lengths(self.catalogue.batch, ready, broadcast=self.program.config.loss.broadcast)
         return {**ready, **self._rates(hyper)}
 
     def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
@@ -301,7 +298,7 @@ class Stepper:
 
     def evaluator(self) -> Evaluator:
         """The evaluation graph on the state of this stepper."""
-        return Evaluator(self.program, self._state, device=self.device, threads=self._threads)
+        return Evaluator(self.program, self._state, threads=self._threads)
 
     # ---- diagnosis ----------------------------------------------------------------------------
 
@@ -369,105 +366,5 @@ class Stepper:
             ) from error
 
 
-class Evaluator:
-    """Runs the evaluation graph on a state that lives on the device.
-
-    Args:
-        program: The program.
-        state: The state; read, never written.
-        device: ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
-    """
-
-    def __init__(
-        self, program: Program, state: DeviceState, *, device: str, threads: int | None = None
-    ) -> None:
-        self.inputs = program.evaluation_inputs
-        self._state = state
-        self._session = open_session(program.evaluation, device=device, threads=threads)
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        data = {spec.name for spec in self.inputs}
-        self._state_names = [v.name for v in self._session.get_inputs() if v.name not in data]
-
-    def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs of the model, and ``loss``, for one batch.
-
-        Raises:
-            UsageError: An input is missing, or the runtime refuses the shapes.
-        """
-        binding = self._session.io_binding()
-        for name in self._state_names:
-            binding.bind_ortvalue_input(name, self._state.current(name))
-        for spec in self.inputs:
-            array = _fed(feeds, spec.name, self.inputs)
-            binding.bind_cpu_input(spec.name, np.asarray(array, spec.dtype, order="C"))
-        for name in self._outputs:
-            binding.bind_output(name, "cpu")
-        try:
-            self._session.run_with_iobinding(binding)
-        except Exception as error:  # see Stepper.step
-            raise _refused(error, feeds) from error
-        answers = [value.numpy() for value in binding.get_outputs()]
-        return dict(zip(self._outputs, answers, strict=True))
-
-
-def _fed(
-    feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
-) -> NDArray[Any]:
-    if name not in feeds:
-        raise UsageError(
-            f"The input '{name}' was not fed.",
-            where=f"fed: {', '.join(feeds) or 'nothing'}",
-            fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
-        )
-    if not np.size(feeds[name]):  # kernels divide by the number of samples: the process would die
-        raise UsageError(
-            f"The input '{name}' is empty.",
-            where=f"input '{name}': shape {list(np.shape(feeds[name]))}",
-            fix="Feed at least one sample.",
-        )
-    spec = next(spec for spec in inputs if spec.name == name)
-    stray = spec.stray_class(feeds[name])
-    if stray is not None:
-        raise UsageError(
-            f"The label {stray} is no class: the model has {spec.classes}, 0 to {spec.classes - 1}."
-            if spec.classes
-            else f"The label {stray} is no class.",
-            where=f"input '{name}'",
-            fix="Mend the labels, give the model a head with more classes (--new-head), or name "
-            "the label that does not count (--ignore-index).",
-        )
-    return feeds[name]
-
-
-def _same_lengths(
-    inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]], *, broadcast: bool
-) -> None:
-    """A symbolic dimension has one length; a runtime might broadcast where it has two."""
-    seen: dict[str, tuple[int, str]] = {}
-    for spec in inputs:
-        for dim, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
-            if not isinstance(dim, str):
-                continue
-            known, first = seen.setdefault(dim, (length, spec.name))
-            one_row = broadcast and length == 1 and spec.classes is None  # of dense labels, for all
-            if known != length and not one_row:
-                raise UsageError(
-                    f"The dimension '{dim}' is {known} in '{first}' and {length} in '{spec.name}'.",
-                    where=f"inputs '{first}' and '{spec.name}'",
-                    fix="Feed arrays in which it has one length: as many labels as samples, and labels "
-                    "of the shape of the predictions.",
-                )
-
-
 def _finite(array: NDArray[Any]) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
-
-
-def _refused(error: Exception, feeds: Mapping[str, NDArray[Any]]) -> UsageError:
-    shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
-    return UsageError(
-        "onnxruntime could not run the step on this batch.",
-        where=f"{shapes}: {str(error).strip().splitlines()[0]}",
-        fix="Check that the shapes and the label values fit the model.",
-    )
