@@ -48,7 +48,7 @@ __all__ = [
     "trained_subject",
 ]
 
-Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
+Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
 """A data file or folder, arrays by name, a source, or any iterable of batches."""
 
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]

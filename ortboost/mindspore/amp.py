@@ -15,6 +15,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
+    check_choice,
     check_range,
     check_type,
     is_number,
@@ -251,10 +252,8 @@ def check_level(name: str, value: Any) -> None:
     """
     if name == "level":
         check_amp_level(value)
-    elif value not in _BOOST_LEVELS:
-        raise ArgumentValueError(
-            f"'{name}' is {value!r}.", where=name, fix=f"Give one of {', '.join(_BOOST_LEVELS)}."
-        )
+    else:
+        check_choice("boosts", name, value, tuple(_BOOST_LEVELS))
 
 
 def _check_scale(owner: str, name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_choice
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.wrap import WithLossCell
 from ortboost.transforms.precision import PrecisionConfig, precision_for_level
@@ -142,10 +142,7 @@ def check_amp_level(level: Any) -> None:
     Raises:
         ArgumentValueError: There is no such level.
     """
-    if level not in LEVELS:
-        raise ArgumentValueError(
-            f"'level' is {level!r}.", where="level", fix=f"Give one of {', '.join(LEVELS)}."
-        )
+    check_choice("mixed precision", "level", level, tuple(LEVELS))
 
 
 def _backbone(owner: str, network: Any) -> Network:

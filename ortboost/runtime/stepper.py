@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
@@ -76,6 +77,7 @@ class Stepper:
         2.31
     """
 
+    @checked
     def __init__(
         self,
         program: Program,

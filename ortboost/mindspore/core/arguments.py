@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.core.errors import ConfigError, UsageError
+from ortboost.core.errors import ArgumentTypeError, ConfigError, UsageError
 
 __all__ = [
     "ArgumentKeyError",
@@ -27,10 +27,6 @@ __all__ = [
     "check_type",
     "is_number",
 ]
-
-
-class ArgumentTypeError(UsageError, TypeError):
-    """An argument has the wrong type."""
 
 
 class ArgumentValueError(UsageError, ValueError):
@@ -135,7 +131,7 @@ def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...])
     Example:
         >>> check_choice("MSELoss", "reduction", "mean", ("mean", "sum", "none"))
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:  # an array has no single answer
         raise ArgumentValueError(
             f"'{name}' is {value!r}.",
             where=f"{owner}, {name}",
