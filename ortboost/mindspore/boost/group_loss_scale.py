@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ortboost.core.errors import nearest
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.mindspore.boost.optimizer_process import network_of
-from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales, positive
+from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales
 from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
@@ -24,6 +24,7 @@ from ortboost.mindspore.core.arguments import (
     as_argument_error,
     check_range,
     check_type,
+    positive,
 )
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network

@@ -23,10 +23,15 @@ __all__ = [
     "NotInThisVersionError",
     "as_argument_error",
     "check_choice",
+    "check_number",
     "check_range",
     "check_type",
     "is_number",
+    "positive",
 ]
+
+
+_LARGEST = 3.4e38  # float32
 
 
 class ArgumentValueError(UsageError, ValueError):
@@ -87,6 +92,33 @@ def check_type(owner: str, name: str, value: object, *types: type) -> None:
             where=f"{owner}, {name}",
             fix=f"Give a value of type {wanted}.",
         )
+
+
+def check_number(owner: str, name: str, value: object) -> None:
+    """Refuse what is no real number, see :func:`is_number`.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if not is_number(value):
+        check_type(owner, name, value, int, float)
+
+
+def positive(owner: str, name: str, value: Any) -> float:
+    """A number above 0 that float32 holds; an array with one element will do.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: It is none.
+
+    Example:
+        >>> positive("TrainOneStepCell", "sens", np.array([2.0]))
+        2.0
+    """
+    if isinstance(getattr(value, "shape", None), tuple) and np.size(value) == 1:
+        value = np.asarray(value).item()
+    check_number(owner, name, value)
+    check_range(owner, name, value, 0, _LARGEST, open_low=True)
+    return float(value)
 
 
 def check_range(

@@ -16,7 +16,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
     check_type,
-    is_number,
+    positive,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -70,7 +70,7 @@ class TrainOneStepCell(Cell):
                 where=owner,
                 fix="Leave it out; gradients stay in the graph.",
             )
-        self.sens = 1.0 if sens is None else _positive(owner, "sens", sens)
+        self.sens = 1.0 if sens is None else positive(owner, "sens", sens)
         scale = NO_SCALE if self.sens == 1 else FixedScaleConfig(self.sens)
         self.network, self.optimizer = network, optimizer
         self._steps = _compile(owner, network, optimizer, scale, 1 / self.sens, finite=False)
@@ -162,7 +162,7 @@ class TrainOneStepWithLossScaleCell(Cell):
             )
         value: Any
         if self._scale_shape and sens.shape == self._scale_shape:
-            value = [_positive(owner, "sens", number) for number in sens.tolist()]
+            value = [positive(owner, "sens", number) for number in sens.tolist()]
         else:
             value = _scale_value(owner, "sens", sens)
         scale = np.broadcast_to(np.asarray(value, np.float32), self._scale_shape)
@@ -219,18 +219,6 @@ def _loss(result: StepResult) -> Tensor:
     return Tensor(result.losses)
 
 
-def _positive(owner: str, name: str, value: Any) -> float:
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.item()
-    if not is_number(value):
-        check_type(owner, name, value, int, float)
-    if not 0 < value < float("inf"):
-        raise ArgumentValueError(
-            f"'{name}' is {value}.", where=f"{owner}, {name}", fix="Give a finite number above 0."
-        )
-    return float(value)
-
-
 def _scale_value(owner: str, name: str, value: np.ndarray[Any, Any]) -> float:
     if value.shape not in ((), (1,)):
         raise ArgumentValueError(
@@ -238,4 +226,4 @@ def _scale_value(owner: str, name: str, value: np.ndarray[Any, Any]) -> float:
             where=f"{owner}, {name}",
             fix="Give a Tensor of the shape () or (1,).",
         )
-    return _positive(owner, name, value)
+    return positive(owner, name, value)
