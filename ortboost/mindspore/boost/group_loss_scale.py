@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import nearest
 from ortboost.core.loss_scale import GroupedScaleConfig
-from ortboost.mindspore.boost.optimizer_process import network_of
 from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales
 from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
@@ -31,6 +30,7 @@ from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell
+from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program import catalogue as names
 
 __all__ = ["GroupLossScaleManager"]

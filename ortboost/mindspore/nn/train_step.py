@@ -19,15 +19,13 @@ from ortboost.mindspore.core.arguments import (
     positive,
 )
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.compiled import CompiledSteps
-from ortboost.mindspore.nn.loss import LossBase
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell, LossScaleUpdateCell
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
-from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.mindspore.nn.wrap import WithLossCell, network_of
 from ortboost.program import catalogue as names
 from ortboost.runtime.stepper import StepResult
 
@@ -118,7 +116,7 @@ class TrainOneStepWithLossScaleCell(Cell):
             law, start = scale_sense.config, scale_sense.get_loss_scale()
         elif isinstance(scale_sense, GroupedScaleCell):
             trained = updates_of(owner, optimizer).optimizer.parameters
-            law = scale_sense.law(owner, _backbone(owner, network)[0], trained)
+            law = scale_sense.law(owner, network_of(owner, network), trained)
             start = law.starts()
         elif isinstance(scale_sense, np.ndarray):
             start = _scale_value(owner, "scale_sense", scale_sense)
@@ -194,24 +192,17 @@ def _compile(
     finite: bool,
 ) -> CompiledSteps:
     """Prepare the steps; ``factor`` takes back the un-scaling where none is wanted."""
-    backbone, loss = _backbone(owner, network)
+    loss = network.loss_fn if isinstance(network, WithLossCell) else None
     updates = updates_of(owner, optimizer)
     divisor = factor * updates.optimizer.loss_scale
     return CompiledSteps(
-        owner, backbone, loss, updates, scale, check_finite=finite, divisor=divisor
-    )
-
-
-def _backbone(owner: str, network: Cell) -> tuple[Network, LossBase | None]:
-    """The network, and its loss if that is not part of it."""
-    if isinstance(network, WithLossCell):
-        return network.backbone_network, network.loss_fn
-    if isinstance(network, Network):
-        return network, None
-    raise ArgumentTypeError(
-        f"'network' is {type(network).__name__}.",
-        where=owner,
-        fix="Give nn.WithLossCell(net, loss), or a network that computes its loss.",
+        owner,
+        network_of(owner, network),
+        loss,
+        updates,
+        scale,
+        check_finite=finite,
+        divisor=divisor,
     )
 
 
