@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bisect import InnerDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
@@ -64,6 +65,7 @@ class Comparison:
         )
 
 
+@checked
 def compare(
     one: str | os.PathLike[str],
     other: str | os.PathLike[str],

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.export import Exported, write_verified
 from ortboost.deploy.int8.config import Int8Config
@@ -80,6 +81,7 @@ class ExportResult:
         }
 
 
+@checked
 def export(
     run: str | os.PathLike[str],
     out: str | os.PathLike[str],

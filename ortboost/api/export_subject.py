@@ -27,9 +27,9 @@ from ortboost.graph.io import load_model, source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
 from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
-from ortboost.runtime.stepper import Stepper
 from ortboost.training import Source, get_metric
 from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
 from ortboost.training.label_rule import LabelRule
@@ -48,7 +48,7 @@ __all__ = [
     "trained_subject",
 ]
 
-Data: TypeAlias = "str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any"
+Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
 """A data file or folder, arrays by name, a source, or any iterable of batches."""
 
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]
@@ -182,9 +182,8 @@ def trained_subject(
     """
     config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
-    stepper = Stepper(program, device=device)
-    stepper.load_state(state)
-    evaluator = WithConstants(stepper.evaluator(), config)
+    opened = open_evaluator(program, state, device=device)
+    evaluator = WithConstants(opened, config)
     step = None if found is None else int(found.step)
     provenance = {"step": "initial" if step is None else str(step)}
     loss = program.config.loss
@@ -196,7 +195,7 @@ def trained_subject(
         evaluator,
         evaluator.inputs,
         export,
-        stepper.device,
+        opened.device,
         program.labels,
         program.prediction,
         loss.name == "softmax-cross-entropy" and loss.sparse,

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError
 from ortboost.program.program import Program
 from ortboost.training import Checkpoint, CheckpointStore
@@ -45,6 +46,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@checked
 def load_run(
     run: str | os.PathLike[str], checkpoint: str = "best"
 ) -> tuple[Program, dict[str, NDArray[Any]], Checkpoint | None]:

@@ -24,6 +24,7 @@ from ortboost.api.export import ExportResult, export
 from ortboost.api.export_subject import Data, WithConstants, batched, file_labels
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, load_run
 from ortboost.autodiff.check import TrainabilityReport
+from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
 from ortboost.deploy.evaluation import AutoProcessed, network_auto_process_eval
@@ -36,9 +37,11 @@ from ortboost.program.catalogue import TensorSpec
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import MANIFEST, Program
+from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import (
+    Adaptable,
     BestModel,
     Callback,
     CheckpointStore,
@@ -49,6 +52,7 @@ from ortboost.training import (
     TrainConfig,
     Trainer,
     TrainSummary,
+    as_callbacks,
     get_metric,
     parse_schedule,
 )
@@ -79,6 +83,7 @@ _CONSUMED = (CHECKPOINTS, LOG, PLOT)
 _ANY_STEPS = 1 << 40  # more than any warm-up
 
 
+@checked
 def convert(
     model: ModelSource,
     out: str | os.PathLike[str],
@@ -148,6 +153,7 @@ def convert(
     return program
 
 
+@checked
 def check(model: ModelSource, config: ProgramConfig | None = None) -> TrainabilityReport:
     """List everything that stands in the way of training a model, and what would be rewritten.
 
@@ -170,6 +176,7 @@ def check(model: ModelSource, config: ProgramConfig | None = None) -> Trainabili
     return dataclasses.replace(chosen.found, notes=notes, parameters=parameters)
 
 
+@checked
 def train(
     run: str | os.PathLike[str],
     data: Data,
@@ -183,7 +190,7 @@ def train(
     threads: int | None = None,
     keep: int = 3,
     early_stop: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Adaptable] = (),
     progress: Reporter | None = None,
     config: TrainConfig | None = None,
     **settings: Any,
@@ -202,7 +209,8 @@ def train(
         threads: Threads within an operator.
         keep: Number of checkpoints to keep.
         early_stop: Stop after so many validations without a gain.
-        callbacks: Further callbacks.
+        callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`; those with MindSpore's names
+            too, where they can do without the parts of ``Model``.
         progress: Where to show the run.
         config: Settings of the trainer; what the program decides is filled in.
         **settings: Fields of :class:`~ortboost.training.TrainConfig`, as ``epochs=10``.
@@ -215,14 +223,14 @@ def train(
             ``early_stop`` without validation data.
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
     """
-    folder = Path(run)
+    folder, listeners = Path(run), as_callbacks(callbacks)
     program = Program.load(folder)
     if early_stop is not None and validation is None:
         raise UsageError(
             "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
         )
     stepper = Stepper(program, device=device, threads=threads)
-    base = dataclasses.replace(config or TrainConfig(), **settings)
+    base = (config or TrainConfig()).with_settings(settings)
     drop_last = static_batch(stepper.inputs) is not None
     source = open_source(
         data,
@@ -264,7 +272,7 @@ def train(
         stepper.evaluator(),
         settled,
         store=CheckpointStore(folder / CHECKPOINTS, keep=keep),
-        callbacks=[*best, *callbacks],
+        callbacks=[*best, *listeners],
         log=EventLog(folder / LOG),
         progress=progress,
         program=program.fingerprint,
@@ -274,6 +282,7 @@ def train(
         return trainer.fit(source, held_out, resume=resume)
 
 
+@checked
 def evaluate(
     target: str | os.PathLike[str],
     data: Data,
@@ -326,9 +335,7 @@ def evaluate(
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
         program, state, _ = load_run(target, checkpoint)
-        stepper = Stepper(program, device=device, threads=threads)
-        stepper.load_state(state)
-        evaluator: Any = stepper.evaluator()
+        evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
         labels = program.labels or labels
         output = output or (program.prediction if program.labels else None)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
+    "ArgumentTypeError",
     "ConfigError",
     "DependencyError",
     "DivergedError",
@@ -60,6 +61,10 @@ class UsageError(OrtBoostError):
     """An argument or a combination of arguments makes no sense."""
 
     exit_status = 2
+
+
+class ArgumentTypeError(UsageError, TypeError):
+    """An argument has the wrong type."""
 
 
 class ConfigError(OrtBoostError):

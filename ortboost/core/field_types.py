@@ -9,25 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
-import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
+from ortboost.core.arguments import described, fits, is_union
 from ortboost.core.errors import ConfigError
 
 __all__ = ["check_kinds"]
-
-_INT64: Final = 2**63  # what a graph can hold
-_DOUBLE: Final = 2**1023  # a larger int is no float
-_UNIONS = (typing.Union, types.UnionType)
-_WORDS: Final[Mapping[Any, str]] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-}
 
 
 def check_kinds(config: Any, where: str) -> None:
@@ -63,13 +51,13 @@ def check_kinds(config: Any, where: str) -> None:
                 where=f"{where}, {name}",
                 fix=f"Write ('{value}',).",
             )
-        if not _fits(value, hint):
+        if not fits(value, hint):
             shown = repr(value)
             raise ConfigError(
                 f"'{name}' is {shown if len(shown) < 60 else shown[:57] + '...'}; "
-                f"{_said(hint)} is needed.",
+                f"{described(hint)} is needed.",
                 where=f"{where}, {name}",
-                fix=f"Give {_said(hint)}.",
+                fix=f"Give {described(hint)}.",
             )
 
 
@@ -79,61 +67,6 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((item.name, hints[item.name]) for item in dataclasses.fields(kind))
 
 
-def _fits(value: object, hint: Any) -> bool:
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if hint is None or hint is type(None):
-        return value is None
-    if origin in _UNIONS:
-        return any(_fits(value, one) for one in inner)
-    if origin is typing.Literal:
-        return isinstance(value, str)
-    if origin is tuple:
-        if not isinstance(value, tuple | list):
-            return False
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return all(_fits(item, inner[0]) for item in value)
-        return len(value) == len(inner) and all(map(_fits, value, inner))
-    if origin is Mapping:
-        return isinstance(value, Mapping) and all(
-            _fits(part, one)
-            for item in value.items()
-            for part, one in zip(item, inner, strict=True)
-        )
-    if hint in (int, float):
-        return _is_number(value, whole=hint is int)
-    return isinstance(value, hint)
-
-
 def _is_list(hint: Any) -> bool:
-    one_of = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    one_of = typing.get_args(hint) if is_union(hint) else (hint,)
     return any(typing.get_origin(one) is tuple for one in one_of)
-
-
-def _is_number(value: Any, *, whole: bool) -> bool:
-    kind: Any = type(value)
-    if kind is bool or not issubclass(kind, numbers.Integral if whole else numbers.Real):
-        return False
-    if whole:
-        return bool(abs(value) < _INT64)
-    return not issubclass(kind, int) or abs(value) < _DOUBLE
-
-
-def _said(hint: Any) -> str:
-    """An annotation in words."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in _UNIONS:
-        return " or ".join(dict.fromkeys(_said(one) for one in inner))
-    if hint is type(None):
-        return "None"
-    if origin is typing.Literal:
-        return " or ".join(f"'{one}'" for one in inner)
-    if origin is tuple:
-        if len(inner) == 2 and inner[1] is Ellipsis:
-            return f"a list of {_said(inner[0]).removeprefix('a ').removeprefix('an ')}s"
-        return f"a list of {len(inner)} item"
-    if origin is Mapping:
-        return f"an object with {_said(inner[1]).removeprefix('a ')} values"
-    named = str(getattr(hint, "__name__", hint))
-    return _WORDS.get(hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")

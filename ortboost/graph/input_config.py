@@ -45,6 +45,13 @@ class InputConfig:
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("dims", "values", "batch_axes"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(
+                    f"'{name}' is {getattr(self, name)!r}.",
+                    where=f"inputs, {name}",
+                    fix="Give a dictionary from names to values.",
+                )
         for name, length in self.dims.items():
             if not _whole(length) or not 1 <= length < 2**31:
                 raise ConfigError(

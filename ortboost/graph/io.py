@@ -23,7 +23,7 @@ from ortboost.graph.query import all_tensors
 
 __all__ = ["EXTERNAL_DATA_THRESHOLD", "ModelSource", "load_model", "save_model", "source_name"]
 
-ModelSource: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+ModelSource: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
 EXTERNAL_DATA_THRESHOLD = 1 << 30
 """Bytes of weights from which on a model is saved with external data (protobuf ends at 2 GiB)."""

@@ -15,9 +15,10 @@ from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
+    check_choice,
+    check_number,
     check_range,
     check_type,
-    is_number,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.mixed_precision import (
@@ -140,8 +141,7 @@ class DynamicLossScaleManager(LossScaleManager):
     ) -> None:
         owner = "DynamicLossScaleManager"
         _check_scale(owner, "init_loss_scale", init_loss_scale)
-        if not is_number(scale_factor):
-            check_type(owner, "scale_factor", scale_factor, int, float)
+        check_number(owner, "scale_factor", scale_factor)
         check_range(owner, "scale_factor", scale_factor, 0, open_low=True)
         check_type(owner, "scale_window", scale_window, int)
         check_range(owner, "scale_window", scale_window, 1)
@@ -251,13 +251,10 @@ def check_level(name: str, value: Any) -> None:
     """
     if name == "level":
         check_amp_level(value)
-    elif value not in _BOOST_LEVELS:
-        raise ArgumentValueError(
-            f"'{name}' is {value!r}.", where=name, fix=f"Give one of {', '.join(_BOOST_LEVELS)}."
-        )
+    else:
+        check_choice("boosts", name, value, tuple(_BOOST_LEVELS))
 
 
 def _check_scale(owner: str, name: str, value: Any) -> None:
-    if not is_number(value):
-        check_type(owner, name, value, int, float)
+    check_number(owner, name, value)
     check_range(owner, name, value, 1, 3.4e38)

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_choice
 from ortboost.mindspore.core.network import Network
-from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.mindspore.nn.wrap import WithLossCell, network_of
 from ortboost.transforms.precision import PrecisionConfig, precision_for_level
 from ortboost.transforms.precision.levels import LEVELS
 from ortboost.transforms.precision.policy import FP32_OPERATORS, LOW_PRECISION_OPERATORS
@@ -55,7 +55,7 @@ def auto_mixed_precision(
         >>> net = auto_mixed_precision(ob.load("models/lenet5.onnx"), "O2")  # doctest: +SKIP
     """
     check_amp_level(amp_level)
-    backbone = _backbone("auto_mixed_precision", network)
+    backbone = network_of("auto_mixed_precision", network)
     if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
         raise ArgumentTypeError(
             f"'keep_batchnorm_fp32' is {keep_batchnorm_fp32!r}.",
@@ -92,7 +92,7 @@ def custom_mixed_precision(
     Example:
         >>> custom_mixed_precision(net, white_list=[*get_white_list(), "Relu"])  # doctest: +SKIP
     """
-    backbone = _backbone("custom_mixed_precision", network)
+    backbone = network_of("custom_mixed_precision", network)
     compute = _compute(dtype)
     if (white_list is None) == (black_list is None):
         raise ArgumentValueError(
@@ -142,22 +142,7 @@ def check_amp_level(level: Any) -> None:
     Raises:
         ArgumentValueError: There is no such level.
     """
-    if level not in LEVELS:
-        raise ArgumentValueError(
-            f"'level' is {level!r}.", where="level", fix=f"Give one of {', '.join(LEVELS)}."
-        )
-
-
-def _backbone(owner: str, network: Any) -> Network:
-    if isinstance(network, WithLossCell):
-        return network.backbone_network
-    if not isinstance(network, Network):
-        raise ArgumentTypeError(
-            f"'network' is {type(network).__name__}.",
-            where=owner,
-            fix="Give a network from ortboost.load(...), or nn.WithLossCell(net, loss).",
-        )
-    return network
+    check_choice("mixed precision", "level", level, tuple(LEVELS))
 
 
 def _compute(dtype: Any) -> Literal["fp16", "bf16"]:

@@ -24,6 +24,7 @@ from ortboost.boosts.group_loss_scale import (
     insert_boundaries,
     resolve_boundaries,
 )
+from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
 from ortboost.core.report import Report
@@ -81,6 +82,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
+@checked
 @_without_collector()
 def build_program(source: ModelSource, config: ProgramConfig | None = None) -> Program:
     """Turn a model into a training program.

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import atomic_path, read_json, write_json
 from ortboost.core.report import Report
@@ -125,6 +126,7 @@ class Program:
             for spec in specs
         )
 
+    @checked
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the program as a folder; the manifest last, so that it is there or not at all.
 
@@ -180,6 +182,7 @@ class Program:
         }
 
     @classmethod
+    @checked
     def load(cls, folder: str | os.PathLike[str]) -> Program:
         """Read a program folder.
 

@@ -1,20 +1,20 @@
-"""Evaluation of a program on the state of a stepper, and the checks of what is fed."""
+"""Running the evaluation graph of a program; its training graphs are not opened."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError
-from ortboost.program.catalogue import TensorSpec
-from ortboost.program.program import Program
-from ortboost.runtime.session import open_session
+from ortboost.program.program import Program, check_state
+from ortboost.runtime.feeds import fed_array, refused_batch
+from ortboost.runtime.session import TRAINING_DEVICES, open_session, resolve_device
 from ortboost.runtime.state import DeviceState
 
-__all__ = ["Evaluator", "check_lengths", "fed_array", "refused_batch"]
+__all__ = ["Evaluator", "open_evaluator"]
 
 
 class Evaluator:
@@ -22,17 +22,15 @@ class Evaluator:
 
     Args:
         program: The program.
-        state: The state; read, never written.
-        device: ``cpu`` or ``cuda``.
+        state: The state, or the part of it that the graph reads; never written.
         threads: Threads within an operator.
     """
 
-    def __init__(
-        self, program: Program, state: DeviceState, *, device: str, threads: int | None = None
-    ) -> None:
+    def __init__(self, program: Program, state: DeviceState, *, threads: int | None = None) -> None:
+        self.device = state.device
         self.inputs = program.evaluation_inputs
         self._state = state
-        self._session = open_session(program.evaluation, device=device, threads=threads)
+        self._session = open_session(program.evaluation, device=self.device, threads=threads)
         self._outputs = [output.name for output in self._session.get_outputs()]
         data = {spec.name for spec in self.inputs}
         self._state_names = [v.name for v in self._session.get_inputs() if v.name not in data]
@@ -53,76 +51,48 @@ class Evaluator:
             binding.bind_output(name, "cpu")
         try:
             self._session.run_with_iobinding(binding)
-        except Exception as error:  # see Stepper.step
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise refused_batch(error, feeds) from error
         answers = [value.numpy() for value in binding.get_outputs()]
         return dict(zip(self._outputs, answers, strict=True))
 
 
-def fed_array(
-    feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
-) -> NDArray[Any]:
-    """The array for an input, checked to be there, not empty, and with labels that are classes.
+def open_evaluator(
+    program: Program,
+    state: Mapping[str, NDArray[Any]],
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+) -> Evaluator:
+    """Open the evaluation graph of a program and nothing else.
+
+    No session of a training graph is opened, and only the tensors that the evaluation graph reads are
+    placed on the device. So a program whose gradients need onnxruntime-training is evaluated by any
+    onnxruntime, and the slots of the optimizer cost nothing.
 
     Args:
-        feeds: Input name to array.
-        name: The input.
-        inputs: All inputs, for the message.
+        program: The program.
+        state: State name to value, as a checkpoint holds it.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: Threads within an operator; the runtime's choice if not given.
 
     Raises:
-        UsageError: The array is missing or empty, or holds a label outside the classes.
+        FileError: The state does not fit the program.
+        UsageError: There is no such device.
+
+    Example:
+        >>> evaluator = open_evaluator(program, program.initial)  # doctest: +SKIP
+        >>> evaluator.evaluate({"x": x, "labels": y})["loss"]  # doctest: +SKIP
+        array(2.31, dtype=float32)
     """
-    if name not in feeds:
-        raise UsageError(
-            f"The input '{name}' was not fed.",
-            where=f"fed: {', '.join(feeds) or 'nothing'}",
-            fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
-        )
-    if not np.size(feeds[name]):  # kernels divide by the number of samples: the process would die
-        raise UsageError(
-            f"The input '{name}' is empty.",
-            where=f"input '{name}': shape {list(np.shape(feeds[name]))}",
-            fix="Feed at least one sample.",
-        )
-    spec = next(spec for spec in inputs if spec.name == name)
-    stray = spec.stray_class(feeds[name])
-    if stray is not None:
-        raise UsageError(
-            f"The label {stray} is no class: the model has {spec.classes}, 0 to {spec.classes - 1}."
-            if spec.classes
-            else f"The label {stray} is no class.",
-            where=f"input '{name}'",
-            fix="Fix the labels, give the model a head with more classes (--new-head), or name "
-            "the label that does not count (--ignore-index).",
-        )
-    return feeds[name]
-
-
-def check_lengths(
-    inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]], *, broadcast: bool
-) -> None:
-    """Refuse a symbolic dimension with two lengths, where a runtime might broadcast."""
-    seen: dict[str, tuple[int, str]] = {}
-    for spec in inputs:
-        for dim, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
-            if not isinstance(dim, str):
-                continue
-            known, first = seen.setdefault(dim, (length, spec.name))
-            one_row = broadcast and length == 1 and spec.classes is None  # of dense labels, for all
-            if known != length and not one_row:
-                raise UsageError(
-                    f"The dimension '{dim}' is {known} in '{first}' and {length} in '{spec.name}'.",
-                    where=f"inputs '{first}' and '{spec.name}'",
-                    fix="Feed arrays in which it has one length: as many labels as samples, and labels "
-                    "of the shape of the predictions.",
-                )
-
-
-def refused_batch(error: Exception, feeds: Mapping[str, NDArray[Any]]) -> UsageError:
-    """The error for a batch that the runtime refused to run."""
-    shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
-    return UsageError(
-        "onnxruntime could not run the step on this batch.",
-        where=f"{shapes}: {str(error).strip().splitlines()[0]}",
-        fix="Check that the shapes and the label values fit the model.",
+    device = resolve_device(device, among=TRAINING_DEVICES)
+    check_state(program.catalogue, state, where="state to load")
+    inputs = {value.name for value in program.evaluation.graph.inputs}
+    read = tuple(
+        dataclasses.replace(entry, next=None)  # never written: one buffer is enough
+        for entry in program.catalogue.state
+        if entry.name in inputs
     )
+    values = {entry.name: state[entry.name] for entry in read}
+    placed = DeviceState(dataclasses.replace(program.catalogue, state=read), values, device, ())
+    return Evaluator(program, placed, threads=threads)

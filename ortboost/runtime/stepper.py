@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
@@ -17,15 +18,12 @@ from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
-from ortboost.runtime.evaluator import Evaluator, check_lengths, fed_array, refused_batch
-from ortboost.runtime.session import (
-    TRAINING_DEVICES,
-    resolve_device,
-    set_seed,
-)
+from ortboost.runtime.evaluator import Evaluator
+from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
+from ortboost.runtime.session import TRAINING_DEVICES, resolve_device, set_seed
 from ortboost.runtime.state import DeviceState
 
-__all__ = ["Evaluator", "StepResult", "Stepper"]
+__all__ = ["StepResult", "Stepper"]
 
 _MAX_NAMED = 10
 _COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
@@ -36,7 +34,7 @@ class StepResult:
     """The result of one step.
 
     Args:
-        loss: Unscaled loss before the update; for the reduction ``none`` the mean of the losses.
+        loss: Unscaled loss before the update; one number, or for the reduction ``none`` their mean.
         overflow: Whether a gradient was not finite, so that nothing was updated.
         loss_scale: The scale after this step; with a grouped scale that of the first group.
         applied_steps: Updates applied so far.
@@ -79,6 +77,7 @@ class Stepper:
         2.31
     """
 
+    @checked
     def __init__(
         self,
         program: Program,
@@ -301,7 +300,7 @@ class Stepper:
 
     def evaluator(self) -> Evaluator:
         """The evaluation graph on the state of this stepper."""
-        return Evaluator(self.program, self._state, device=self.device, threads=self._threads)
+        return Evaluator(self.program, self._state, threads=self._threads)
 
     # ---- diagnosis ----------------------------------------------------------------------------
 

@@ -6,7 +6,15 @@ knows nothing of graphs or runtimes.
 
 from __future__ import annotations
 
-from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, Goal, RunView
+from ortboost.training.callbacks import (
+    Adaptable,
+    BestModel,
+    Callback,
+    EarlyStopping,
+    Goal,
+    RunView,
+    as_callbacks,
+)
 from ortboost.training.checkpoints import Checkpoint, CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data import (
@@ -31,6 +39,7 @@ from ortboost.training.summary import TrainSummary
 from ortboost.training.trainer import Trainer
 
 __all__ = [
+    "Adaptable",
     "ArraySource",
     "BestModel",
     "Callback",
@@ -54,6 +63,7 @@ __all__ = [
     "TrainConfig",
     "TrainSummary",
     "Trainer",
+    "as_callbacks",
     "bind_arrays",
     "evaluate",
     "get_metric",

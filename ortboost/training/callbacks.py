@@ -1,5 +1,8 @@
 """Callbacks: small observers of a run that may ask it to stop or to keep the best model.
 
+This is the one protocol that the trainer knows. Callbacks of another make (those with MindSpore's names)
+have a method ``to_trainer`` that gives one of these, see :class:`Adaptable`.
+
 A callback whose behaviour depends on what it saw before keeps that in ``state_dict``: it is saved
 with every checkpoint, so that a resumed run decides as an uninterrupted one does.
 """
@@ -7,14 +10,23 @@ with every checkpoint, so that a resumed run decides as an uninterrupted one doe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.core.errors import ArgumentTypeError, ConfigError, UsageError, nearest
 from ortboost.training.protocols import StepResult
 
-__all__ = ["BestModel", "Callback", "EarlyStopping", "Goal", "RunView"]
+__all__ = [
+    "Adaptable",
+    "BestModel",
+    "Callback",
+    "EarlyStopping",
+    "Goal",
+    "Patience",
+    "RunView",
+    "as_callbacks",
+]
 
 
 @dataclass
@@ -22,8 +34,11 @@ class RunView:
     """What a callback sees of the run, and how it asks for something.
 
     Args:
-        epoch: Current epoch, from 0.
+        epoch: Current epoch, from 0; after the end of one the next.
         step: Steps done (batches consumed).
+        batch: Batches of the current epoch that are done.
+        epochs: Epochs of the whole run.
+        steps_per_epoch: Batches in an epoch; None where that is not known before its end.
         applied_steps: Updates applied.
         metrics: The newest of ``train_loss``, ``val_loss``, ``val_accuracy``, ...
         stop_reason: Why the run is asked to stop after this step or epoch; None to go on.
@@ -32,6 +47,9 @@ class RunView:
 
     epoch: int = 0
     step: int = 0
+    batch: int = 0
+    epochs: int = 1
+    steps_per_epoch: int | None = None
     applied_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     stop_reason: str | None = None
@@ -56,6 +74,12 @@ class Callback:
     def on_train_begin(self, run: RunView) -> None:
         """Before the first step of this session, after a checkpoint was loaded."""
 
+    def on_epoch_begin(self, run: RunView) -> None:
+        """Before the first batch of an epoch, or of what a resumed run has left of it."""
+
+    def on_step_begin(self, run: RunView) -> None:
+        """Before each step."""
+
     def on_step_end(self, run: RunView, result: StepResult) -> None:
         """After each step, skipped or not."""
 
@@ -74,6 +98,41 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the state of :meth:`state_dict`."""
+
+
+@runtime_checkable
+class Adaptable(Protocol):
+    """A callback of another make that can take part in a run of the trainer."""
+
+    def to_trainer(self) -> Callback:
+        """This callback for the trainer.
+
+        Raises:
+            UsageError: It needs what the trainer does not have.
+        """
+
+
+def as_callbacks(values: Sequence[Callback | Adaptable]) -> list[Callback]:
+    """Callbacks for the trainer out of callbacks of any make.
+
+    Args:
+        values: The callbacks.
+
+    Raises:
+        ArgumentTypeError: One is no callback.
+        UsageError: One needs what the trainer does not have.
+    """
+    found: list[Callback] = []
+    for value in values:
+        if not isinstance(value, Callback | Adaptable) or isinstance(value, type):
+            kind = f"class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            raise ArgumentTypeError(
+                f"A {kind} is no callback.",
+                where="callbacks",
+                fix="Give instances of a subclass of ortboost.training.Callback.",
+            )
+        found.append(value if isinstance(value, Callback) else value.to_trainer())
+    return found
 
 
 @dataclass(frozen=True)
@@ -143,13 +202,53 @@ class Goal:
         return None
 
 
+@dataclass
+class Patience:
+    """How long a metric may go without getting better.
+
+    Args:
+        goal: What counts as better.
+        patience: Looks without improvement to endure.
+        best: The best value so far; None before the first, or what has to be beaten.
+        waited: Looks since then.
+
+    Example:
+        >>> patience = Patience(Goal("val_loss"), 2)
+        >>> [patience.look(value) for value in (1.0, 0.5, 0.7, 0.6)], patience.spent
+        ([True, True, False, False], True)
+    """
+
+    goal: Goal
+    patience: int
+    best: float | None = None
+    waited: int = 0
+
+    def look(self, value: float) -> bool:
+        """Take a value; whether it is the best so far. NaN never is."""
+        improved = self.goal.better(value, self.best)
+        if improved:
+            self.best = value
+        self.waited = 0 if improved else self.waited + 1
+        return improved
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is time to stop."""
+        return self.waited >= self.patience
+
+
 class _Monitoring(Callback):
     """What the two callbacks below share: they look at one metric and remember the best value."""
 
-    def __init__(self, goal: Goal) -> None:
-        self.goal = goal
-        self.best: float | None = None
+    def __init__(self, goal: Goal | None, patience: int, best: float | None = None) -> None:
+        self.goal = goal or Goal()
+        self._seen = Patience(self.goal, patience, best)
         self.best_step = 0
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self._seen.best
 
     def on_validation_end(self, run: RunView, metrics: Mapping[str, float]) -> None:
         self._look(run, metrics)
@@ -161,9 +260,9 @@ class _Monitoring(Callback):
         value = self.goal.read(metrics, run.metrics)
         if value is None:
             return
-        improved = self.goal.better(value, self.best)
+        improved = self._seen.look(value)
         if improved:
-            self.best, self.best_step = value, run.step
+            self.best_step = run.step
         self._judge(run, improved)
 
     def _judge(self, run: RunView, improved: bool) -> None:
@@ -173,7 +272,7 @@ class _Monitoring(Callback):
         return {"best": self.best, "best_step": self.best_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.best_step = state["best"], int(state["best_step"])
+        self._seen.best, self.best_step = state["best"], int(state["best_step"])
 
 
 class EarlyStopping(_Monitoring):
@@ -182,27 +281,38 @@ class EarlyStopping(_Monitoring):
     Args:
         goal: What counts as better.
         patience: Looks (validations, or epochs for ``train_...``) without improvement to endure.
+        baseline: What the first value has to beat, if anything.
 
     Raises:
         ConfigError: ``patience`` is below 1.
     """
 
-    def __init__(self, goal: Goal | None = None, patience: int = 5) -> None:
-        super().__init__(goal or Goal())
+    def __init__(
+        self, goal: Goal | None = None, patience: int = 5, baseline: float | None = None
+    ) -> None:
         if patience < 1:
             raise ConfigError(f"'patience' is {patience}.", where="patience", fix="Use 1 or more.")
-        self.patience, self.waited = patience, 0
+        super().__init__(goal, patience, baseline)
+
+    @property
+    def patience(self) -> int:
+        """Looks without improvement to endure."""
+        return self._seen.patience
+
+    @property
+    def waited(self) -> int:
+        """Looks since the best value."""
+        return self._seen.waited
 
     def on_train_begin(self, run: RunView) -> None:
         """A run that had stopped early stops again at once, unless its patience was raised."""
         self._stop_if_due(run)
 
     def _judge(self, run: RunView, improved: bool) -> None:
-        self.waited = 0 if improved else self.waited + 1
         self._stop_if_due(run)
 
     def _stop_if_due(self, run: RunView) -> None:
-        if self.waited < self.patience:
+        if not self._seen.spent:
             return
         looks = f"{self.waited} look{'s' * (self.waited != 1)}"
         if self.best is None:  # NaN beats nothing
@@ -220,7 +330,7 @@ class EarlyStopping(_Monitoring):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the state of :meth:`state_dict`."""
         super().load_state_dict(state)
-        self.waited = int(state["waited"])
+        self._seen.waited = int(state["waited"])
 
 
 class BestModel(_Monitoring):
@@ -231,7 +341,7 @@ class BestModel(_Monitoring):
     """
 
     def __init__(self, goal: Goal | None = None) -> None:
-        super().__init__(goal or Goal())
+        super().__init__(goal, patience=1)
 
     def _judge(self, run: RunView, improved: bool) -> None:
         run.keep_best = run.keep_best or improved

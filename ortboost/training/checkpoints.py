@@ -154,6 +154,12 @@ class CheckpointStore:
             FileError: It is damaged or foreign. The text names the bad file and offers the newest
                 good checkpoint before it.
         """
+        if not Path(path).name:
+            raise FileError(
+                "The checkpoint has no name.",
+                where=f"checkpoint '{path}'",
+                fix="Give best, last, initial, or the path of a checkpoint file.",
+            )
         wanted = Path(path).with_suffix(".json")
         try:
             return read_checkpoint(wanted, program, expect)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import check_kinds
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
 from ortboost.training.schedules import Constant, Schedule, schedule_to_dict
 
@@ -69,6 +71,7 @@ class TrainConfig:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self, "training")
         least = {
             "epochs": 1,
             "seed": 0,
@@ -88,6 +91,27 @@ class TrainConfig:
                 )
         if self.max_steps is not None and self.max_steps < 1:
             raise ConfigError("'max_steps' is below 1.", where="max_steps", fix="Use 1 or more.")
+
+    def with_settings(self, settings: Mapping[str, Any]) -> TrainConfig:
+        """A copy with other values of some fields.
+
+        Args:
+            settings: Field to value.
+
+        Raises:
+            ConfigError: There is no such field, or its value makes no sense.
+
+        Example:
+            >>> TrainConfig().with_settings({"epochs": 3}).epochs
+            3
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(
+                    f"There is no setting '{name}'.", where="training", fix=nearest(name, known)
+                )
+        return dataclasses.replace(self, **settings)
 
     def schedules(self, groups: Sequence[str]) -> dict[str, Schedule]:
         """The schedule of each learning-rate input.

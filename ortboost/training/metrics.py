@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortboost.core.errors import UsageError, nearest
 from ortboost.training.protocols import Array
 
-__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "strict", "top_k"]
+__all__ = ["METRICS", "Mean", "Metric", "accuracy", "get_metric", "hits", "strict", "top_k"]
 
 METRICS = ("accuracy", "top5", "loss")
 """Names for :func:`get_metric`; ``topK`` works for every K."""
@@ -83,8 +83,7 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
         right = (flat > 0) == (labels.reshape(flat.shape) > 0.5)
         return _by_sample(right & np.isfinite(flat))
     classes = _class_labels(scores, labels)
-    right = (scores.argmax(axis=1) == classes) & ~np.isnan(scores).any(axis=1)
-    return _by_sample(right)
+    return _by_sample(hits(scores, classes))
 
 
 def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
@@ -96,14 +95,38 @@ def top_k(k: int) -> Callable[[Array, Array], NDArray[np.float64]]:
     """
 
     def function(scores: Array, labels: Array) -> NDArray[np.float64]:
-        classes = _class_labels(scores, labels)[:, None]
-        own = np.take_along_axis(scores, classes.astype(np.int64), axis=1)
-        # Of equal scores the lower class number wins, as in argmax.
-        index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
-        ahead = (scores > own) | ((scores == own) & (index < classes))
-        return _by_sample((ahead.sum(axis=1) < k) & ~np.isnan(scores).any(axis=1))
+        return _by_sample(hits(scores, _class_labels(scores, labels), k))
 
     return function
+
+
+def hits(scores: Array, classes: Array, k: int = 1) -> NDArray[np.bool_]:
+    """Where fewer than ``k`` classes have a higher score than the right one.
+
+    Of equal scores the lower class number wins, as in argmax; NaN is wrong.
+
+    Args:
+        scores: ``[N, C]`` or ``[N, C, d...]``.
+        classes: The right ones, ``[N, d...]``; what is no class is a miss.
+        k: How many may be named.
+
+    Returns:
+        ``[N, d...]``.
+
+    Example:
+        >>> hits(np.array([[0.5, 0.3, 0.2]]), np.array([1]), 2).tolist()
+        [True]
+    """
+    if k == 1:
+        found = scores.argmax(axis=1) == classes
+    else:
+        known = (classes >= 0) & (classes < scores.shape[1])
+        chosen = np.where(known, classes, 0).astype(np.int64)[:, None]
+        own = np.take_along_axis(scores, chosen, axis=1)
+        index = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (scores.ndim - 2))
+        ahead = (scores > own) | ((scores == own) & (index < chosen))
+        found = known & (ahead.sum(axis=1) < k)
+    return np.asarray(found & ~np.isnan(scores).any(axis=1))
 
 
 def get_metric(name: str) -> Metric:

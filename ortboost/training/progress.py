@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Final, Protocol
+from typing import IO, Final, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -52,6 +52,7 @@ class StepInfo:
         return text + (f"  skipped {self.skips}" if self.skips else "")
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """What the trainer tells."""
 

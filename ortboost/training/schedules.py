@@ -1,6 +1,7 @@
 """Learning rate as a function of the number of *applied* updates.
 
-A step that the loss scale skips applies no update, so it does not advance a schedule.
+A step that the loss scale skips applies no update, so it does not advance a schedule. The formulas that are
+shared with MindSpore's names are in :mod:`ortboost.training.decay`.
 
 References:
     Cosine: Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5 without restarts (arXiv:1608.03983).
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ortboost.core.errors import ConfigError, nearest
+from ortboost.training import decay
 
 __all__ = [
     "Constant",
@@ -111,7 +113,7 @@ class StepDecay:
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
-        return float(self.lr * self.gamma ** (step // self.every))
+        return decay.exponential(step, self.lr, self.gamma, self.every, stair=True)
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,7 @@ class Cosine:
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
-        if step >= self.total_steps:
-            return self.min_lr
-        wave = (1.0 + math.cos(math.pi * step / self.total_steps)) / 2.0
-        return self.min_lr + (self.lr - self.min_lr) * wave
+        return decay.cosine(step, self.min_lr, self.lr, self.total_steps)
 
 
 @dataclass(frozen=True)
@@ -203,8 +202,7 @@ class LinearWarmup:
         """The rate after ``step`` applied updates."""
         if step >= self.steps:
             return self.after(step - self.steps)
-        factor = self.start_factor + (1.0 - self.start_factor) * step / self.steps
-        return self.after(0) * factor
+        return decay.linear_warmup(step, self.after(0), self.steps, self.start_factor)
 
 
 Schedule: TypeAlias = Constant | PerStep | StepDecay | MultiStep | Cosine | LinearWarmup

@@ -52,6 +52,7 @@ class Session:
     def refresh_view(self) -> None:
         """Bring what callbacks see up to date."""
         self.view.epoch, self.view.step = self.state.epoch, self.state.step
+        self.view.batch = self.state.batch
         self.view.applied_steps = self.state.applied_steps
         self.view.metrics = dict(self.state.metrics)
 

@@ -155,6 +155,7 @@ class Trainer:
             epochs=self.config.epochs,
             steps_per_epoch=per_epoch,
         )
+        s.view.epochs, s.view.steps_per_epoch = self.config.epochs, per_epoch
         s.refresh_view()
         for callback in self.callbacks:
             callback.on_train_begin(s.view)
@@ -185,6 +186,8 @@ class Trainer:
 
     def _epoch(self, s: Session) -> bool:
         """The rest of an epoch; False if it was left before its end."""
+        for callback in self.callbacks:
+            callback.on_epoch_begin(s.view)
         batches = s.train.epoch(s.state.epoch, s.state.batch)
         with contextlib.closing(prefetch(batches, self.config.prefetch)) as stream:
             for batch in stream:
@@ -221,6 +224,8 @@ class Trainer:
 
     def _step(self, s: Session, batch: Batch) -> None:
         config, state = self.config, s.state
+        for callback in self.callbacks:
+            callback.on_step_begin(s.view)
         hyper, scale = self._rates(s), state.loss_scale
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         self._discard_stale(s)

@@ -32,6 +32,14 @@ def test_nan_scores_are_wrong():
     assert top_k(2)(np.array([[np.nan, 0.0]]), np.array([1])).tolist() == [0]
 
 
+@pytest.mark.parametrize("stray", [-1, 3, -100])
+def test_what_is_no_class_is_a_miss(stray):
+    """numpy would read -1 as the last class."""
+    scores = np.array([[0.1, 0.2, 0.7]])
+    for function in (accuracy, top_k(2), top_k(3)):
+        assert function(scores, np.array([stray])).tolist() == [0]
+
+
 @given(st.integers(1, 6), st.integers(0, 1000))
 def test_top_k_agrees_with_sorting(k, seed):
     random = np.random.default_rng(seed)

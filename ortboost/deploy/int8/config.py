@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.core.field_types import check_kinds
 
 __all__ = ["CALIBRATIONS", "Int8Config"]
 
@@ -63,6 +64,7 @@ class Int8Config:
     samples: int = 512
 
     def __post_init__(self) -> None:
+        check_kinds(self, "int8")
         if self.calibration not in CALIBRATIONS:
             raise ConfigError(
                 f"Unknown calibration '{self.calibration}'.",

@@ -57,12 +57,9 @@ def static_shapes(model: ir.Model) -> Report:
             report.changed[label(node)] = f"shape {shape}"
             continue
         pieces = _pieces(model.graph, node, keys)
-        if pieces is None:
+        if pieces is None or _nodes(pieces, parts) >= _cone(value):
             continue
         made = [_piece(builder, piece, parts) for piece in pieces]
-        if len(builder.nodes) + (len(made) > 1) >= _cone(value):
-            builder.take()
-            continue
         shorter = made[0]
         if len(made) > 1:
             shorter = builder.op(
@@ -143,6 +140,16 @@ def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | No
         else:
             pieces.append((value, axis, axis + 1))
     return pieces
+
+
+def _nodes(pieces: list[Piece], parts: bool) -> int:
+    """How many nodes the pieces come to."""
+    read = [piece for piece in pieces if isinstance(piece, tuple)]
+    joined = int(len(pieces) > 1)
+    if parts:
+        return len(read) + joined
+    cut = [piece for piece in read if piece[1:] != (0, len(dimensions(piece[0]) or ()))]
+    return len({id(value) for value, _, _ in read}) + len(cut) + joined
 
 
 def _piece(builder: Builder, piece: Piece, parts: bool) -> ir.Value:

@@ -11,14 +11,14 @@ from ortboost.core.report import Report
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
 from ortboost.mindspore.boost.grad_freeze import GradientFreeze
 from ortboost.mindspore.boost.less_bn import LessBN
-from ortboost.mindspore.boost.optimizer_process import OptimizerProcess, network_of
+from ortboost.mindspore.boost.optimizer_process import OptimizerProcess
 from ortboost.mindspore.boost.parameter_process import ParameterProcess
 from ortboost.mindspore.core.arguments import NotInThisVersionError, as_argument_error, check_type
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN, not_in_this_version
 

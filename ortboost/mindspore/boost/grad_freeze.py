@@ -15,7 +15,6 @@ from ortboost.core.errors import nearest
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
-from ortboost.mindspore.boost.optimizer_process import network_of
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
@@ -28,7 +27,7 @@ from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell
-from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.mindspore.nn.wrap import WithLossCell, network_of
 
 __all__ = ["GradientFreeze", "freeze_cell"]
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import nearest
 from ortboost.core.loss_scale import GroupedScaleConfig
-from ortboost.mindspore.boost.optimizer_process import network_of
-from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales, positive
+from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales
 from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
@@ -24,12 +23,14 @@ from ortboost.mindspore.core.arguments import (
     as_argument_error,
     check_range,
     check_type,
+    positive,
 )
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell
+from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program import catalogue as names
 
 __all__ = ["GroupLossScaleManager"]

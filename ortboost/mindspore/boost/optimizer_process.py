@@ -10,13 +10,12 @@ from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.parameter_process import checked_parameters
 from ortboost.mindspore.core.arguments import ArgumentTypeError, check_range, check_type
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS
-from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.mindspore.nn.wrap import network_of
 
-__all__ = ["OptimizerProcess", "network_of"]
+__all__ = ["OptimizerProcess"]
 
 
 class OptimizerProcess:
@@ -149,23 +148,6 @@ class OptimizerProcess:
         fresh.learning_rate = self.learning_rate
         fresh.gc_multiple_of = self._multiple_of
         return fresh
-
-
-def network_of(owner: str, value: Any) -> Network:
-    """The network in a cell that holds one.
-
-    Raises:
-        ArgumentTypeError: It holds none.
-    """
-    if isinstance(value, WithLossCell):
-        return value.backbone_network
-    if isinstance(value, Network):
-        return value
-    raise ArgumentTypeError(
-        f"'network' is {type(value).__name__}.",
-        where=owner,
-        fix="Give a network loaded with ortboost.load(path), or nn.WithLossCell of one.",
-    )
 
 
 def _spared(group: Mapping[str, Any]) -> list[dict[str, Any]]:

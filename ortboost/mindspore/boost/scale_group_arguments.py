@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ortboost.core.errors import nearest
 from ortboost.graph.query import match_names
-from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type, is_number
+from ortboost.mindspore.core.arguments import ArgumentValueError, check_type, positive
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import exact_patterns
 
-__all__ = ["exact_groups", "first_scales", "positive"]
-
-_LARGEST = 3.4e38  # float32
+__all__ = ["exact_groups", "first_scales"]
 
 
 def exact_groups(
@@ -86,17 +82,3 @@ def first_scales(owner: str, value: Any) -> float | list[float]:
             )
         return [positive(owner, "init_loss_scale", number) for number in value]
     return positive(owner, "init_loss_scale", value)
-
-
-def positive(owner: str, name: str, value: Any) -> float:
-    """A number above 0; an array or parameter with one element will do.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: It is none.
-    """
-    if isinstance(value, np.ndarray | Parameter) and value.size == 1:
-        value = np.asarray(value).item()
-    if not is_number(value):
-        check_type(owner, name, value, int, float)
-    check_range(owner, name, value, 0, _LARGEST, open_low=True)
-    return float(value)

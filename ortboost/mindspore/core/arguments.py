@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.core.errors import ConfigError, UsageError
+from ortboost.core.errors import ArgumentTypeError, ConfigError, UsageError
 
 __all__ = [
     "ArgumentKeyError",
@@ -23,14 +23,15 @@ __all__ = [
     "NotInThisVersionError",
     "as_argument_error",
     "check_choice",
+    "check_number",
     "check_range",
     "check_type",
     "is_number",
+    "positive",
 ]
 
 
-class ArgumentTypeError(UsageError, TypeError):
-    """An argument has the wrong type."""
+_LARGEST = 3.4e38  # float32
 
 
 class ArgumentValueError(UsageError, ValueError):
@@ -93,6 +94,33 @@ def check_type(owner: str, name: str, value: object, *types: type) -> None:
         )
 
 
+def check_number(owner: str, name: str, value: object) -> None:
+    """Refuse what is no real number, see :func:`is_number`.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if not is_number(value):
+        check_type(owner, name, value, int, float)
+
+
+def positive(owner: str, name: str, value: Any) -> float:
+    """A number above 0 that float32 holds; an array with one element will do.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: It is none.
+
+    Example:
+        >>> positive("TrainOneStepCell", "sens", np.array([2.0]))
+        2.0
+    """
+    if isinstance(getattr(value, "shape", None), tuple) and np.size(value) == 1:
+        value = np.asarray(value).item()
+    check_number(owner, name, value)
+    check_range(owner, name, value, 0, _LARGEST, open_low=True)
+    return float(value)
+
+
 def check_range(
     owner: str,
     name: str,
@@ -135,7 +163,7 @@ def check_choice(owner: str, name: str, value: object, choices: tuple[str, ...])
     Example:
         >>> check_choice("MSELoss", "reduction", "mean", ("mean", "sum", "none"))
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:  # an array has no single answer
         raise ArgumentValueError(
             f"'{name}' is {value!r}.",
             where=f"{owner}, {name}",

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
@@ -50,6 +51,7 @@ class Network(Cell):
         ModelError: It cannot be brought to a supported form.
     """
 
+    @checked
     def __init__(
         self,
         source: ModelSource,
@@ -169,6 +171,7 @@ class Network(Cell):
         save_model(self.to_model(), path)
 
 
+@checked
 def load(
     source: ModelSource, *, device: str = "auto", threads: int | None = None, seed: int = 0
 ) -> Network:

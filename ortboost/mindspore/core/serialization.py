@@ -13,6 +13,7 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
+from ortboost.core.arguments import checked
 from ortboost.core.files import atomic_path
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
@@ -22,6 +23,7 @@ from ortboost.program.program import read_tensors
 __all__ = ["load_checkpoint", "load_param_into_net", "save_checkpoint"]
 
 
+@checked
 def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Path:
     """Write parameters to a safetensors file, atomically.
 
@@ -47,6 +49,10 @@ def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Pa
             fix="Give a network, or a dict from name to Parameter.",
         )
     path = Path(ckpt_file_name)
+    if not path.name:
+        raise ArgumentValueError(
+            "The file has no name.", where="save_checkpoint", fix="Give one: net.safetensors."
+        )
     if path.suffix != ".safetensors":
         path = path.with_name(f"{path.name}.safetensors")
     with atomic_path(path) as temporary:
@@ -54,6 +60,7 @@ def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Pa
     return path
 
 
+@checked
 def load_checkpoint(
     ckpt_file_name: str | os.PathLike[str], net: Cell | None = None
 ) -> dict[str, Parameter]:
@@ -73,6 +80,7 @@ def load_checkpoint(
     return loaded
 
 
+@checked
 def load_param_into_net(
     net: Cell, parameter_dict: Mapping[str, Parameter], strict_load: bool = False
 ) -> tuple[Sequence[str], Sequence[str]]:
@@ -90,12 +98,6 @@ def load_param_into_net(
         ArgumentTypeError: No network, or no dict of parameters.
         ArgumentValueError: A shape differs, or with ``strict_load`` a parameter is missing.
     """
-    if not isinstance(net, Cell) or not isinstance(parameter_dict, Mapping):
-        raise ArgumentTypeError(
-            f"Got {type(net).__name__} and {type(parameter_dict).__name__}.",
-            where="load_param_into_net",
-            fix="Give a network and what load_checkpoint returned.",
-        )
     own = net.parameters_dict()
     missing = [name for name in own if name not in parameter_dict]
     if missing and strict_load:

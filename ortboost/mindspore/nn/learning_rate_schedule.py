@@ -1,23 +1,16 @@
-r"""Learning rates as a function of the number of applied updates, `t` from 0.
-
-With `r = t / decay_steps`, floored with ``is_stair``:
-
-- exponential: `lr d^r`;  inverse: `lr / (1 + d r)`;
-- natural exponential: `lr exp(-d t)`, with ``is_stair`` `t` floored to a multiple of `decay_steps`:
-  what MindSpore 2.10 computes, though its page writes `exp(-d t / decay_steps)`;
-- polynomial, cosine, warm-up: as in :mod:`ortboost.mindspore.nn.dynamic_lr`, in steps instead of epochs.
-"""
+"""Learning rates as a function of the number of applied updates, from 0; formulas in ``training.decay``."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ortboost.mindspore.core.arguments import check_range, check_type
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.nn.decay import Rate, cosine, falling, polynomial, warmup
+from ortboost.training import decay
 
 __all__ = [
     "CosineDecayLR",
@@ -41,7 +34,17 @@ class LearningRateSchedule(Cell):
         return Tensor(np.float32(self.construct(int(np.asarray(global_step).item()))))
 
 
-class _Decay(LearningRateSchedule):
+class _Formula(LearningRateSchedule):
+    """A schedule whose rate is one of the formulas."""
+
+    _rate: Rate
+
+    def construct(self, global_step: int) -> float:
+        """The rate of one step."""
+        return self._rate(global_step)
+
+
+class _Decay(_Formula):
     """What three of the schedules share.
 
     Args:
@@ -55,53 +58,44 @@ class _Decay(LearningRateSchedule):
         ArgumentValueError: It is not above 0.
     """
 
+    _formula: ClassVar[Callable[..., float]]
+
     def __init__(
         self, learning_rate: float, decay_rate: float, decay_steps: int, is_stair: bool = False
     ) -> None:
         super().__init__()
-        owner = type(self).__name__
-        _check_positive(owner, "learning_rate", learning_rate, float)
-        _check_positive(owner, "decay_rate", decay_rate, float)
-        _check_positive(owner, "decay_steps", decay_steps, int)
-        check_type(owner, "is_stair", is_stair, bool)
+        owner, formula = type(self).__name__, type(self)._formula
+        self._rate = falling(
+            owner, formula, learning_rate, decay_rate, decay_steps, is_stair, "steps"
+        )
         self.learning_rate, self.decay_rate = learning_rate, decay_rate
         self.decay_steps, self.is_stair = decay_steps, is_stair
 
-    def _ratio(self, step: int) -> float:
-        return step // self.decay_steps if self.is_stair else step / self.decay_steps
-
 
 class ExponentialDecayLR(_Decay):
-    """Exponential decay; see the module for the formula.
+    """Exponential decay.
 
     Example:
         >>> float(ExponentialDecayLR(1.0, 0.5, 2)(4))
         0.25
     """
 
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        return float(self.learning_rate * self.decay_rate ** self._ratio(global_step))
+    _formula = staticmethod(decay.exponential)
 
 
 class NaturalExpDecayLR(_Decay):
-    """Natural exponential decay; see the module for the formula and its quirk."""
+    """Natural exponential decay; see :mod:`ortboost.training.decay` for its quirk."""
 
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        step = global_step // self.decay_steps * self.decay_steps if self.is_stair else global_step
-        return self.learning_rate * math.exp(-self.decay_rate * step)
+    _formula = staticmethod(decay.natural_exponential)
 
 
 class InverseDecayLR(_Decay):
-    """Inverse-time decay; see the module for the formula."""
+    """Inverse-time decay."""
 
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        return self.learning_rate / (1 + self.decay_rate * self._ratio(global_step))
+    _formula = staticmethod(decay.inverse)
 
 
-class PolynomialDecayLR(LearningRateSchedule):
+class PolynomialDecayLR(_Formula):
     """Polynomial decay from one rate to another.
 
     Args:
@@ -125,28 +119,21 @@ class PolynomialDecayLR(LearningRateSchedule):
         update_decay_steps: bool = False,
     ) -> None:
         super().__init__()
-        owner = type(self).__name__
-        _check_positive(owner, "learning_rate", learning_rate, float)
-        check_type(owner, "end_learning_rate", end_learning_rate, float)
-        check_range(owner, "end_learning_rate", end_learning_rate, 0)
-        _check_positive(owner, "decay_steps", decay_steps, int)
-        _check_positive(owner, "power", power, float)
-        check_type(owner, "update_decay_steps", update_decay_steps, bool)
+        self._rate = polynomial(
+            type(self).__name__,
+            learning_rate,
+            end_learning_rate,
+            decay_steps,
+            power,
+            update_decay_steps,
+            "steps",
+        )
         self.learning_rate, self.end_learning_rate = learning_rate, end_learning_rate
         self.decay_steps, self.power = decay_steps, power
         self.update_decay_steps = update_decay_steps
 
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        span = self.decay_steps
-        if self.update_decay_steps:
-            span *= max(1, math.ceil(global_step / span))
-        share = 1 - min(global_step, span) / span
-        drop = self.learning_rate - self.end_learning_rate
-        return float(drop * share**self.power + self.end_learning_rate)
 
-
-class CosineDecayLR(LearningRateSchedule):
+class CosineDecayLR(_Formula):
     """Cosine decay from ``max_lr`` to ``min_lr`` in ``decay_steps`` steps.
 
     Raises:
@@ -156,21 +143,11 @@ class CosineDecayLR(LearningRateSchedule):
 
     def __init__(self, min_lr: float, max_lr: float, decay_steps: int) -> None:
         super().__init__()
-        owner = type(self).__name__
-        check_type(owner, "min_lr", min_lr, float)
-        check_range(owner, "min_lr", min_lr, 0)
-        check_type(owner, "max_lr", max_lr, float)
-        check_range(owner, "max_lr", max_lr, min_lr, open_low=True)
-        _check_positive(owner, "decay_steps", decay_steps, int)
+        self._rate = cosine(type(self).__name__, min_lr, max_lr, decay_steps, "steps")
         self.min_lr, self.max_lr, self.decay_steps = min_lr, max_lr, decay_steps
 
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        share = min(global_step, self.decay_steps) / self.decay_steps
-        return self.min_lr + 0.5 * (self.max_lr - self.min_lr) * (1 + math.cos(math.pi * share))
 
-
-class WarmUpLR(LearningRateSchedule):
+class WarmUpLR(_Formula):
     """Linear warm-up from 0 to ``learning_rate`` in ``warmup_steps`` steps.
 
     Raises:
@@ -180,17 +157,5 @@ class WarmUpLR(LearningRateSchedule):
 
     def __init__(self, learning_rate: float, warmup_steps: int) -> None:
         super().__init__()
-        owner = type(self).__name__
-        check_type(owner, "learning_rate", learning_rate, float)
-        check_range(owner, "learning_rate", learning_rate, 0)
-        _check_positive(owner, "warmup_steps", warmup_steps, int)
+        self._rate = warmup(type(self).__name__, learning_rate, warmup_steps, "steps", zero=True)
         self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
-
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        return self.learning_rate * min(global_step, self.warmup_steps) / self.warmup_steps
-
-
-def _check_positive(owner: str, name: str, value: float, kind: type) -> None:
-    check_type(owner, name, value, kind)
-    check_range(owner, name, value, 0, open_low=True)

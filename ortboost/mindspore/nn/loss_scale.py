@@ -21,7 +21,12 @@ from ortboost.core.loss_scale import (
     initial_state,
     update,
 )
-from ortboost.mindspore.core.arguments import ArgumentTypeError, check_range, check_type, is_number
+from ortboost.mindspore.core.arguments import (
+    ArgumentTypeError,
+    check_number,
+    check_range,
+    check_type,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network
@@ -135,9 +140,9 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
         consecutive_hysteresis: bool = False,
     ) -> None:
         owner = type(self).__name__
-        _check_number(owner, "loss_scale_value", loss_scale_value)
+        check_number(owner, "loss_scale_value", loss_scale_value)
         check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
-        _check_number(owner, "scale_factor", scale_factor)
+        check_number(owner, "scale_factor", scale_factor)
         check_range(owner, "scale_factor", scale_factor, 1, 1e30, open_low=True)
         check_type(owner, "scale_window", scale_window, int)
         check_range(owner, "scale_window", scale_window, 1)
@@ -175,7 +180,7 @@ class FixedLossScaleUpdateCell(LossScaleUpdateCell):
 
     def __init__(self, loss_scale_value: float) -> None:
         owner = type(self).__name__
-        _check_number(owner, "loss_scale_value", loss_scale_value)
+        check_number(owner, "loss_scale_value", loss_scale_value)
         check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
         super().__init__(FixedScaleConfig(float(loss_scale_value)))
         self.loss_scale_value = loss_scale_value
@@ -183,8 +188,3 @@ class FixedLossScaleUpdateCell(LossScaleUpdateCell):
     def get_loss_scale(self) -> float:
         """The scale."""
         return self.loss_scale_value
-
-
-def _check_number(owner: str, name: str, value: object) -> None:
-    if not is_number(value):
-        check_type(owner, name, value, int, float)

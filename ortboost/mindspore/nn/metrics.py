@@ -19,6 +19,7 @@ from ortboost.mindspore.core.arguments import (
     check_type,
 )
 from ortboost.mindspore.core.tensor import as_array
+from ortboost.training.metrics import Mean, hits
 
 __all__ = [
     "MAE",
@@ -36,7 +37,7 @@ __all__ = [
 
 
 class Metric:
-    """Base of the metrics: a sum over samples and their number."""
+    """Base of the metrics: a mean over samples."""
 
     def __init__(self) -> None:
         self.indexes: Sequence[int] | None = None
@@ -44,7 +45,7 @@ class Metric:
 
     def clear(self) -> None:
         """Start anew."""
-        self._total, self._count = 0.0, 0
+        self._mean = Mean()
 
     def update(self, *inputs: Any) -> None:
         """Add a batch: predictions and labels."""
@@ -56,13 +57,13 @@ class Metric:
         Raises:
             ArgumentRuntimeError: There were none.
         """
-        if not self._count:
+        if not self._mean.count:
             raise ArgumentRuntimeError(
                 f"'{type(self).__name__}' has seen no samples.",
                 where=type(self).__name__,
                 fix="Call update first; is the data set empty?",
             )
-        return self._total / self._count
+        return self._mean.value
 
     def set_indexes(self, indexes: Sequence[int]) -> Metric:
         """Say which of the outputs of the evaluation network it takes."""
@@ -70,9 +71,8 @@ class Metric:
         return self
 
     def _add(self, values: NDArray[Any]) -> None:
-        """Add one value for each sample."""
-        self._total += float(np.sum(values, dtype=np.float64))
-        self._count += len(values)
+        """Add one value for each sample, or position of one."""
+        self._mean.add_sum(float(np.sum(values, dtype=np.float64)), values.size)
 
 
 class Accuracy(Metric):
@@ -108,8 +108,7 @@ class Accuracy(Metric):
     def update(self, *inputs: Any) -> None:
         """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
         scores, labels = _pair(self, inputs)
-        classes = _classes(self, scores, labels)
-        self._add((scores.argmax(axis=1) == classes).reshape(-1))
+        self._add(hits(scores, _classes(self, scores, labels)))
 
 
 class TopKCategoricalAccuracy(Metric):
@@ -129,9 +128,7 @@ class TopKCategoricalAccuracy(Metric):
     def update(self, *inputs: Any) -> None:
         """Add scores ``[N, C]`` and labels, ``[N]`` or one-hot ``[N, C]``."""
         scores, labels = _pair(self, inputs)
-        classes = _classes(self, scores, labels)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
-        self._add((best == classes[:, None]).any(axis=1))
+        self._add(hits(scores, _classes(self, scores, labels), self.k))
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):

@@ -15,6 +15,7 @@ from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
+    check_number,
     check_range,
     check_type,
     is_number,
@@ -157,8 +158,7 @@ def check_decay(owner: str, value: Any) -> float:
             where=owner,
             fix="Give a float.",
         )
-    if not is_number(value):
-        check_type(owner, "weight_decay", value, int, float)
+    check_number(owner, "weight_decay", value)
     check_range(owner, "weight_decay", value, 0)
     return float(value)
 

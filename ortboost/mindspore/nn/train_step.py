@@ -16,18 +16,16 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
     check_type,
-    is_number,
+    positive,
 )
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.compiled import CompiledSteps
-from ortboost.mindspore.nn.loss import LossBase
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell, LossScaleUpdateCell
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
-from ortboost.mindspore.nn.wrap import WithLossCell
+from ortboost.mindspore.nn.wrap import WithLossCell, network_of
 from ortboost.program import catalogue as names
 from ortboost.runtime.stepper import StepResult
 
@@ -70,7 +68,7 @@ class TrainOneStepCell(Cell):
                 where=owner,
                 fix="Leave it out; gradients stay in the graph.",
             )
-        self.sens = 1.0 if sens is None else _positive(owner, "sens", sens)
+        self.sens = 1.0 if sens is None else positive(owner, "sens", sens)
         scale = NO_SCALE if self.sens == 1 else FixedScaleConfig(self.sens)
         self.network, self.optimizer = network, optimizer
         self._steps = _compile(owner, network, optimizer, scale, 1 / self.sens, finite=False)
@@ -118,7 +116,7 @@ class TrainOneStepWithLossScaleCell(Cell):
             law, start = scale_sense.config, scale_sense.get_loss_scale()
         elif isinstance(scale_sense, GroupedScaleCell):
             trained = updates_of(owner, optimizer).optimizer.parameters
-            law = scale_sense.law(owner, _backbone(owner, network)[0], trained)
+            law = scale_sense.law(owner, network_of(owner, network), trained)
             start = law.starts()
         elif isinstance(scale_sense, np.ndarray):
             start = _scale_value(owner, "scale_sense", scale_sense)
@@ -162,7 +160,7 @@ class TrainOneStepWithLossScaleCell(Cell):
             )
         value: Any
         if self._scale_shape and sens.shape == self._scale_shape:
-            value = [_positive(owner, "sens", number) for number in sens.tolist()]
+            value = [positive(owner, "sens", number) for number in sens.tolist()]
         else:
             value = _scale_value(owner, "sens", sens)
         scale = np.broadcast_to(np.asarray(value, np.float32), self._scale_shape)
@@ -194,41 +192,22 @@ def _compile(
     finite: bool,
 ) -> CompiledSteps:
     """Prepare the steps; ``factor`` takes back the un-scaling where none is wanted."""
-    backbone, loss = _backbone(owner, network)
+    loss = network.loss_fn if isinstance(network, WithLossCell) else None
     updates = updates_of(owner, optimizer)
     divisor = factor * updates.optimizer.loss_scale
     return CompiledSteps(
-        owner, backbone, loss, updates, scale, check_finite=finite, divisor=divisor
-    )
-
-
-def _backbone(owner: str, network: Cell) -> tuple[Network, LossBase | None]:
-    """The network, and its loss if that is not part of it."""
-    if isinstance(network, WithLossCell):
-        return network.backbone_network, network.loss_fn
-    if isinstance(network, Network):
-        return network, None
-    raise ArgumentTypeError(
-        f"'network' is {type(network).__name__}.",
-        where=owner,
-        fix="Give nn.WithLossCell(net, loss), or a network that computes its loss.",
+        owner,
+        network_of(owner, network),
+        loss,
+        updates,
+        scale,
+        check_finite=finite,
+        divisor=divisor,
     )
 
 
 def _loss(result: StepResult) -> Tensor:
     return Tensor(result.losses)
-
-
-def _positive(owner: str, name: str, value: Any) -> float:
-    if isinstance(value, np.ndarray) and value.size == 1:
-        value = value.item()
-    if not is_number(value):
-        check_type(owner, name, value, int, float)
-    if not 0 < value < float("inf"):
-        raise ArgumentValueError(
-            f"'{name}' is {value}.", where=f"{owner}, {name}", fix="Give a finite number above 0."
-        )
-    return float(value)
 
 
 def _scale_value(owner: str, name: str, value: np.ndarray[Any, Any]) -> float:
@@ -238,4 +217,4 @@ def _scale_value(owner: str, name: str, value: np.ndarray[Any, Any]) -> float:
             where=f"{owner}, {name}",
             fix="Give a Tensor of the shape () or (1,).",
         )
-    return _positive(owner, name, value)
+    return positive(owner, name, value)

@@ -12,7 +12,7 @@ from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.loss import LossBase
 
-__all__ = ["WithEvalCell", "WithLossCell", "check_loss", "check_network"]
+__all__ = ["WithEvalCell", "WithLossCell", "check_loss", "check_network", "network_of"]
 
 
 class WithLossCell(Cell):
@@ -113,6 +113,23 @@ def check_network(owner: str, name: str, value: Any) -> Network:
             fix="Give a network loaded with ortboost.load(path).",
         )
     return value
+
+
+def network_of(owner: str, value: Any) -> Network:
+    """The network in a cell that holds one.
+
+    Raises:
+        ArgumentTypeError: It holds none.
+    """
+    if isinstance(value, WithLossCell):
+        return value.backbone_network
+    if isinstance(value, Network):
+        return value
+    raise ArgumentTypeError(
+        f"'network' is {type(value).__name__}.",
+        where=owner,
+        fix="Give a network loaded with ortboost.load(path), or nn.WithLossCell of one.",
+    )
 
 
 def check_loss(owner: str, value: Any) -> LossBase:

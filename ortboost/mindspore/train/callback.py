@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 
 __all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all"]
@@ -64,6 +65,16 @@ class Callback:
     The ``on_train_*`` and ``on_eval_*`` methods call the short ones (``begin``, ``epoch_begin``,
     ``step_begin``, ``step_end``, ``epoch_end``, ``end``) unless overridden.
     """
+
+    def to_trainer(self) -> training.Callback:
+        """This callback for :func:`ortboost.train`, see :mod:`ortboost.mindspore.train.adapter`.
+
+        Raises:
+            ArgumentValueError: It has a method that the trainer never calls.
+        """
+        from ortboost.mindspore.train.adapter import TrainerAdapter  # which knows this class
+
+        return TrainerAdapter(self)
 
     def begin(self, run_context: RunContext) -> None:
         """Before everything."""

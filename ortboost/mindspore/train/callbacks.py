@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 from ortboost.mindspore.train.model_checkpoint import CheckpointConfig, ModelCheckpoint
+from ortboost.training.callbacks import Goal, Patience
 
 __all__ = [
     "Callback",
@@ -136,16 +138,37 @@ class EarlyStopping(Callback):
         self.monitor, self.patience, self.verbose = monitor, patience, verbose
         self.baseline, self.restore_best_weights = baseline, restore_best_weights
         largest = mode == "max" or (mode == "auto" and "acc" in monitor)
-        self._sign = 1.0 if largest else -1.0
+        self._mode: Literal["min", "max"] = "max" if largest else "min"
         self._min_delta = abs(min_delta)
-        self._best = -math.inf
-        self._wait = 0
+        self._seen = self._fresh()
         self._weights: dict[str, Any] = {}
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Start anew."""
-        self._best = -math.inf if self.baseline is None else self._sign * self.baseline
-        self._wait, self._weights = 0, {}
+        self._seen, self._weights = self._fresh(), {}
+
+    def _fresh(self) -> Patience:
+        goal = Goal(self.monitor, self._mode, self._min_delta)
+        return Patience(goal, max(self.patience, 1), self.baseline)
+
+    def to_trainer(self) -> training.EarlyStopping:
+        """The same for :func:`ortboost.train`; ``loss`` is the mean of the epoch there.
+
+        Raises:
+            ArgumentValueError: Weights are to be restored.
+        """
+        if self.restore_best_weights:
+            raise ArgumentValueError(
+                "The trainer of a program does not restore weights in the middle of a run.",
+                where="EarlyStopping, restore_best_weights",
+                fix="Leave it out: the best weights are kept as the checkpoint 'best', which "
+                "evaluate and export take.",
+            )
+        name = self.monitor.removeprefix("eval_")
+        monitor = "train_loss" if self.monitor == "loss" else f"val_{name}"
+        monitor = {"val_acc": "val_accuracy"}.get(monitor, monitor)
+        goal = Goal(monitor, self._mode, self._min_delta)
+        return training.EarlyStopping(goal, max(self.patience, 1), self.baseline)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Look at the number, and stop if it is time."""
@@ -154,13 +177,11 @@ class EarlyStopping(Callback):
         if value is None:
             return
         network: Network = args.network
-        if self._sign * value > self._best + self._min_delta:
-            self._best, self._wait = self._sign * value, 0
+        if self._seen.look(value):
             if self.restore_best_weights:
                 self._weights = {p.name: p.asnumpy() for p in network.get_parameters()}
             return
-        self._wait += 1
-        if self._wait >= max(self.patience, 1):
+        if self._seen.spent:
             run_context.request_stop()
             if self.verbose:
                 print(f"Epoch {args.cur_epoch_num}: early stopping, {self.monitor} is {value}")

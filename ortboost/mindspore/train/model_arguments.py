@@ -17,7 +17,7 @@ from ortboost.mindspore.core.arguments import (
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
 
 __all__ = [
     "backbone_of",
@@ -31,17 +31,9 @@ __all__ = [
 
 def backbone_of(network: Cell) -> Network:
     """The network within wrapping cells."""
-    if isinstance(network, Network):
-        return network
-    if isinstance(network, WithLossCell):
-        return network.backbone_network
-    if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
-        return backbone_of(network.network)
-    raise ArgumentTypeError(
-        f"'network' is {type(network).__name__}.",
-        where="Model, network",
-        fix="Give a network loaded with ortboost.load(path).",
-    )
+    while isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+        network = network.network
+    return network_of("Model, network", network)
 
 
 def boosted(

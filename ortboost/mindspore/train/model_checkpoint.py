@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ortboost import training
 from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
 from ortboost.mindspore.core.serialization import save_checkpoint
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
@@ -71,6 +72,18 @@ class ModelCheckpoint(Callback):
         self._config = config or CheckpointConfig()
         self._last_step, self._last_time = 0, 0.0
         self._files: list[Path] = []
+
+    def to_trainer(self) -> training.Callback:
+        """Not for :func:`ortboost.train`, which keeps checkpoints of its own.
+
+        Raises:
+            ArgumentValueError: Always.
+        """
+        raise ArgumentValueError(
+            "ModelCheckpoint is for Model; the trainer of a program keeps checkpoints of its own.",
+            where="callbacks",
+            fix="Leave it out, and give train(..., keep=3, checkpoint_every=100).",
+        )
 
     @property
     def latest_ckpt_file_name(self) -> str:

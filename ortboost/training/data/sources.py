@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from ortboost.training.protocols import Array, Batch, InputLike
 __all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
 
 
+@runtime_checkable
 class Source(Protocol):
     """What the trainer asks of data."""
 

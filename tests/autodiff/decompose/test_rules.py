@@ -114,9 +114,8 @@ def test_values_gradients_and_idempotence(op):
     report = decompose(work, wrt=wrt, loss="loss", engine=ENGINE)
     assert any(what.startswith(op) for what in report.changed.values())
     assert not report.kept
-    assert (
-        op not in {node.op_type for node in work.graph} or op == "Pad" or op.startswith("ReduceM")
-    )
+    again = ("ReduceMax", "ReduceMean", "ReduceMin")  # the same operator in another form
+    assert (op in {node.op_type for node in work.graph}) == (op in again)
     onnx.checker.check_model(ir.to_proto(work), full_check=True)
     np.testing.assert_allclose(
         run(work, feeds)["loss"], run(model, feeds)["loss"], rtol=1e-4, atol=1e-5

@@ -56,3 +56,15 @@ def test_choosing():
 def test_refusals(call, kind):
     with pytest.raises(kind):
         call()
+
+
+def test_positions_are_averaged_and_no_number_is_wrong():
+    """Scores [N, C, d]: each position counts, as in Accuracy; MindSpore takes [N, C] only."""
+    scores = np.stack([SCORES, SCORES[::-1]], axis=2)  # [2, 3, 2]
+    labels = np.array([[1, 2], [2, 2]])
+    for metric, value in ((nn.Accuracy(), 1 / 4), (nn.TopKCategoricalAccuracy(2), 2 / 4)):
+        metric.update(scores, labels)
+        assert metric.eval() == value
+    for metric in (nn.Accuracy(), nn.TopKCategoricalAccuracy(3)):
+        metric.update(np.array([[np.nan, 1.0, 0.0], [0.0, 1.0, 0.5]]), np.array([1, 1]))
+        assert metric.eval() == 0.5

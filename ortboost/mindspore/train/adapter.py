@@ -1,0 +1,132 @@
+"""A callback of MindSpore's make in a run of :func:`ortboost.train`.
+
+Its ``on_train_*`` methods are called as in ``Model.train``, with ``cur_epoch_num``, ``cur_step_num``,
+``cur_step_in_epoch``, ``epoch_num``, ``batch_num``, ``net_outputs`` (loss, overflow, loss scale), ``mode``
+and, after a validation, ``eval_results``. What only ``Model`` has (``network``, ``optimizer``, the data
+sets) is refused with an error that says so. Of the ``on_eval_*`` methods ``on_eval_end`` is called, where a
+callback has its own: the short names (``begin``, ``step_end``) tell of training only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from ortboost import training
+from ortboost.core.errors import UsageError
+from ortboost.mindspore.core.arguments import ArgumentValueError
+from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
+
+__all__ = ["TrainerAdapter"]
+
+_NEVER: Final = (
+    "on_eval_begin",
+    "on_eval_epoch_begin",
+    "on_eval_step_begin",
+    "on_eval_step_end",
+    "on_eval_epoch_end",
+)
+
+
+class NotInTrainerError(UsageError, AttributeError):
+    """A parameter of ``Model`` that the trainer of a program does not have."""
+
+
+class _Parameters(CallbackParam):
+    """The parameters of the run; what is missing is told with a way out."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self or name.startswith("__"):
+            return super().__getattr__(name)
+        raise NotInTrainerError(
+            f"The run of a program has no '{name}' for a callback.",
+            where=f"original_args().{name}",
+            fix=f"It has {', '.join(self)}; a callback that needs more is for ortboost.Model.",
+        )
+
+
+class TrainerAdapter(training.Callback):
+    """A callback for the trainer that calls one of MindSpore's make.
+
+    Args:
+        callback: That one.
+
+    Raises:
+        ArgumentValueError: It overrides a method that the trainer never calls.
+    """
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
+        for method in _NEVER:
+            if getattr(type(callback), method) is not getattr(Callback, method):
+                raise ArgumentValueError(
+                    f"The trainer of a program never calls '{method}'.",
+                    where=f"callbacks, {type(callback).__name__}",
+                    fix="Use on_eval_end, or train with ortboost.Model.",
+                )
+        self._args = _Parameters(mode="train")
+        self._context = RunContext(self._args)
+
+    @property
+    def name(self) -> str:
+        """Class name with a mark of its make."""
+        return f"mindspore.{type(self.callback).__name__}"
+
+    def on_train_begin(self, run: training.RunView) -> None:
+        """Before the first step."""
+        self._args |= {
+            "epoch_num": run.epochs,
+            "batch_num": run.steps_per_epoch or 0,
+            "cur_epoch_num": run.epoch,
+            "cur_step_num": run.step,
+            "cur_step_in_epoch": run.batch,
+            "net_outputs": None,
+            "eval_results": {},
+        }
+        self._call("on_train_begin", run)
+
+    def on_epoch_begin(self, run: training.RunView) -> None:
+        """Before an epoch."""
+        self._args |= {
+            "cur_epoch_num": run.epoch + 1,
+            "cur_step_in_epoch": run.batch,
+            "eval_results": {},
+        }
+        self._call("on_train_epoch_begin", run)
+
+    def on_step_begin(self, run: training.RunView) -> None:
+        """Before a step, whose number it has already, as in ``Model``."""
+        self._args |= {"cur_step_num": run.step + 1, "cur_step_in_epoch": run.batch + 1}
+        self._call("on_train_step_begin", run)
+
+    def on_step_end(self, run: training.RunView, result: training.StepResult) -> None:
+        """After a step."""
+        self._args.net_outputs = (
+            np.float32(result.loss),
+            np.bool_(result.overflow),
+            np.float32(result.loss_scale),
+        )
+        self._call("on_train_step_end", run)
+
+    def on_validation_end(self, run: training.RunView, metrics: Mapping[str, float]) -> None:
+        """After a validation."""
+        self._args.eval_results = {
+            name.removeprefix("val_"): value for name, value in metrics.items()
+        }
+        if type(self.callback).on_eval_end is not Callback.on_eval_end:
+            self._call("on_eval_end", run)
+
+    def on_epoch_end(self, run: training.RunView, metrics: Mapping[str, float]) -> None:
+        """After an epoch and its validation."""
+        self._call("on_train_epoch_end", run)
+
+    def on_train_end(self, run: training.RunView) -> None:
+        """After the last step."""
+        self._call("on_train_end", run)
+
+    def _call(self, method: str, run: training.RunView) -> None:
+        getattr(self.callback, method)(self._context)
+        if self._context.get_stop_requested():
+            run.stop(f"stopped by {type(self.callback).__name__}")

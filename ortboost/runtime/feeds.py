@@ -1,0 +1,92 @@
+"""Checks of the arrays that a graph of a program is fed, and the error when the runtime refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import UsageError
+from ortboost.program.catalogue import TensorSpec
+
+__all__ = ["check_lengths", "fed_array", "refused_batch"]
+
+
+def fed_array(
+    feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
+) -> NDArray[Any]:
+    """The array for one input of a graph.
+
+    Args:
+        feeds: Input name to array.
+        name: The input.
+        inputs: All inputs of the graph.
+
+    Raises:
+        UsageError: It is missing or empty, or holds a label that is no class.
+    """
+    if name not in feeds:
+        raise UsageError(
+            f"The input '{name}' was not fed.",
+            where=f"fed: {', '.join(feeds) or 'nothing'}",
+            fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
+        )
+    if not np.size(feeds[name]):  # kernels divide by the number of samples: the process would die
+        raise UsageError(
+            f"The input '{name}' is empty.",
+            where=f"input '{name}': shape {list(np.shape(feeds[name]))}",
+            fix="Feed at least one sample.",
+        )
+    spec = next(spec for spec in inputs if spec.name == name)
+    stray = spec.stray_class(feeds[name])
+    if stray is not None:
+        raise UsageError(
+            f"The label {stray} is no class: the model has {spec.classes}, 0 to {spec.classes - 1}."
+            if spec.classes
+            else f"The label {stray} is no class.",
+            where=f"input '{name}'",
+            fix="Fix the labels, give the model a head with more classes (--new-head), or name "
+            "the label that does not count (--ignore-index).",
+        )
+    return feeds[name]
+
+
+def check_lengths(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]], *, broadcast: bool
+) -> None:
+    """Refuse a symbolic dimension with two lengths; a runtime might broadcast instead.
+
+    Args:
+        inputs: All inputs of the graph.
+        arrays: Input name to array.
+        broadcast: Whether one row of dense labels may stand for all samples.
+
+    Raises:
+        UsageError: A dimension has two lengths.
+    """
+    seen: dict[str, tuple[int, str]] = {}
+    for spec in inputs:
+        for dim, length in zip(spec.shape, arrays[spec.name].shape, strict=True):
+            if not isinstance(dim, str):
+                continue
+            known, first = seen.setdefault(dim, (length, spec.name))
+            one_row = broadcast and length == 1 and spec.classes is None  # of dense labels, for all
+            if known != length and not one_row:
+                raise UsageError(
+                    f"The dimension '{dim}' is {known} in '{first}' and {length} in '{spec.name}'.",
+                    where=f"inputs '{first}' and '{spec.name}'",
+                    fix="Feed arrays in which it has one length: as many labels as samples, and labels "
+                    "of the shape of the predictions.",
+                )
+
+
+def refused_batch(error: Exception, feeds: Mapping[str, NDArray[Any]]) -> UsageError:
+    """What the runtime's refusal of a batch comes to for a user."""
+    shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
+    return UsageError(
+        "onnxruntime could not run the step on this batch.",
+        where=f"{shapes}: {str(error).strip().splitlines()[0]}",
+        fix="Check that the shapes and the label values fit the model.",
+    )
