@@ -12,7 +12,7 @@ from ortboost.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ortboost import amp, boost, nn
-    from ortboost.api.verbs import check, compare, convert, evaluate, export, load_run, train
+    from ortboost.api import check, compare, convert, evaluate, export, load_run, train
     from ortboost.boosts.freeze_schedule import FreezeConfig
     from ortboost.boosts.grad_centralization import CentralizeConfig
     from ortboost.core.errors import OrtBoostError
@@ -106,7 +106,7 @@ __all__ = [
 _MODULES: Final = ("amp", "boost", "nn")
 _HOMES: Final = {
     "ortboost.mindspore.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
-    "ortboost.api.verbs": (
+    "ortboost.api": (
         "check",
         "compare",
         "convert",

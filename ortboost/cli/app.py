@@ -1,4 +1,4 @@
-"""The verbs. Each reads its options, calls one function of :mod:`ortboost.api.verbs`, prints the result."""
+"""The verbs. Each reads its options, calls one function of :mod:`ortboost.api`, prints the result."""
 
 from __future__ import annotations
 

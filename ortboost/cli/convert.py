@@ -185,7 +185,7 @@ def convert(
     verbose: Verbose = 0,
 ) -> None:
     """Turn a model into a training program."""
-    from ortboost.api import verbs as api
+    from ortboost import api
     from ortboost.cli.parse import (
         parse_clip,
         parse_group,
@@ -303,7 +303,7 @@ def check(
     verbose: Verbose = 0,
 ) -> None:
     """List what stands in the way of training a model, or of a target, all at once."""
-    from ortboost.api import verbs as api
+    from ortboost import api
     from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
     from ortboost.cli.parse import parse_inputs
 

@@ -107,7 +107,7 @@ def export(
     verbose: Verbose = 0,
 ) -> None:
     """Write an optimized inference graph, checked against the trained program or the model."""
-    from ortboost.api import verbs as api
+    from ortboost import api
     from ortboost.cli.engine import EngineOptions, build
     from ortboost.cli.parse import parse_inputs, parse_int8, parse_mapping, parse_tolerances
 
@@ -182,7 +182,7 @@ def export(
 
 def _labels(result: object) -> str:
     """Options with which the file is evaluated as the program was."""
-    from ortboost.api.verbs import ExportResult
+    from ortboost.api import ExportResult
 
     assert isinstance(result, ExportResult)
     rule = result.rule
@@ -195,7 +195,7 @@ def _labels(result: object) -> str:
 
 def _noise(result: object) -> str:
     """The ratio of signal to noise of each output."""
-    from ortboost.api.verbs import ExportResult
+    from ortboost.api import ExportResult
 
     assert isinstance(result, ExportResult)
     return ", ".join(
@@ -204,7 +204,7 @@ def _noise(result: object) -> str:
 
 
 def _nodes(result: object) -> str:
-    from ortboost.api.verbs import ExportResult
+    from ortboost.api import ExportResult
 
     assert isinstance(result, ExportResult)
     base, now = result.exported.base, len(result.exported.model.graph)
@@ -239,7 +239,7 @@ def compare(
     Without --rtol and --atol a file that was exported in fp16, bf16 or int8 may differ as far as
     its export allowed.
     """
-    from ortboost.api import verbs as api
+    from ortboost import api
     from ortboost.cli.parse import parse_inputs, parse_mapping, parse_tolerances
 
     printer = Output(json, quiet, verbose)

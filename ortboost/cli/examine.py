@@ -46,7 +46,7 @@ def inspect(
     verbose: Verbose = 0,
 ) -> None:
     """Show what is in a model file or a program folder, or how two of them differ."""
-    from ortboost.api.inspect import inspect as describe
+    from ortboost.api import inspect as describe
     from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
 
@@ -226,7 +226,7 @@ def doctor(
     verbose: Verbose = 0,
 ) -> None:
     """Say what this machine and environment can do, and how to mend what they cannot."""
-    from ortboost.api.doctor import diagnose
+    from ortboost.api import doctor as diagnose
 
     printer = Output(json, quiet, verbose)
     findings = diagnose()

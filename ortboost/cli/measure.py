@@ -54,8 +54,8 @@ def bench(
     verbose: Verbose = 0,
 ) -> None:
     """Measure latency, throughput, load time, size and memory of models, side by side."""
-    from ortboost.api.bench import bench as measure
-    from ortboost.api.bench import bench_to_dict
+    from ortboost.api import bench as measure
+    from ortboost.api.bench_models import bench_to_dict
     from ortboost.cli.parse import parse_mapping
     from ortboost.core.errors import UsageError
     from ortboost.deploy.bench_feeds import parse_shape

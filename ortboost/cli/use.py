@@ -74,7 +74,7 @@ def train(
     verbose: Verbose = 0,
 ) -> None:
     """Train a program."""
-    from ortboost.api import verbs as api
+    from ortboost import api
     from ortboost.cli.parse import parse_mapping
     from ortboost.training import make_progress
 
@@ -160,7 +160,7 @@ def evaluate(
     verbose: Verbose = 0,
 ) -> None:
     """Measure a trained program or an ONNX file on data."""
-    from ortboost.api import verbs as api
+    from ortboost import api
     from ortboost.cli.parse import parse_inputs, parse_mapping
 
     printer = Output(json, quiet, verbose)

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.api.inspect import inspect
+from ortboost.api import inspect
 from ortboost.api.inspect_pair import compare
 from ortboost.cli import main
 from ortboost.core.errors import FileError, UsageError

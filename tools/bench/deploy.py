@@ -45,7 +45,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import optimizer
 
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.synthetic_inputs import input_ranges
 from ortboost.graph.io import load_model, save_model
