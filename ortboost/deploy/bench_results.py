@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.deploy.bench_feeds import Shape
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
+
+
+_Positive: TypeAlias = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
@@ -35,36 +37,19 @@ class BenchConfig:
         ConfigError: A value is out of range.
     """
 
-    batch_sizes: Sequence[int] = ()
-    threads: Sequence[int | None] = (None,)
-    warmup: int = 10
-    iters: int | None = None
-    seconds: float = 2.0
-    rounds: int = 10
-    loads: int = 3
+    batch_sizes: Sequence[_Positive] = ()
+    threads: Sequence[_Positive | None] = (None,)
+    warmup: Annotated[int, Range(0)] = 10
+    iters: _Positive | None = None
+    seconds: Annotated[float, Range(above=0, below=1e9)] = 2.0
+    rounds: _Positive = 10
+    loads: _Positive = 3
     device: str = "auto"
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least: dict[str, tuple[Sequence[float], int]] = {
-            "batch_sizes": (self.batch_sizes, 1),
-            "threads": ([count for count in self.threads if count is not None], 1),
-            "warmup": ([self.warmup], 0),
-            "iters": ([] if self.iters is None else [self.iters], 1),
-            "rounds": ([self.rounds], 1),
-            "loads": ([self.loads], 1),
-        }
-        for name, (values, limit) in least.items():
-            for value in values:
-                if value < limit:
-                    raise ConfigError(
-                        f"'{name}' is {value}.", where=name, fix=f"Use {limit} or more."
-                    )
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise ConfigError(
-                f"'seconds' is {self.seconds}.", where="seconds", fix="Use more than 0."
-            )
+        check_kinds(self, "bench")
 
 
 @dataclass(frozen=True)
