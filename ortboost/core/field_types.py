@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 import numbers
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -22,70 +20,13 @@ import cattrs.gen
 import numpy as np
 
 from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_words import FAMILIES, UNIONS, Range, UnfitError, explain
 
 __all__ = ["Range", "check_kinds", "describe_family", "read_config", "write_config"]
 
 T = TypeVar("T")
 _INT64: Final = 2**63  # what a graph can hold
 _DOUBLE: Final = 2**1023  # a larger int is no float
-_UNIONS = (typing.Union, types.UnionType)
-_WORDS: Final[Mapping[Any, str]] = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """Which numbers a field may hold, as part of its annotation: finite ones.
-
-    Args:
-        least: The smallest.
-        most: The largest.
-        above: All are larger than this.
-        below: All are smaller than this.
-
-    Example:
-        >>> Range(1).text, Range(above=0, below=1).text
-        ('1 or more', 'a number above 0 and below 1')
-    """
-
-    least: float = -math.inf
-    most: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is finite and in the range."""
-        inside = self.least <= value <= self.most and self.above < value < self.below
-        return bool(inside and math.isfinite(value))
-
-    @property
-    def text(self) -> str:
-        """The range in words."""
-        if math.isfinite(self.least) and math.isinf(self.most) and math.isinf(self.below):
-            return f"{_number(self.least)} or more"
-        bounds = {
-            "from": self.least,
-            "above": self.above,
-            "to": self.most,
-            "below": self.below,
-        }
-        said = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
-        return "a number " + " and ".join(said).replace(" and to ", " to ")
-
-
-_families: Final[dict[Any, tuple[str, dict[str, str]]]] = {}  # words, an example in plain data
-
-
-class _UnfitError(Exception):
-    """A value that is not of its annotation."""
-
-    def __init__(self, value: object, hint: Any) -> None:
-        super().__init__()
-        self.value, self.hint = value, hint
 
 
 def check_kinds(config: Any, where: str) -> None:
@@ -95,7 +36,7 @@ def check_kinds(config: Any, where: str) -> None:
 
     Args:
         config: A dataclass instance, in its ``__post_init__``.
-        where: What it is, for the error.
+        where: What it is, for the error; empty if the field says it.
 
     Raises:
         ConfigError: The first field that does not fit.
@@ -181,7 +122,7 @@ def describe_family(
             )
         return _reader.structure(arguments, kinds[name])
 
-    _families[family] = words, {tag: default or next(iter(kinds))}
+    FAMILIES[family] = words, {tag: default or next(iter(kinds))}
 
     def write(config: Any) -> dict[str, Any]:
         name = next(name for name, kind in kinds.items() if type(config) is kind)
@@ -208,14 +149,14 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 def _instance(value: Any, hint: Any) -> Any:
     if not isinstance(value, hint):
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     return value
 
 
 def _whole(value: Any, hint: Any) -> Any:
     kind: Any = type(value)
     if kind is bool or not issubclass(kind, numbers.Integral) or abs(value) >= _INT64:
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     return value
 
 
@@ -223,13 +164,13 @@ def _real(value: Any, hint: Any) -> Any:
     kind: Any = type(value)
     good = kind is not bool and issubclass(kind, numbers.Real)
     if not good or (kind is int and abs(value) >= _DOUBLE):
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     return value
 
 
 def _choice(value: Any, hint: Any) -> Any:
     if not isinstance(value, str) or value not in typing.get_args(hint):
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     return value
 
 
@@ -238,7 +179,7 @@ def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     found = converter.structure(value, base)
     for mark in marks:
         if isinstance(mark, Range) and found is not None and not mark.holds(found):
-            raise _UnfitError(found, hint)
+            raise UnfitError(found, hint)
     return found
 
 
@@ -253,27 +194,27 @@ def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
         except Exception:
             if isinstance(value, Mapping) and len(members) == 2 and type(None) in members:
                 raise
-    raise _UnfitError(value, hint)
+    raise UnfitError(value, hint)
 
 
 def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     if not isinstance(value, tuple | list):
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     inner = typing.get_args(hint)
     if (len(inner) == 2 and inner[1] is Ellipsis) or typing.get_origin(hint) is Sequence:
         inner = (inner[0],) * len(value)
     if len(value) != len(inner):
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     try:
         return tuple(map(converter.structure, value, inner))
-    except _UnfitError as unfit:
+    except UnfitError as unfit:
         named = typing.get_origin(unfit.hint) in (Annotated, Literal)
-        raise unfit if named else _UnfitError(value, hint) from None
+        raise unfit if named else UnfitError(value, hint) from None
 
 
 def _mapping(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     if not isinstance(value, Mapping):
-        raise _UnfitError(value, hint)
+        raise UnfitError(value, hint)
     key, member = typing.get_args(hint)
     return {converter.structure(k, key): converter.structure(v, member) for k, v in value.items()}
 
@@ -301,7 +242,7 @@ def _has(*origins: Any) -> Any:
 def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
     """Hooks for all that stands in annotations; without ``reads`` plain data are no configuration."""
     bound = {
-        _either: _UNIONS,
+        _either: UNIONS,
         _sequence: (tuple, Sequence),
         _mapping: (Mapping,),
         _ranged: (Annotated,),
@@ -333,7 +274,7 @@ def _explained(error: BaseException, path: list[str]) -> Exception:
         inner = (unknown or error.exceptions)[0]
         notes = [n for n in getattr(inner, "__notes__", ()) if hasattr(n, "name")]
         return _explained(inner, [*path, *(str(note.name) for note in notes)])
-    where = ", ".join(path)
+    where = ", ".join(filter(None, path))
     if isinstance(error, ConfigError):
         return error
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
@@ -342,66 +283,10 @@ def _explained(error: BaseException, path: list[str]) -> Exception:
         return ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, known))
     if isinstance(error, KeyError):
         return ConfigError(
-            f"The key '{error.args[0]}' is missing.", where=where, fix="Give it a value."
+            f"The key '{error.args[0]}' is missing.",
+            where=where,
+            fix="Give every key that is needed; this one has no default.",
         )
-    if not isinstance(error, _UnfitError):
+    if not isinstance(error, UnfitError):
         return error if isinstance(error, Exception) else RuntimeError(error)
-    return _unfit(path[-1], error.value, error.hint, where)
-
-
-def _unfit(name: str, value: object, hint: Any, where: str) -> ConfigError:
-    shown = repr(value)
-    shown = shown if len(shown) < 60 else shown[:57] + "..."
-    said = _said(hint)
-    if isinstance(value, str):
-        if any(typing.get_origin(one) in (tuple, Sequence) for one in _members_of(hint)):
-            return ConfigError(  # it would be taken letter by letter
-                f"'{name}' is one text, '{value}'; a list is needed.",
-                where=where,
-                fix=f"Write ('{value}',).",
-            )
-        choices = [
-            c for one in _members_of(hint) for c in typing.get_args(one) if isinstance(c, str)
-        ]
-        if choices:
-            return ConfigError(
-                f"'{name}' is {shown}; {said} is needed.", where=where, fix=nearest(value, choices)
-            )
-    fix = f"Give {said}."
-    for one in _members_of(hint):
-        if hint in _families or one in _families or _is_data(one):
-            example = _families.get(hint, _families.get(one, ("", "{...}")))[1]
-            fix = f"Give {said}, or plain data to from_dict: {{'{name}': {example}}}."
-    return ConfigError(f"'{name}' is {shown}; {said} is needed.", where=where, fix=fix)
-
-
-def _members_of(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
-
-
-def _said(hint: Any) -> str:
-    """An annotation in words."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint in _families:
-        return _families[hint][0]
-    if origin in _UNIONS:
-        return " or ".join(dict.fromkeys(_said(one) for one in inner))
-    if hint is type(None):
-        return "None"
-    if origin is Annotated:
-        ranges = [mark.text for mark in inner[1:] if isinstance(mark, Range)]
-        return ranges[0] if ranges else _said(inner[0])
-    if origin is Literal:
-        return " or ".join(f"'{one}'" for one in inner)
-    if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
-        return f"a list of {_said(inner[0]).removeprefix('a ').removeprefix('an ')}s"
-    if origin is tuple:
-        return f"a list of {len(inner)} item"
-    if origin is Mapping:
-        return f"an object with {_said(inner[1]).removeprefix('a ')} values"
-    named = str(getattr(hint, "__name__", hint))
-    return _WORDS.get(hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")
-
-
-def _number(value: float) -> str:
-    return f"{value:.10g}"
+    return explain(path[-1], error, where)

@@ -49,7 +49,7 @@ class BenchConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_kinds(self, "bench")
+        check_kinds(self, "")
 
 
 @dataclass(frozen=True)

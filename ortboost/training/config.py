@@ -73,7 +73,7 @@ class TrainConfig:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        check_kinds(self, "training")
+        check_kinds(self, "")
 
     def schedules(self, groups: Sequence[str]) -> dict[str, Schedule]:
         """The schedule of each learning-rate input.
