@@ -12,6 +12,8 @@ from ortboost.api.export_subject import Data
 from ortboost.api.learning_rates import schedules
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
 from ortboost.core.errors import UsageError
+from ortboost.deploy.fixed_inputs import with_batch_axes
+from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import (
@@ -40,6 +42,7 @@ def train(
     learning_rate: str | None = None,
     resume: bool = False,
     mapping: Mapping[str, str] | None = None,
+    batch_axes: Mapping[str, int | None] | None = None,
     device: str = "auto",
     threads: int | None = None,
     keep: int = 3,
@@ -59,6 +62,8 @@ def train(
         learning_rate: Schedule as text; that of the program if not given.
         resume: Go on from the newest checkpoint.
         mapping: Input name to the key of its array, where names do not tell.
+        batch_axes: Input to the axis of its arrays that counts the samples, ``None`` for the same in all;
+            those of the program if not given.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Threads within an operator.
         keep: Number of checkpoints to keep.
@@ -83,11 +88,12 @@ def train(
             "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
         )
     stepper = Stepper(program, device=device, threads=threads)
+    inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
     base = dataclasses.replace(config or TrainConfig(), **settings)
-    drop_last = static_batch(stepper.inputs) is not None
+    drop_last = static_batch(inputs) is not None
     source = open_source(
         data,
-        stepper.inputs,
+        inputs,
         "train",
         batch_size,
         mapping,
@@ -97,7 +103,7 @@ def train(
     )
     held_out = None
     if validation is not None:
-        held_out = open_source(validation, stepper.inputs, "test", batch_size, mapping)
+        held_out = open_source(validation, inputs, "test", batch_size, mapping)
     steps = source.steps_per_epoch
     total = None if steps is None else _updates(steps, base, program.config.accumulate)
     classes = program.config.loss.name == "softmax-cross-entropy"

@@ -10,6 +10,7 @@ import numpy as np
 
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.deploy.bench_feeds import Shape
+from ortboost.graph.input_config import InputConfig
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
 
@@ -32,6 +33,7 @@ class BenchConfig:
         device: ``auto``, ``cpu`` or ``cuda``.
         shapes: Input name to the shape of made-up inputs.
         seed: Seed of made-up inputs.
+        inputs: Lengths of dimensions, values of inputs that are the same in all runs, and batch axes.
 
     Raises:
         ConfigError: A value is out of range.
@@ -47,6 +49,7 @@ class BenchConfig:
     device: str = "auto"
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     seed: int = 0
+    inputs: InputConfig = field(default_factory=InputConfig)
 
     def __post_init__(self) -> None:
         check_kinds(self, "")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ortboost.cli.app import run
-from ortboost.cli.parse_scale import parse_loss_scale
+from ortboost.cli.parse import parse_loss_scale
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.core.loss_scale import (
     NO_SCALE,
