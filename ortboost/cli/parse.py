@@ -296,8 +296,20 @@ def parse_loss_scale(text: str) -> ScaleConfig:
             fix=f"{nearest(kind, SCALES)}; for example {example}",
         )
     found = {_SCALE_KEYS.get(key, key): value for key, value in pairs.items()}
+    if "marks" in found:
+        raise UsageError(
+            "Marks are too much for an option.",
+            where=f"--loss-scale {text}",
+            fix="Give them in the JSON file of --config, as [tensor, group before it, group after it].",
+        )
     if kind == "grouped" and isinstance(found.get("groups"), str):
         found["groups"] = [group.split("|") for group in found["groups"].split(";")]
+        if not all(name for group in found["groups"] for name in group):
+            raise UsageError(
+                "A group has an empty pattern.",
+                where=f"--loss-scale {text}",
+                fix="Write a number, or patterns with '|' between them and ';' between groups.",
+            )
     if kind == "grouped" and isinstance(found.get("init"), str):
         found["init"] = [parse_value(start) for start in found["init"].split(";")]
     return scale_from_dict({"kind": kind, **found})

@@ -125,13 +125,18 @@ def said(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(f"'{one}'" for one in inner)
     if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
-        return f"a list of {said(inner[0]).removeprefix('a ').removeprefix('an ')}s"
+        return f"a list of {_plural(said(inner[0]))}"
     if origin is tuple:
-        return f"a list of {len(inner)} item"
+        return f"a list of {len(inner)} items"
     if origin is Mapping:
         return f"an object with {said(inner[1]).removeprefix('a ')} values"
     named = str(getattr(hint, "__name__", hint))
     return _WORDS.get(hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")
+
+
+def _plural(words: str) -> str:
+    bare = words.removeprefix("a ").removeprefix("an ")
+    return f"lists{bare[4:]}" if bare.startswith("list ") else f"{bare}s"
 
 
 def _number(value: float) -> str:
