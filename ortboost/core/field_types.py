@@ -64,7 +64,8 @@ def read_config(kind: type[T], data: Any, where: str = "configuration") -> T:
     """Build a configuration of plain data, nested ones too; keys may stay out.
 
     Args:
-        kind: The dataclass, or the base of a family, see :func:`describe_family`.
+        kind: The dataclass, or the base of a family, see :func:`describe_family`. Ranges are checked
+            by the :func:`check_kinds` of its ``__post_init__``.
         data: What :func:`write_config` gives, or a part of it; objects in it stay as they are.
         where: What is read, for the error.
 

@@ -110,6 +110,14 @@ class Ratio:
         low, median, high = (float(q) for q in np.percentile(ratios, (25, 50, 75)))
         return cls(median, low, high)
 
+    @classmethod
+    def of_rounds(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
+        """From one time in each round of two contestants."""
+        return cls.of([[spent] for spent in above], [[spent] for spent in below])
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
 
 @dataclass(frozen=True)
 class Measurement:
