@@ -333,7 +333,8 @@ def parse_int8(
         calibration, "--calibration", example, first={"percentile": "percentile"}
     )
     number = isinstance(share.get("percentile", 0.0), int | float)
-    if set(share) - {"percentile"} or (share and name != "percentile") or not number:
+    wrong = set(share) - {"percentile"} or (share and name != "percentile")
+    if wrong or not number or calibration.endswith(":"):
         raise UsageError(
             f"'{calibration}' is no calibration.", where="--calibration", fix=f"Write {example}."
         )
