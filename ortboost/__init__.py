@@ -12,10 +12,48 @@ from ortboost.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ortboost import amp, boost, nn
-    from ortboost.api.verbs import check, compare, convert, evaluate, export, load_run, train
+    from ortboost.api import (
+        Comparison,
+        ExportResult,
+        Finding,
+        bench,
+        check,
+        compare,
+        convert,
+        doctor,
+        evaluate,
+        export,
+        inspect,
+        load_run,
+        train,
+    )
+    from ortboost.api.inspect_model import ModelDescription, ProgramDescription
+    from ortboost.api.inspect_pair import PairDescription, inspect_pair
+    from ortboost.autodiff.check import TrainabilityReport
     from ortboost.boosts.freeze_schedule import FreezeConfig
     from ortboost.boosts.grad_centralization import CentralizeConfig
-    from ortboost.core.errors import OrtBoostError
+    from ortboost.core.errors import (
+        ConfigError,
+        DependencyError,
+        DivergedError,
+        FileError,
+        ModelError,
+        OrtBoostError,
+        ParityError,
+        UsageError,
+    )
+    from ortboost.core.loss_scale import (
+        NO_SCALE,
+        DynamicScaleConfig,
+        FixedScaleConfig,
+        GroupedScaleConfig,
+        NoScaleConfig,
+        ScaleConfig,
+    )
+    from ortboost.core.report import Report
+    from ortboost.deploy.bench_results import BenchConfig, Measurement
+    from ortboost.deploy.int8 import Int8Config
+    from ortboost.graph.input_config import InputConfig
     from ortboost.mindspore.amp import DynamicLossScaleManager, FixedLossScaleManager
     from ortboost.mindspore.core.network import Network, load
     from ortboost.mindspore.core.parameter import Parameter
@@ -46,49 +84,89 @@ if TYPE_CHECKING:
         TimeMonitor,
     )
     from ortboost.mindspore.train.model import Model
+    from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Optimizer, Sgd
     from ortboost.program.build import build_program
-    from ortboost.program.config import ClipConfig, ParameterGroup, ProgramConfig
+    from ortboost.program.config import ClipConfig, DecayFilter, ParameterGroup, ProgramConfig
     from ortboost.program.program import Program
     from ortboost.runtime.stepper import Stepper
-    from ortboost.training import TrainConfig
+    from ortboost.training import TrainConfig, TrainSummary
     from ortboost.transforms.attach_loss import LossConfig
+    from ortboost.transforms.precision import PrecisionConfig
 
 __all__ = [
+    "NO_SCALE",
+    "Adam",
+    "AdamW",
+    "BenchConfig",
     "Callback",
     "CentralizeConfig",
     "CheckpointConfig",
     "ClipConfig",
+    "Comparison",
+    "ConfigError",
+    "DecayFilter",
+    "DependencyError",
+    "DivergedError",
     "DynamicLossScaleManager",
+    "DynamicScaleConfig",
     "EarlyStopping",
+    "ExportResult",
+    "FileError",
+    "Finding",
     "FixedLossScaleManager",
+    "FixedScaleConfig",
     "FreezeConfig",
+    "GroupedScaleConfig",
+    "InputConfig",
+    "Int8Config",
+    "Lars",
     "LossConfig",
     "LossMonitor",
+    "Measurement",
     "Model",
     "ModelCheckpoint",
+    "ModelDescription",
+    "ModelError",
+    "Momentum",
     "Network",
+    "NoScaleConfig",
+    "Optimizer",
     "OrtBoostError",
+    "PairDescription",
     "Parameter",
     "ParameterGroup",
+    "ParityError",
+    "PrecisionConfig",
     "Program",
     "ProgramConfig",
+    "ProgramDescription",
+    "Report",
     "RunContext",
+    "ScaleConfig",
+    "Sgd",
     "Stepper",
     "Tensor",
     "TimeMonitor",
     "TrainConfig",
+    "TrainSummary",
+    "TrainabilityReport",
+    "UsageError",
     "amp",
+    "bench",
     "bool_",
     "boost",
     "build_program",
     "check",
     "compare",
     "convert",
+    "doctor",
     "evaluate",
     "export",
     "float16",
     "float32",
     "float64",
+    "inspect",
+    "inspect_pair",
     "int8",
     "int16",
     "int32",
@@ -105,25 +183,64 @@ __all__ = [
 
 _MODULES: Final = ("amp", "boost", "nn")
 _HOMES: Final = {
-    "ortboost.mindspore.amp": ("DynamicLossScaleManager", "FixedLossScaleManager"),
-    "ortboost.api.verbs": (
+    "ortboost.api": (
+        "Comparison",
+        "ExportResult",
+        "Finding",
+        "bench",
         "check",
         "compare",
         "convert",
+        "doctor",
         "evaluate",
         "export",
+        "inspect",
         "load_run",
         "train",
     ),
-    "ortboost.core.errors": ("OrtBoostError",),
-    "ortboost.mindspore.train.callbacks": (
-        "Callback",
-        "CheckpointConfig",
-        "EarlyStopping",
-        "LossMonitor",
-        "ModelCheckpoint",
-        "RunContext",
-        "TimeMonitor",
+    "ortboost.api.inspect_model": (
+        "ModelDescription",
+        "ProgramDescription",
+    ),
+    "ortboost.api.inspect_pair": (
+        "PairDescription",
+        "inspect_pair",
+    ),
+    "ortboost.autodiff.check": ("TrainabilityReport",),
+    "ortboost.boosts.freeze_schedule": ("FreezeConfig",),
+    "ortboost.boosts.grad_centralization": ("CentralizeConfig",),
+    "ortboost.core.errors": (
+        "ConfigError",
+        "DependencyError",
+        "DivergedError",
+        "FileError",
+        "ModelError",
+        "OrtBoostError",
+        "ParityError",
+        "UsageError",
+    ),
+    "ortboost.core.loss_scale": (
+        "NO_SCALE",
+        "DynamicScaleConfig",
+        "FixedScaleConfig",
+        "GroupedScaleConfig",
+        "NoScaleConfig",
+        "ScaleConfig",
+    ),
+    "ortboost.core.report": ("Report",),
+    "ortboost.deploy.bench_results": (
+        "BenchConfig",
+        "Measurement",
+    ),
+    "ortboost.deploy.int8": ("Int8Config",),
+    "ortboost.graph.input_config": ("InputConfig",),
+    "ortboost.mindspore.amp": (
+        "DynamicLossScaleManager",
+        "FixedLossScaleManager",
+    ),
+    "ortboost.mindspore.core.network": (
+        "Network",
+        "load",
     ),
     "ortboost.mindspore.core.parameter": ("Parameter",),
     "ortboost.mindspore.core.serialization": (
@@ -131,13 +248,6 @@ _HOMES: Final = {
         "load_param_into_net",
         "save_checkpoint",
     ),
-    "ortboost.mindspore.train.model": ("Model",),
-    "ortboost.mindspore.core.network": ("Network", "load"),
-    "ortboost.program.build": ("build_program",),
-    "ortboost.program.config": ("ClipConfig", "ParameterGroup", "ProgramConfig"),
-    "ortboost.boosts.freeze_schedule": ("FreezeConfig",),
-    "ortboost.program.program": ("Program",),
-    "ortboost.runtime.stepper": ("Stepper",),
     "ortboost.mindspore.core.tensor": (
         "Tensor",
         "bool_",
@@ -150,9 +260,39 @@ _HOMES: Final = {
         "int64",
         "uint8",
     ),
-    "ortboost.training": ("TrainConfig",),
+    "ortboost.mindspore.train.callbacks": (
+        "Callback",
+        "CheckpointConfig",
+        "EarlyStopping",
+        "LossMonitor",
+        "ModelCheckpoint",
+        "RunContext",
+        "TimeMonitor",
+    ),
+    "ortboost.mindspore.train.model": ("Model",),
+    "ortboost.optimizers": (
+        "Adam",
+        "AdamW",
+        "Lars",
+        "Momentum",
+        "Optimizer",
+        "Sgd",
+    ),
+    "ortboost.program.build": ("build_program",),
+    "ortboost.program.config": (
+        "ClipConfig",
+        "DecayFilter",
+        "ParameterGroup",
+        "ProgramConfig",
+    ),
+    "ortboost.program.program": ("Program",),
+    "ortboost.runtime.stepper": ("Stepper",),
+    "ortboost.training": (
+        "TrainConfig",
+        "TrainSummary",
+    ),
     "ortboost.transforms.attach_loss": ("LossConfig",),
-    "ortboost.boosts.grad_centralization": ("CentralizeConfig",),
+    "ortboost.transforms.precision": ("PrecisionConfig",),
 }
 
 

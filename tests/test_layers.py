@@ -28,7 +28,7 @@ ARROWS = {
 }
 # The public names of the package, the aliases of MindSpore's packages, `python -m ortboost`.
 DOORS = {
-    "__init__": "core transforms boosts program runtime training api mindspore",
+    "__init__": "core graph transforms optimizers autodiff boosts program runtime training deploy api mindspore",
     "nn": "mindspore",
     "boost": "mindspore",
     "amp": "mindspore",

@@ -1,46 +1,90 @@
 """The names that users rely on. A change here is a change of the contract: say so in CHANGELOG.md."""
 
+import dataclasses
 import subprocess
 import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
 
 import ortboost
 
 NAMES = [
+    "NO_SCALE",
+    "Adam",
+    "AdamW",
+    "BenchConfig",
     "Callback",
     "CentralizeConfig",
     "CheckpointConfig",
     "ClipConfig",
+    "Comparison",
+    "ConfigError",
+    "DecayFilter",
+    "DependencyError",
+    "DivergedError",
     "DynamicLossScaleManager",
+    "DynamicScaleConfig",
     "EarlyStopping",
+    "ExportResult",
+    "FileError",
+    "Finding",
     "FixedLossScaleManager",
+    "FixedScaleConfig",
     "FreezeConfig",
+    "GroupedScaleConfig",
+    "InputConfig",
+    "Int8Config",
+    "Lars",
     "LossConfig",
     "LossMonitor",
+    "Measurement",
     "Model",
     "ModelCheckpoint",
+    "ModelDescription",
+    "ModelError",
+    "Momentum",
     "Network",
+    "NoScaleConfig",
+    "Optimizer",
     "OrtBoostError",
+    "PairDescription",
     "Parameter",
     "ParameterGroup",
+    "ParityError",
+    "PrecisionConfig",
     "Program",
     "ProgramConfig",
+    "ProgramDescription",
+    "Report",
     "RunContext",
+    "ScaleConfig",
+    "Sgd",
     "Stepper",
     "Tensor",
     "TimeMonitor",
     "TrainConfig",
+    "TrainSummary",
+    "TrainabilityReport",
+    "UsageError",
     "amp",
+    "bench",
     "bool_",
     "boost",
     "build_program",
     "check",
     "compare",
     "convert",
+    "doctor",
     "evaluate",
     "export",
     "float16",
     "float32",
     "float64",
+    "inspect",
+    "inspect_pair",
     "int8",
     "int16",
     "int32",
@@ -64,6 +108,62 @@ def test_every_name_is_there():
     for name in NAMES:
         assert getattr(ortboost, name) is not None
     assert set(NAMES) <= set(dir(ortboost))
+
+
+SCRIPT = """
+import ortboost as ob
+
+config = ob.ProgramConfig(
+    loss=ob.LossConfig("mse", reduction="sum"),
+    inputs=ob.InputConfig(dims={"height": 64}),
+    optimizer=ob.Lars(inner=ob.Sgd(momentum=0.5)),
+    groups=(ob.ParameterGroup("head", ("fc*",), weight_decay=0.0),),
+    loss_scale=ob.DynamicScaleConfig(init=64.0),
+    clip=ob.ClipConfig("norm", 1.0),
+    precision=ob.PrecisionConfig("fp16"),
+)
+program: ob.Program = ob.convert("m.onnx", "run", config)
+found: ob.ModelDescription | ob.ProgramDescription = ob.inspect("run")
+measured: list[ob.Measurement] = ob.bench(["m.onnx"], ob.BenchConfig(rounds=3))
+findings: list[ob.Finding] = ob.doctor()
+summary: ob.TrainSummary = ob.train("run", "data.npz")
+"""
+
+
+def test_a_configuration_is_written_from_public_names_alone(tmp_path):
+    """With types: mypy takes the script, and finds what is wrong in it."""
+    mypy = pytest.importorskip("mypy.api")
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text(SCRIPT)
+    bad.write_text(SCRIPT.replace('ob.ClipConfig("norm", 1.0)', 'ob.ClipConfig("nrm", "1")'))
+    root = Path(__file__).resolve().parents[1]
+    options = ["--strict", "--config-file", str(root / "pyproject.toml"), "--cache-dir"]
+    text, _, status = mypy.run([*options, str(tmp_path / "cache"), str(good), str(bad)])
+    assert status == 1, text
+    assert "good.py" not in text
+    assert text.count("bad.py") == 2, text
+
+
+def leaves(hint):
+    """The classes of an annotation."""
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return set()
+    return {c for part in inner for c in leaves(part)} if inner else {hint}
+
+
+def test_every_class_in_a_public_configuration_is_public():
+    public = {id(getattr(ortboost, name)) for name in NAMES}
+    plain = {int, float, str, bool, type(None), Mapping, Sequence, Ellipsis, typing.Any}
+    configs = [getattr(ortboost, name) for name in NAMES if name.endswith("Config")]
+    found = [kind for kind in configs if dataclasses.is_dataclass(kind)]
+    assert ortboost.ProgramConfig in found
+    for kind in found:
+        for name, hint in typing.get_type_hints(kind).items():
+            for leaf in leaves(hint) - plain:
+                if getattr(leaf, "__module__", "").startswith("ortboost.training.schedules"):
+                    continue  # schedules are written as texts, or imported from there
+                assert id(leaf) in public, f"{kind.__name__}.{name}: {leaf}"
 
 
 def test_importing_loads_nothing_heavy():

@@ -1,1 +1,73 @@
-"""The verbs as typed functions: convert, train, evaluate, export, compare, inspect, bench, check, doctor."""
+"""The verbs as typed functions, one file a verb. Each is loaded when it is first used.
+
+Example:
+    ::
+
+        from ortboost.api import convert, export, train
+        from ortboost.program.config import ProgramConfig
+
+        convert("models/lenet5.onnx", "run", ProgramConfig(learning_rate="0.05"))
+        summary = train("run", "models/digits.npz", "models/digits.npz", epochs=20)
+        export("run", "lenet5.opt.onnx", verify="models/digits.npz")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ortboost.api.bench_models import bench
+    from ortboost.api.check_model import check
+    from ortboost.api.compare_models import Comparison, compare
+    from ortboost.api.convert_model import convert
+    from ortboost.api.doctor_machine import Finding, doctor
+    from ortboost.api.evaluate_model import evaluate
+    from ortboost.api.export_model import ExportResult, export
+    from ortboost.api.inspect_model import inspect
+    from ortboost.api.run_folder import load_run
+    from ortboost.api.train_program import train
+
+__all__ = [
+    "Comparison",
+    "ExportResult",
+    "Finding",
+    "bench",
+    "check",
+    "compare",
+    "convert",
+    "doctor",
+    "evaluate",
+    "export",
+    "inspect",
+    "load_run",
+    "train",
+]
+
+_HOMES: Final = {
+    "Comparison": "compare_models",
+    "ExportResult": "export_model",
+    "Finding": "doctor_machine",
+    "bench": "bench_models",
+    "check": "check_model",
+    "compare": "compare_models",
+    "convert": "convert_model",
+    "doctor": "doctor_machine",
+    "evaluate": "evaluate_model",
+    "export": "export_model",
+    "inspect": "inspect_model",
+    "load_run": "run_folder",
+    "train": "train_program",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ortboost.api' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"ortboost.api.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

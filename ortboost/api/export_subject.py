@@ -17,12 +17,12 @@ from ortboost.api.run_folder import load_run
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError, nearest
 from ortboost.deploy.evaluation import reference_path
 from ortboost.deploy.export import Exported, export_model, export_network
+from ortboost.deploy.fixed_inputs import fix_specs
 from ortboost.deploy.inner import measure_ranges
 from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
-from ortboost.graph.fix_inputs import constant_array
-from ortboost.graph.input_config import InputConfig, fit_dims
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
@@ -129,35 +129,7 @@ class WithConstants:
 
     def __init__(self, evaluator: Any, config: InputConfig) -> None:
         self._evaluator = evaluator
-        specs: Sequence[TensorSpec] = evaluator.inputs
-        shapes = {spec.name: spec.shape for spec in specs}
-        for name in config.values:
-            if name not in shapes:
-                raise UsageError(
-                    f"The model has no input '{name}'.",
-                    where=f"--input {name}",
-                    fix=nearest(name, shapes),
-                )
-        self.constants = {
-            spec.name: constant_array(
-                spec.name,
-                spec.shape,
-                ir.DataType.from_numpy(spec.dtype),
-                config.values[spec.name],
-            )
-            for spec in specs
-            if spec.name in config.values
-        }
-        lengths = dict(config.dims)
-        for name, array in self.constants.items():  # as fix_inputs does in the graph
-            for axis, length in enumerate(array.shape):
-                lengths.setdefault(f"{name}:{axis}", length)
-        fitted = fit_dims(shapes, lengths)
-        self.inputs = tuple(
-            dataclasses.replace(spec, shape=fitted[spec.name])
-            for spec in specs
-            if spec.name not in self.constants
-        )
+        self.inputs, self.constants = fix_specs(evaluator.inputs, config)
 
     def evaluate(self, feeds: Feeds) -> Feeds:
         """The outputs for a batch of the other inputs."""

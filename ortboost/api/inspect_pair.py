@@ -1,26 +1,29 @@
-"""Two models side by side, before and after: operators, weights, bytes, work; as data."""
+"""Two models side by side, before and after: operators, weights, bytes, work."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.api.inspect_model import ValueDescription, op_name
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import write_config
 from ortboost.deploy.bench import model_bytes
 from ortboost.deploy.strip import inference_model
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.query import all_tensors
 from ortboost.program.program import Program
 
-__all__ = ["compare"]
+__all__ = ["Change", "ModelSize", "PairDescription", "inspect_pair"]
 
 _NUMBERS = (
     "bytes",
@@ -34,13 +37,111 @@ _NUMBERS = (
 )
 
 
-def compare(
+@dataclass(frozen=True)
+class ModelSize:
+    """One of the two models.
+
+    Args:
+        path: ONNX file or program folder.
+        kind: ``model`` or ``program``.
+        bytes: Size of the file with its external data; ``None`` for a program.
+        weight_bytes: Bytes of all stored tensors.
+        weight_elements: Numbers in them.
+        weight_types: Element type to number of tensors.
+        trainable_elements: Numbers that would be trained.
+        tensors: Number of stored tensors.
+        nodes: Number of nodes.
+        macs: Multiply-accumulates.
+        flops: Floating-point operations, twice as many.
+        macs_by_op: Multiply-accumulates by operator.
+        uncounted: Node to the reason why its work could not be counted.
+        counted_for: Input to the shape that the work was counted for.
+        opset: Version of ONNX's operators.
+        ir_version: Version of the format.
+        inputs: Inputs that are no weights.
+        outputs: Outputs.
+        ops: Operator to its number.
+    """
+
+    path: str
+    kind: str
+    bytes: int | None
+    weight_bytes: int
+    weight_elements: int
+    weight_types: Mapping[str, int]
+    trainable_elements: int
+    tensors: int
+    nodes: int
+    macs: int
+    flops: int
+    macs_by_op: Mapping[str, int]
+    uncounted: Mapping[str, str]
+    counted_for: Mapping[str, tuple[int | str | None, ...]]
+    opset: int | None
+    ir_version: int
+    inputs: tuple[ValueDescription, ...]
+    outputs: tuple[ValueDescription, ...]
+    ops: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A number before and after, the difference, and the ratio where it makes sense."""
+
+    before: int | None
+    after: int | None
+    difference: int | None
+    ratio: float | None = None
+
+    @classmethod
+    def of(cls, before: int | None, after: int | None) -> Change:
+        """From the two numbers."""
+        if before is None or after is None:
+            return cls(before, after, None)
+        return cls(before, after, after - before, after / before if before else None)
+
+
+@dataclass(frozen=True)
+class PairDescription:
+    """Two models side by side.
+
+    Args:
+        before: The first.
+        after: The second.
+        difference: Name of a number to its change.
+        ops: Operator to the change of its number; what changed most comes first.
+        work: Operator to the change of its multiply-accumulates.
+        only_before: Weights that only the first has.
+        only_after: Weights that only the second has.
+        interface: What a program that uses the model would notice.
+    """
+
+    before: ModelSize
+    after: ModelSize
+    difference: Mapping[str, Change]
+    ops: Mapping[str, Change]
+    work: Mapping[str, Change]
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+    interface: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        data = write_config(self)
+        for key in ("ops", "work"):
+            for row in data[key].values():
+                del row["ratio"]
+        weights = {key: data.pop(key) for key in ("only_before", "only_after")}
+        return {"kind": "comparison", **data, "weights": weights}
+
+
+def inspect_pair(
     before: str | os.PathLike[str],
     after: str | os.PathLike[str],
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int = 1,
-) -> dict[str, Any]:
+) -> PairDescription:
     """Compare two models, or a program folder with the model that was exported of it.
 
     Of a program folder, the inference graph as :mod:`ortboost.deploy.strip` takes it out of the
@@ -52,19 +153,13 @@ def compare(
         shapes: Input name to shape, for dimensions that are open; the work is counted for these.
         batch: Length of an open first dimension.
 
-    Returns:
-        JSON data: ``before``, ``after``, ``difference`` (name to before, after, difference and
-        ratio), ``ops`` (operator to counts), ``work`` (operator to multiply-accumulates),
-        ``weights`` (names in one of them only) and ``interface`` (what the inputs and outputs
-        have changed in).
-
     Raises:
         FileError: One of them cannot be read.
         UsageError: ``shapes`` does not fit.
 
     Example:
-        >>> found = compare("raw.onnx", "opt.onnx")  # doctest: +SKIP
-        >>> found["difference"]["nodes"]["difference"]  # doctest: +SKIP
+        >>> found = inspect_pair("raw.onnx", "opt.onnx")  # doctest: +SKIP
+        >>> found.difference["nodes"].difference  # doctest: +SKIP
         -19
     """
     models = [_load(Path(before)), _load(Path(after))]
@@ -82,22 +177,19 @@ def compare(
         for model, path in zip(models, (before, after), strict=True)
     )
     names = [{value.name or "" for value, _ in all_tensors(model)} for model in models]
-    return {
-        "kind": "comparison",
-        "before": one,
-        "after": two,
-        "difference": {name: _difference(one[name], two[name]) for name in _NUMBERS},
-        "ops": _counts(one["ops"], two["ops"]),
-        "work": _counts(one["macs_by_op"], two["macs_by_op"]),
-        "weights": {
-            "only_before": sorted(names[0] - names[1]),
-            "only_after": sorted(names[1] - names[0]),
-        },
-        "interface": [
-            *_interface("input", one["inputs"], two["inputs"]),
-            *_interface("output", one["outputs"], two["outputs"]),
-        ],
-    }
+    return PairDescription(
+        one,
+        two,
+        {name: Change.of(getattr(one, name), getattr(two, name)) for name in _NUMBERS},
+        _changes(one.ops, two.ops),
+        _changes(one.macs_by_op, two.macs_by_op),
+        tuple(sorted(names[0] - names[1])),
+        tuple(sorted(names[1] - names[0])),
+        (
+            *_interface("input", one.inputs, two.inputs),
+            *_interface("output", one.outputs, two.outputs),
+        ),
+    )
 
 
 def _load(path: Path) -> ir.Model:
@@ -109,80 +201,63 @@ def _load(path: Path) -> ir.Model:
 
 def _describe(
     model: ir.Model, path: Path, shapes: Mapping[str, tuple[int, ...]], batch: int
-) -> dict[str, Any]:
+) -> ModelSize:
     names = {value.name for value in model.graph.inputs}
     cost = count_cost(model, {n: s for n, s in shapes.items() if n in names}, batch=batch)
-    tensors = [tensor for _, tensor in all_tensors(model)]
-    weights = {value.name for value, _ in all_tensors(model)}
-    return {
-        "path": str(path),
-        "kind": "program" if path.is_dir() else "model",
-        "bytes": None if path.is_dir() else model_bytes(path),
-        "weight_bytes": sum(tensor.nbytes for tensor in tensors),
-        "weight_elements": sum(int(np.prod(t.shape.numpy(), dtype=np.int64)) for t in tensors),
-        "weight_types": dict(Counter(str(tensor.dtype) for tensor in tensors).most_common()),
-        "trainable_elements": sum(p.size for p in find_parameters(model).values() if p.trainable),
-        "tensors": len(tensors),
-        "nodes": sum(1 for _ in model.graph.all_nodes()),
-        "macs": cost.total,
-        "flops": cost.flops,
-        "macs_by_op": dict(cost.macs),
-        "uncounted": dict(cost.uncounted),
-        "counted_for": {name: list(shape) for name, shape in cost.shapes.items()},
-        "opset": model.opset_imports.get(""),
-        "ir_version": model.ir_version,
-        "inputs": [_value(v) for v in model.graph.inputs if v.name not in weights],
-        "outputs": [_value(value) for value in model.graph.outputs],
-        "ops": dict(Counter(_op(node) for node in model.graph.all_nodes()).most_common()),
-    }
-
-
-def _value(value: ir.Value) -> dict[str, Any]:
-    shape = known_shape(value)
-    return {
-        "name": value.name,
-        "dtype": None if value.dtype is None else str(value.dtype),
-        "shape": None if shape is None else list(shape),
-    }
-
-
-def _op(node: ir.Node) -> str:
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
-
-
-def _difference(before: int | None, after: int | None) -> dict[str, Any]:
-    both = None if before is None or after is None else after - before
-    ratio = after / before if before and after is not None else None
-    return {"before": before, "after": after, "difference": both, "ratio": ratio}
-
-
-def _counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """Key to counts; what changed most comes first, then what there is most of."""
-    rows = {
-        key: {
-            "before": before.get(key, 0),
-            "after": after.get(key, 0),
-            "difference": after.get(key, 0) - before.get(key, 0),
-        }
-        for key in {**before, **after}
-    }
-    return dict(
-        sorted(
-            rows.items(), key=lambda row: (-abs(row[1]["difference"]), -row[1]["before"], row[0])
-        )
+    stored = list(all_tensors(model))
+    tensors, weights = [tensor for _, tensor in stored], {value.name for value, _ in stored}
+    inputs = (value for value in model.graph.inputs if value.name not in weights)
+    return ModelSize(
+        path=str(path),
+        kind="program" if path.is_dir() else "model",
+        bytes=None if path.is_dir() else model_bytes(path),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        weight_elements=sum(int(np.prod(t.shape.numpy(), dtype=np.int64)) for t in tensors),
+        weight_types=dict(Counter(str(tensor.dtype) for tensor in tensors).most_common()),
+        trainable_elements=sum(p.size for p in find_parameters(model).values() if p.trainable),
+        tensors=len(tensors),
+        nodes=sum(1 for _ in model.graph.all_nodes()),
+        macs=cost.total,
+        flops=cost.flops,
+        macs_by_op=dict(cost.macs),
+        uncounted=dict(cost.uncounted),
+        counted_for={name: tuple(shape) for name, shape in cost.shapes.items()},
+        opset=model.opset_imports.get(""),
+        ir_version=model.ir_version,
+        inputs=tuple(map(ValueDescription.of, inputs)),
+        outputs=tuple(map(ValueDescription.of, model.graph.outputs)),
+        ops=dict(Counter(op_name(node) for node in model.graph.all_nodes()).most_common()),
     )
 
 
-def _interface(kind: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Change]:
+    """Key to counts; what changed most comes first, then what there is most of."""
+
+    def place(key: str) -> tuple[int, int, str]:
+        one, two = before.get(key, 0), after.get(key, 0)
+        return -abs(two - one), -one, key
+
+    keys = sorted({**before, **after}, key=place)
+    return {key: Change.of(before.get(key, 0), after.get(key, 0)) for key in keys}
+
+
+def _interface(
+    kind: str, before: Sequence[ValueDescription], after: Sequence[ValueDescription]
+) -> list[str]:
     """What a program that uses the model would notice."""
-    old, new = ({value["name"]: value for value in side} for side in (before, after))
+    old, new = ({value.name: value for value in side} for side in (before, after))
     found = [f"{kind} '{name}' is gone" for name in old if name not in new]
     found += [f"{kind} '{name}' is new" for name in new if name not in old]
     for name in old:
         for key in ("dtype", "shape") if name in new else ():
-            if old[name][key] != new[name][key]:
-                found.append(f"{kind} '{name}': {key} {old[name][key]} -> {new[name][key]}")
+            one, two = (getattr(side[name], key) for side in (old, new))
+            if one != two:
+                found.append(f"{kind} '{name}': {key} {_shown(one)} -> {_shown(two)}")
     kept = [name for name in old if name in new]
     if kept != [name for name in new if name in old]:
         found.append(f"the {kind}s have another order")
     return found
+
+
+def _shown(value: str | tuple[int | str | None, ...] | None) -> str:
+    return str(list(value) if isinstance(value, tuple) else value)

@@ -1,4 +1,4 @@
-"""The command line: verbs that call :mod:`ortboost.api.verbs`, and nothing else."""
+"""The command line: verbs that call :mod:`ortboost.api`, and nothing else."""
 
 from __future__ import annotations
 

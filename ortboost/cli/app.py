@@ -1,4 +1,4 @@
-"""The verbs. Each reads its options, calls one function of :mod:`ortboost.api.verbs`, prints the result."""
+"""The verbs. Each reads its options, calls one function of :mod:`ortboost.api`, prints the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import ortboost
-from ortboost.cli import catalogue, convert, deploy, examine, measure, picture, use
+from ortboost.cli import catalogue, check, convert, deploy, examine, measure, picture, use
 
 __all__ = ["app", "run"]
 
@@ -60,6 +60,7 @@ _SHORT = {
 """A line for each in the list of verbs, where a longer one would be cut off."""
 
 for _verb, _function, _epilog in (
+    *check.VERBS,
     *convert.VERBS,
     *use.VERBS,
     *deploy.VERBS,

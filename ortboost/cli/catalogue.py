@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from ortboost.cli.console import Output
-from ortboost.cli.options import Json, Quiet, Verbose
+from ortboost.cli.command import verb
+from ortboost.cli.options import Console
 
 __all__ = ["VERBS", "list_boosts"]
 
 
+@verb(file=False)
 def list_boosts(
     name: Annotated[str | None, typer.Argument(help="Show the card of this one.")] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    console: Console,
 ) -> None:
     """List the boosts, or show the card of one."""
     from ortboost.api.cards import cards, find_card
 
-    printer = Output(json, quiet, verbose)
+    printer = console.printer()
     if name is not None:
         card = find_card(name)
         printer.result({**card.to_dict(), "card": card.text})

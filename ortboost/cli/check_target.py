@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from ortboost.cli.console import Output
+from ortboost.cli.options import Map
 
 __all__ = ["TargetOptions", "refuse_training_options", "run_check"]
 
@@ -18,27 +20,24 @@ _MANY: Final = 4
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """The options of ``check`` that are about a target.
+    """The options of ``check`` that are about a target."""
 
-    Args:
-        target: ``onnxruntime``, ``tensorrt=11``...
-        fix: Mend and write.
-        out: The file to write.
-        shapes: Shape profiles.
-        verify: Data to compare on.
-        mapping: ``INPUT=KEY`` texts.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-    """
-
-    target: str
-    fix: bool
-    out: Path | None
-    shapes: tuple[str, ...]
-    verify: Path | None
-    mapping: tuple[str, ...]
-    rtol: float
-    atol: float
+    target: Annotated[
+        str,
+        typer.Option("--for", help="train (default), onnxruntime, tensorrt or tensorrt=VERSION."),
+    ] = "train"
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="INPUT:DIMS", help="TensorRT profile: x:1,8,32x3x224x224."),
+    ] = None
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Mend what keeps the answers, compare, write --out.")
+    ] = False
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None
+    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None
+    mapping: Map = None
+    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 1e-3
+    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 1e-4
 
     def refuse_without_target(self) -> None:
         """Options of a target say nothing about training.
@@ -48,7 +47,7 @@ class TargetOptions:
         """
         from ortboost.core.errors import UsageError
 
-        given = {"--fix": self.fix, "--out": self.out, "--shape": self.shapes}
+        given = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
         given |= {"--verify": self.verify, "--map": self.mapping}
         wrong = [name for name, value in given.items() if value]
         if wrong:
@@ -57,18 +56,22 @@ class TargetOptions:
             )
 
 
-def refuse_training_options(target: str, given: Mapping[str, Any]) -> None:
+def refuse_training_options(target: str, said: str) -> None:
     """Options about training say nothing about a target.
 
+    Args:
+        target: The target.
+        said: The options about training that were given, as text.
+
     Raises:
-        UsageError: One was given.
+        UsageError: There is one.
     """
     from ortboost.core.errors import UsageError
 
-    wrong = [name for name, value in given.items() if value]
-    if wrong:
+    if said:
+        first = said.split()[0]
         raise UsageError(
-            f"{wrong[0]} is about training.", where=f"--for {target}", fix=f"Leave {wrong[0]} out."
+            f"{first} is about training.", where=f"--for {target}", fix=f"Leave {first} out."
         )
 
 
@@ -85,7 +88,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
             fix="Write --fix -o mended.onnx: the original is never overwritten.",
         )
     if not options.fix:
-        report = targets.check_for(model, options.target, shapes=options.shapes)
+        report = targets.check_for(model, options.target, shapes=options.shape or ())
         printer.result(report.to_dict())
         _table(printer, report)
         printer.line(_verdict(report))
@@ -95,9 +98,9 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
         model,
         options.out or model,
         options.target,
-        shapes=options.shapes,
+        shapes=options.shape or (),
         verify=options.verify,
-        mapping=parse_mapping(list(options.mapping)),
+        mapping=parse_mapping(options.mapping or []),
         rtol=options.rtol,
         atol=options.atol,
     )

@@ -2,33 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ortboost.cli.command import verb
 from ortboost.cli.console import Output, human_bytes
+from ortboost.cli.engine import EngineOptions, build
 from ortboost.cli.options import (
-    BatchAxis,
-    BatchSize,
     Checkpoint,
+    Console,
+    DataOptions,
     Device,
-    Dim,
-    Input,
-    Json,
-    Map,
-    Quiet,
-    Verbose,
+    InputOptions,
+    Split,
+    Tolerances,
+    given,
 )
+
+if TYPE_CHECKING:
+    from ortboost.api import Comparison, ExportResult
 
 __all__ = ["VERBS", "compare", "export"]
 
-_SPLIT = "Part of a file with several: train or test."
-_RTOL = "Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable."
-_ATOL = "Absolute tolerance, in the same way."
+
+@dataclass(frozen=True)
+class PrecisionOptions:
+    """In which number format the file computes."""
+
+    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16 or int8.")] = "fp32"
+    keep_io_types: Annotated[
+        bool, typer.Option(help="In a shorter precision, leave inputs and outputs in float32.")
+    ] = True
+    calib: Annotated[
+        Path | None,
+        typer.Option(
+            help="Data to measure ranges on: what float16 cannot hold stays float32; for int8."
+        ),
+    ] = None
+    calibration: Annotated[
+        str, typer.Option(help="Ranges of int8: minmax, percentile, percentile:99.9 or entropy.")
+    ] = "minmax"
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Nodes or weights not to quantize; repeatable."),
+    ] = None
+    full_range: Annotated[
+        bool,
+        typer.Option(
+            "--full-range",
+            help="int8 weights of 8 bits, not 7: x86 processors without VNNI answer differently.",
+        ),
+    ] = False
+    max_drop: Annotated[
+        float, typer.Option(min=0, help="Accuracy that int8 may lose, where data have labels.")
+    ] = 0.01
+    min_sqnr: Annotated[
+        float | None,
+        typer.Option(help="Least signal-to-noise ratio of int8 without labels, in dB [15]."),
+    ] = None
+    calib_samples: Annotated[
+        int, typer.Option(min=1, help="Samples of --calib that int8 is calibrated on.")
+    ] = 512
+
+    def arguments(self, target: str) -> dict[str, Any]:
+        """The arguments of the verb's function."""
+        from ortboost.cli.parse import parse_int8
+
+        quantized = self.precision == "int8"
+        how = (self.calibration, self.skip or [], self.full_range, self.calib_samples)
+        return {
+            "precision": self.precision,
+            "keep_io_types": self.keep_io_types,
+            "calibration": self.calib,
+            "int8": parse_int8(target, *how) if quantized else None,
+            "max_drop": self.max_drop,
+            "min_sqnr": self.min_sqnr,
+        }
 
 
+@verb
 def export(
     source: Annotated[
         Path, typer.Argument(help="Program folder made by 'ortboost convert', or an ONNX file.")
@@ -36,123 +92,74 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
     verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None,
     checkpoint: Checkpoint = "best",
-    split: Annotated[str, typer.Option(help=_SPLIT)] = "test",
+    split: Split = "test",
     target: Annotated[
         str,
         typer.Option(help="onnxruntime, onnxruntime-gpu, tensorrt, tensorrt=10 or generic."),
     ] = "onnxruntime",
-    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16 or int8.")] = "fp32",
-    keep_io_types: Annotated[
-        bool, typer.Option(help="In a shorter precision, leave inputs and outputs in float32.")
-    ] = True,
-    calib: Annotated[
-        Path | None,
-        typer.Option(
-            help="Data to measure ranges on: what float16 cannot hold stays float32; for int8."
-        ),
-    ] = None,
-    calibration: Annotated[
-        str, typer.Option(help="Ranges of int8: minmax, percentile, percentile:99.9 or entropy.")
-    ] = "minmax",
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Nodes or weights not to quantize; repeatable."),
-    ] = None,
-    full_range: Annotated[
-        bool,
-        typer.Option(
-            "--full-range",
-            help="int8 weights of 8 bits, not 7: x86 processors without VNNI answer differently.",
-        ),
-    ] = False,
-    max_drop: Annotated[
-        float, typer.Option(min=0, help="Accuracy that int8 may lose, where data have labels.")
-    ] = 0.01,
-    min_sqnr: Annotated[
-        float | None,
-        typer.Option(help="Least signal-to-noise ratio of int8 without labels, in dB [15]."),
-    ] = None,
-    calib_samples: Annotated[
-        int, typer.Option(min=1, help="Samples of --calib that int8 is calibrated on.")
-    ] = 512,
-    build_engine: Annotated[
-        bool, typer.Option("--build-engine", help="Build a TensorRT engine of the file too.")
-    ] = False,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="INPUT:DIMS", help="Profile of the engine: x:1,8,32x3x224x224."),
-    ] = None,
-    workspace: Annotated[
-        int | None, typer.Option(min=1, help="MiB of scratch memory for the engine.")
-    ] = None,
-    timing_cache: Annotated[
-        Path | None, typer.Option(help="File with timings for the engine, read and written.")
-    ] = None,
+    *,
+    precision: PrecisionOptions,
+    engine: EngineOptions,
     optimize: Annotated[bool, typer.Option(help="Run the rewrites.")] = True,
     slim: Annotated[bool, typer.Option("--slim", help="Run onnxslim too.")] = False,
     opset: Annotated[int | None, typer.Option(help="Opset of the file.")] = None,
-    rtol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_RTOL)] = None,
-    atol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_ATOL)] = None,
-    dim: Dim = None,
-    fixed: Input = None,
-    batch_axis: BatchAxis = None,
-    batch_size: BatchSize = 64,
-    mapping: Map = None,
+    tolerances: Tolerances,
+    inputs: InputOptions,
+    reading: DataOptions,
     device: Device = "auto",
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
     ] = False,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    console: Console,
 ) -> None:
     """Write an optimized inference graph, checked against the trained program or the model."""
-    from ortboost.api import verbs as api
-    from ortboost.cli.engine import EngineOptions, build
-    from ortboost.cli.parse import parse_inputs, parse_int8, parse_mapping, parse_tolerances
+    from ortboost import api
 
-    printer = Output(json, quiet, verbose)
-    relative, relatives = parse_tolerances(rtol or [], "--rtol")
-    absolute, absolutes = parse_tolerances(atol or [], "--atol")
-    engine = EngineOptions(build_engine, tuple(shape or ()), workspace, timing_cache)
+    printer = console.printer()
+    tolerance = tolerances.arguments()
     engine.require(target)
+    arguments = reading.arguments()
     result = api.export(
         source,
         out,
         verify=verify,
         checkpoint=checkpoint,
-        mapping=parse_mapping(mapping or []),
         split=split,
-        batch_size=batch_size,
         optimize=optimize,
         opset=opset,
         target=target,
-        precision=precision,
-        keep_io_types=keep_io_types,
-        calibration=calib,
-        int8=parse_int8(target, calibration, skip or [], full_range, calib_samples)
-        if precision == "int8"
-        else None,
-        max_drop=max_drop,
-        min_sqnr=min_sqnr,
         slim=slim,
-        inputs=parse_inputs(dim, fixed, batch_axis),
-        rtol=relative,
-        atol=absolute,
-        rtols=relatives,
-        atols=absolutes,
+        inputs=inputs.config(),
         device=device,
+        **precision.arguments(target),
+        **tolerance,
+        **arguments,
     )
-    built = build(result, engine, verify, split, parse_mapping(mapping or []))
+    built = build(result, engine, verify, split, arguments["mapping"])
     printer.result({**result.to_dict(), **({} if built is None else {"engine": built.to_dict()})})
+    file = "" if built is None else f"{built.path} ({human_bytes(built.bytes)})"
+    _show(printer, result, trained=source.is_dir(), engine=file)
+    for report in result.exported.reports if explain else ():
+        printer.line(f"\n{report}")
+    printer.line(
+        f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
+        + _labels(result)
+        + given(map=reading.mapping)
+        if result.classes
+        else f"\nnext: ortboost inspect {quote(str(out))}"
+    )
+
+
+def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) -> None:
     worst = result.parity.worst
     where = "made-up inputs; give --verify DATA for real ones" if result.made_up else "data"
     weights = "as converted" if result.step is None else f"of step {result.step}"
+    precision = result.exported.precision
     printer.pairs(
         [
             ("file", f"{result.path} ({human_bytes(result.bytes)})"),
-            ("weights", weights if source.is_dir() else ""),
-            ("target", f"{result.exported.target.name}, {result.exported.precision}"),
+            ("weights", weights if trained else ""),
+            ("target", f"{result.exported.target.name}, {precision}"),
             ("nodes", _nodes(result)),
             ("opset", result.exported.model.opset_imports.get("")),
             (
@@ -164,53 +171,32 @@ def export(
                 (name, f"{before:.4f} before, {after:.4f} after")
                 for name, (before, after) in result.metrics.items()
             ),
-            ("engine", "" if built is None else f"{built.path} ({human_bytes(built.bytes)})"),
+            ("engine", engine),
             *(("note", note) for note in result.notes),
         ]
     )
-    if explain:
-        for report in result.exported.reports:
-            printer.line(f"\n{report}")
-    printer.line(
-        f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
-        + _labels(result)
-        + "".join(f" --map {quote(text)}" for text in mapping or ())
-        if result.classes
-        else f"\nnext: ortboost inspect {quote(str(out))}"
-    )
 
 
-def _labels(result: object) -> str:
+def _labels(result: ExportResult) -> str:
     """Options with which the file is evaluated as the program was."""
-    from ortboost.api.verbs import ExportResult
-
-    assert isinstance(result, ExportResult)
     rule = result.rule
-    return (
-        (f" --class-axis {rule.class_axis}" if rule.class_axis != 1 and not rule.shifted else "")
-        + (f" --ignore-index {rule.ignored}" if rule.ignored is not None else "")
-        + (" --shift-labels" if rule.shifted else "")
-    )
+    axis = rule.class_axis if rule.class_axis != 1 and not rule.shifted else None
+    return given(class_axis=axis, ignore_index=rule.ignored, shift_labels=rule.shifted)
 
 
-def _noise(result: object) -> str:
+def _noise(result: ExportResult) -> str:
     """The ratio of signal to noise of each output."""
-    from ortboost.api.verbs import ExportResult
-
-    assert isinstance(result, ExportResult)
     return ", ".join(
         f"{d.output} {d.sqnr:.1f} dB" for d in result.parity.differences if d.sqnr is not None
     )
 
 
-def _nodes(result: object) -> str:
-    from ortboost.api.verbs import ExportResult
-
-    assert isinstance(result, ExportResult)
+def _nodes(result: ExportResult) -> str:
     base, now = result.exported.base, len(result.exported.model.graph)
     return str(now) if base is None or len(base.graph) == now else f"{len(base.graph)} -> {now}"
 
 
+@verb
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
     other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
@@ -221,47 +207,41 @@ def compare(
         bool, typer.Option("--bisect", help="Find the first inner tensor that differs, by name.")
     ] = False,
     checkpoint: Checkpoint = "best",
-    split: Annotated[str, typer.Option(help=_SPLIT)] = "test",
-    rtol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_RTOL)] = None,
-    atol: Annotated[list[str] | None, typer.Option(metavar="TOL", help=_ATOL)] = None,
-    dim: Dim = None,
-    fixed: Input = None,
-    batch_axis: BatchAxis = None,
-    batch_size: BatchSize = 64,
-    mapping: Map = None,
+    split: Split = "test",
+    *,
+    tolerances: Tolerances,
+    inputs: InputOptions,
+    reading: DataOptions,
     device: Device = "auto",
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    console: Console,
 ) -> None:
     """Compare the outputs of two models on the same inputs.
 
     Without --rtol and --atol a file that was exported in fp16, bf16 or int8 may differ as far as
     its export allowed.
     """
-    from ortboost.api import verbs as api
-    from ortboost.cli.parse import parse_inputs, parse_mapping, parse_tolerances
+    from ortboost import api
 
-    printer = Output(json, quiet, verbose)
-    relative, relatives = parse_tolerances(rtol or [], "--rtol")
-    absolute, absolutes = parse_tolerances(atol or [], "--atol")
+    printer = console.printer()
     found = api.compare(
         one,
         other,
         data=data,
         bisect=bisect,
         checkpoint=checkpoint,
-        mapping=parse_mapping(mapping or []),
         split=split,
-        batch_size=batch_size,
-        inputs=parse_inputs(dim, fixed, batch_axis),
-        rtol=relative,
-        atol=absolute,
-        rtols=relatives,
-        atols=absolutes,
+        inputs=inputs.config(),
         device=device,
+        **tolerances.arguments(),
+        **reading.arguments(),
     )
     printer.result(found.to_dict())
+    _show_comparison(printer, found)
+    if not found.parity.ok:
+        raise typer.Exit(5)
+
+
+def _show_comparison(printer: Output, found: Comparison) -> None:
     printer.table(
         ["output", "max difference", "relative", "worst sample", "within"],
         [
@@ -279,10 +259,8 @@ def compare(
     printer.line(f"\n{found.parity.samples} samples of {where}, {found.parity.tolerance}")
     for name, (before, after) in found.metrics.items():
         printer.line(f"{name}: {before:.4f} and {after:.4f}")
-    if bisect:
+    if found.searched:
         printer.line(found.first_text())
-    if not found.parity.ok:
-        raise typer.Exit(5)
 
 
 VERBS = (

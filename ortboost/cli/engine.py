@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 __all__ = ["EngineOptions", "build"]
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options of ``export`` that are about an engine.
+    """The options of ``export`` that are about an engine."""
 
-    Args:
-        wanted: Build one.
-        shapes: Shape profiles.
-        workspace: MiB of scratch memory.
-        timing_cache: File with timings.
-    """
-
-    wanted: bool
-    shapes: tuple[str, ...]
-    workspace: int | None
-    timing_cache: Path | None
+    build_engine: Annotated[
+        bool, typer.Option("--build-engine", help="Build a TensorRT engine of the file too.")
+    ] = False
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(metavar="INPUT:DIMS", help="Profile of the engine: x:1,8,32x3x224x224."),
+    ] = None
+    workspace: Annotated[
+        int | None, typer.Option(min=1, help="MiB of scratch memory for the engine.")
+    ] = None
+    timing_cache: Annotated[
+        Path | None, typer.Option(help="File with timings for the engine, read and written.")
+    ] = None
 
     def require(self, target: str) -> None:
         """Refuse what makes no sense, before anything is exported.
@@ -36,20 +40,20 @@ class EngineOptions:
         from ortboost.api import check_target as targets
         from ortboost.core.errors import UsageError
 
-        if self.wanted and not target.startswith(("tensorrt", "trt")):
+        if self.build_engine and not target.startswith(("tensorrt", "trt")):
             raise UsageError(
                 "Only TensorRT has engines.",
                 where=f"--build-engine --target {target}",
                 fix="Add --target tensorrt.",
             )
-        if not self.wanted and (self.shapes or self.workspace or self.timing_cache):
+        if not self.build_engine and (self.shape or self.workspace or self.timing_cache):
             raise UsageError(
                 "--shape, --workspace and --timing-cache are about an engine.",
                 where="export",
                 fix="Add --build-engine.",
             )
-        if self.wanted:
-            targets.read_shapes(self.shapes)
+        if self.build_engine:
+            targets.read_shapes(self.shape or ())
 
 
 def build(
@@ -60,14 +64,14 @@ def build(
     mapping: Mapping[str, str],
 ) -> Any:
     """Build the engine of an exported file; ``None`` if none is wanted."""
-    if not options.wanted:
+    if not options.build_engine:
         return None
     from ortboost.api import check_target as targets
 
     return targets.build_engine(
         result.path,
         result.path.with_suffix(".engine"),
-        shapes=options.shapes,
+        shapes=options.shape or (),
         target=result.exported.target.name,
         precision=result.exported.precision,
         verify=verify,

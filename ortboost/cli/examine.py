@@ -7,13 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from ortboost.cli.command import verb
 from ortboost.cli.console import Output, human_bytes, shape_text
-from ortboost.cli.options import Json, Quiet, Verbose
+from ortboost.cli.options import Console
 from ortboost.cli.pair import show_pair
 
 __all__ = ["VERBS", "doctor", "inspect"]
 
 
+@verb
 def inspect(
     file: Annotated[Path, typer.Argument(help="ONNX file, step file or program folder.")],
     other: Annotated[
@@ -41,16 +43,15 @@ def inspect(
             metavar="INPUT:8x3x32x32", help="Of two: the shape that the work is counted for."
         ),
     ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    console: Console,
 ) -> None:
     """Show what is in a model file or a program folder, or how two of them differ."""
-    from ortboost.api.inspect import inspect as describe
+    from ortboost.api import inspect as describe
     from ortboost.core.report import Report
     from ortboost.program.parameter_list import read_parameters
 
-    printer = Output(json, quiet, verbose)
+    printer = console.printer()
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
@@ -58,7 +59,7 @@ def inspect(
         show_pair(printer, file, other, shape or [], names=params)
         return
     _refuse({"--shape": bool(shape)}, "two files")
-    data = describe(file, parameters=read_parameters(parameters) if parameters else None)
+    data = describe(file, parameters=read_parameters(parameters) if parameters else None).to_dict()
     printer.result(data)
     if data["kind"] == "program":
         _program(printer, data)
@@ -220,15 +221,15 @@ def _section(
     printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show{hint}")
 
 
+@verb(file=False)
 def doctor(
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    console: Console,
 ) -> None:
     """Say what this machine and environment can do, and how to mend what they cannot."""
-    from ortboost.api.doctor import diagnose
+    from ortboost.api import doctor as diagnose
 
-    printer = Output(json, quiet, verbose)
+    printer = console.printer()
     findings = diagnose()
     bad = [finding for finding in findings if finding.status == "fail"]
     printer.result({"ok": not bad, "findings": [finding.__dict__ for finding in findings]})

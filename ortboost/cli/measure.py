@@ -7,14 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ortboost.cli.console import Output, human_bytes
-from ortboost.cli.options import Device, Json, Map, Quiet, Verbose
+from ortboost.cli.command import verb
+from ortboost.cli.console import human_bytes
+from ortboost.cli.options import Console, Device, InputOptions, Map, Split
 
 __all__ = ["VERBS", "bench"]
 
 _REST = ("load", "size", "memory", "the model's part")
 
 
+@verb
 def bench(
     files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
     data: Annotated[
@@ -44,18 +46,16 @@ def bench(
         int, typer.Option(min=1, help="Processes that open each file, for the load time.")
     ] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Seed of made-up inputs.")] = 0,
+    *,
     mapping: Map = None,
-    split: Annotated[
-        str, typer.Option(help="Part of a file with several: train or test.")
-    ] = "test",
+    inputs: InputOptions,
+    split: Split = "test",
     device: Device = "auto",
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    console: Console,
 ) -> None:
     """Measure latency, throughput, load time, size and memory of models, side by side."""
-    from ortboost.api.bench import bench as measure
-    from ortboost.api.bench import bench_to_dict
+    from ortboost.api import bench as measure
+    from ortboost.api.bench_models import bench_to_dict
     from ortboost.cli.parse import parse_mapping
     from ortboost.core.errors import UsageError
     from ortboost.deploy.bench_feeds import parse_shape
@@ -67,7 +67,7 @@ def bench(
             where="--shape, --data",
             fix="Leave one of them out.",
         )
-    printer = Output(json, quiet, verbose)
+    printer = console.printer()
     config = BenchConfig(
         batch_sizes=tuple(batch_size or ()),
         threads=tuple(threads or (None,)),
@@ -79,6 +79,7 @@ def bench(
         device=device,
         shapes=dict(parse_shape(text) for text in shape or ()),
         seed=seed,
+        inputs=inputs.config(),
     )
     found = measure(
         files,
@@ -86,7 +87,7 @@ def bench(
         data=data,
         mapping=parse_mapping(mapping or []),
         split=split,
-        tell=(lambda text: None) if quiet else lambda text: typer.echo(text, err=True),
+        tell=(lambda text: None) if console.quiet else lambda text: typer.echo(text, err=True),
     )
     result = bench_to_dict(found, config)
     printer.result(result)

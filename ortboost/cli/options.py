@@ -1,33 +1,40 @@
-"""Options that several verbs share, with their help texts."""
+"""Groups of options that several verbs share, with their help texts; see :mod:`ortboost.cli.command`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ortboost.cli.console import Output
+
+if TYPE_CHECKING:
+    from ortboost.graph.input_config import InputConfig
+
 __all__ = [
     "BatchAxis",
-    "BatchSize",
     "Checkpoint",
+    "Console",
+    "DataFile",
+    "DataOptions",
     "Device",
     "Dim",
     "Input",
-    "Json",
+    "InputOptions",
     "Map",
-    "Quiet",
     "Run",
+    "Split",
     "Threads",
-    "Verbose",
+    "Tolerances",
+    "given",
 ]
 
+_DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
 Run = Annotated[Path, typer.Argument(help="Program folder made by 'ortboost convert'.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Verbose = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for tracebacks.")
-]
+DataFile = Annotated[Path, typer.Option("--data", help=_DATA)]
 Device = Annotated[
     str,
     typer.Option(
@@ -37,11 +44,47 @@ Device = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads within an operator.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples in a batch.")]
+Split = Annotated[str, typer.Option(help="Part of a file with several: train or test.")]
+Checkpoint = Annotated[
+    str, typer.Option(help="best, last, initial, or the path of a checkpoint file.")
+]
+
+
+@dataclass(frozen=True)
+class Console:
+    """How a verb prints."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for tracebacks.")
+    ] = 0
+
+    def printer(self) -> Output:
+        """What prints so."""
+        return Output(self.json, self.quiet, self.verbose)
+
+
 Map = Annotated[
     list[str] | None,
     typer.Option("--map", metavar="INPUT=KEY", help="Which array of the data feeds an input."),
 ]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How data are read."""
+
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64
+    mapping: Map = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a verb's function."""
+        from ortboost.cli.parse import parse_mapping
+
+        return {"batch_size": self.batch_size, "mapping": parse_mapping(self.mapping or [])}
+
+
 Dim = Annotated[
     list[str] | None,
     typer.Option(
@@ -66,6 +109,61 @@ BatchAxis = Annotated[
         help="Axis of an input that counts the samples, or none: the same for all (repeatable).",
     ),
 ]
-Checkpoint = Annotated[
-    str, typer.Option(help="best, last, initial, or the path of a checkpoint file.")
-]
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """What is said of the inputs of a model."""
+
+    dim: Dim = None
+    fixed: Input = None
+    batch_axis: BatchAxis = None
+
+    def config(self) -> InputConfig:
+        """The configuration."""
+        from ortboost.cli.parse import parse_inputs
+
+        return parse_inputs(self.dim, self.fixed, self.batch_axis)
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """How far outputs may differ."""
+
+    rtol: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOL",
+            help="Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.",
+        ),
+    ] = None
+    atol: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOL", help="Absolute tolerance, in the same way."),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a verb's function."""
+        from ortboost.cli.parse import parse_tolerances
+
+        relative, relatives = parse_tolerances(self.rtol or [], "--rtol")
+        absolute, absolutes = parse_tolerances(self.atol or [], "--atol")
+        return {"rtol": relative, "atol": absolute, "rtols": relatives, "atols": absolutes}
+
+
+def given(**options: Any) -> str:
+    """Options as they are written on a command line; nothing for those that were not given.
+
+    Example:
+        >>> given(loss="mse", freeze=["a*"], class_axis=None, shift_labels=True)
+        " --loss mse --freeze 'a*' --shift-labels"
+    """
+    words = ""
+    for name, value in options.items():
+        option = f" --{name.replace('_', '-')}"
+        if value is True:
+            words += option
+        elif value is not None and value is not False:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += "".join(f"{option} {quote(str(one))}" for one in values)
+    return words

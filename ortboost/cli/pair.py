@@ -22,14 +22,14 @@ def show_pair(
         shapes: ``INPUT:8x3x32x32``, for which the work is counted.
         names: Also list the weights that are in one of them only.
     """
-    from ortboost.api.inspect_pair import compare
+    from ortboost.api.inspect_pair import inspect_pair
     from ortboost.deploy.bench_feeds import BATCH, parse_shape
 
     asked = {
         name: tuple(1 if dim == BATCH else int(dim) for dim in shape)
         for name, shape in map(parse_shape, shapes)
     }
-    data = compare(before, after, shapes=asked)
+    data = inspect_pair(before, after, shapes=asked).to_dict()
     printer.result(data)
     one, two = data["before"], data["after"]
     heads = ["", "before", "after", "difference", "ratio"]

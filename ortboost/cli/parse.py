@@ -1,23 +1,31 @@
-"""Text of command-line options to configuration objects: ``kind:key=value,key=value``."""
+"""Texts of command-line options to configurations, by one grammar: ``KIND:VALUE,KEY=VALUE,...``.
+
+A value is a number, true, false, none, a JSON list, or a text. In a place for several things ``;`` is
+between them, and ``|`` between the patterns of one. What values are allowed, the configurations check.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from ortboost.core.errors import FileError, UsageError, nearest
+from ortboost.core.field_types import read_config
+from ortboost.core.loss_scale import SCALES, ScaleConfig
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.graph.input_config import InputConfig
-from ortboost.program.config import ClipConfig, ParameterGroup
+from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
 __all__ = [
     "parse_clip",
     "parse_group",
     "parse_inputs",
     "parse_int8",
+    "parse_kind",
+    "parse_loss_scale",
     "parse_mapping",
     "parse_pairs",
     "parse_precision",
@@ -26,45 +34,91 @@ __all__ = [
     "parse_value",
 ]
 
+_WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "none": None}
+_SCALE_KEYS: Final = {
+    "min": "min_scale",
+    "max": "max_scale",
+    "consecutive": "consecutive_hysteresis",
+}
 
-def parse_pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
-    """Read ``key=value`` texts; values are numbers, true, false or none where they look so.
+
+def parse_value(text: str) -> Any:
+    """A number, true, false, none or a JSON list if it is one, else the text.
 
     Example:
-        >>> parse_pairs(["momentum=0.9", "nesterov=true"], "--optimizer-arg")
-        {'momentum': 0.9, 'nesterov': True}
+        >>> parse_value("2**10"), parse_value("none"), parse_value("[1, 2]"), parse_value("fc*")
+        (1024.0, None, [1, 2], 'fc*')
     """
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(
-                f"'{text}' is not of the form KEY=VALUE.",
-                where=option,
-                fix=f"Write for example {option} momentum=0.9.",
-            )
-        found[key.strip().replace("-", "_")] = parse_value(value.strip())
-    return found
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    base, power, exponent = text.partition("**")
+    if power and base.isdigit() and exponent.isdigit() and int(exponent) < 128:
+        return float(int(base) ** int(exponent))
+    for read in (json.loads, float):
+        try:
+            value = read(text)
+        except ValueError:
+            continue
+        return value if isinstance(value, int | float | list) else text
+    return text
+
+
+def parse_pairs(
+    texts: Sequence[str] | None, option: str, form: str = "KEY=VALUE", example: str = "momentum=0.9"
+) -> dict[str, Any]:
+    """Read ``KEY=VALUE`` texts; values as of :func:`parse_value`.
+
+    Raises:
+        UsageError: One is not of the form.
+
+    Example:
+        >>> parse_pairs(["momentum=0.9", "eps-hat=true"], "--optimizer-arg")
+        {'momentum': 0.9, 'eps_hat': True}
+    """
+    pairs = _split(texts, option, form, example)
+    return {key.replace("-", "_"): parse_value(value) for key, value in pairs.items()}
+
+
+def parse_kind(
+    text: str, option: str, example: str, *, first: Mapping[str, str] | str = ""
+) -> tuple[str, dict[str, Any]]:
+    """Read ``KIND:VALUE,KEY=VALUE``.
+
+    Args:
+        text: The text.
+        option: Where it was given.
+        example: A good one.
+        first: The key of a first value that has none, or such a key by kind.
+
+    Raises:
+        UsageError: It is not of the form.
+
+    Example:
+        >>> parse_kind("dynamic:4096,window=10", "--loss-scale", "fixed:8", first="init")
+        ('dynamic', {'init': 4096, 'window': 10})
+    """
+    kind, _, rest = text.strip().partition(":")
+    parts = [part for part in rest.split(",") if part]
+    key = first if isinstance(first, str) else first.get(kind, "")
+    if parts and "=" not in parts[0] and key:
+        parts[0] = f"{key}={parts[0]}"
+    return kind, parse_pairs(parts, f"{option} {text}", example=f"{option} {example}")
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
-    """Read ``SECTION.KEY=VALUE`` texts; a value may be a JSON list too.
+    """Read ``SECTION.KEY=VALUE`` texts.
 
     Example:
         >>> parse_settings(["grad_freeze.freeze_p=0.5", "common.gradient_split_groups=[2, 4]"])
         [('grad_freeze.freeze_p', 0.5), ('common.gradient_split_groups', [2, 4])]
     """
-    found: list[tuple[str, Any]] = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise UsageError(
-                f"'{text}' is not of the form SECTION.KEY=VALUE.",
-                where="--set",
-                fix="Write for example --set grad_freeze.freeze_p=0.7.",
-            )
-        found.append((key.strip().replace("-", "_"), _list(value.strip())))
-    return found
+    return [
+        pair
+        for text in texts
+        for pair in parse_pairs(
+            [text], "--set", "SECTION.KEY=VALUE", "--set grad_freeze.freeze_p=0.7"
+        ).items()
+    ]
 
 
 def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
@@ -74,17 +128,7 @@ def parse_mapping(texts: Sequence[str]) -> dict[str, str]:
         >>> parse_mapping(["x=images"])
         {'x': 'images'}
     """
-    found = {}
-    for text in texts:
-        name, equals, key = text.partition("=")
-        if not (name and equals and key):
-            raise UsageError(
-                f"'{text}' is not of the form INPUT=KEY.",
-                where="--map",
-                fix="Write the model's input first: --map x=images.",
-            )
-        found[name] = key
-    return found
+    return _split(texts, "--map", "INPUT=KEY", "--map x=images")
 
 
 def parse_inputs(
@@ -100,22 +144,26 @@ def parse_inputs(
         >>> parse_inputs(["x:2=640"], ["sr=16000"], ["state=1", "sr=none"]).batch_axes
         {'state': 1, 'sr': None}
     """
-    lengths = {n: parse_value(v) for n, v in _split(dims, "--dim", "height=640").items()}
-    constants = {n: _constant(v) for n, v in _split(values, "--input", "sr=16000").items()}
-    batch = {n: parse_value(v) for n, v in _split(axes, "--batch-axis", "state=1").items()}
-    return InputConfig(lengths, constants, batch)
+    lengths = _split(dims, "--dim", "NAME=VALUE", "--dim height=640")
+    constants = _split(values, "--input", "NAME=VALUE", "--input sr=16000")
+    batch = _split(axes, "--batch-axis", "NAME=VALUE", "--batch-axis state=1")
+    return InputConfig(
+        {name: parse_value(text) for name, text in lengths.items()},
+        {name: _constant(text) for name, text in constants.items()},
+        {name: parse_value(text) for name, text in batch.items()},
+    )
 
 
-def _split(texts: Sequence[str] | None, option: str, example: str) -> dict[str, str]:
+def _split(texts: Sequence[str] | None, option: str, form: str, example: str) -> dict[str, str]:
     """``NAME=TEXT`` to name and text; names may have a ``=`` no more than those of ONNX have."""
     found: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name.strip() or not value.strip():
             raise UsageError(
-                f"'{text}' is not of the form NAME=VALUE.",
+                f"'{text}' is not of the form {form}.",
                 where=option,
-                fix=f"Write for example {option} {example}.",
+                fix=f"Write for example {example}.",
             )
         found[name.strip()] = value.strip()
     return found
@@ -124,7 +172,7 @@ def _split(texts: Sequence[str] | None, option: str, example: str) -> dict[str, 
 def _constant(text: str) -> Any:
     """A number, true or false, a JSON list, or the array of a .npy file."""
     if not text.endswith(".npy"):
-        return _list(text)
+        return parse_value(text)
     try:
         return np.load(text, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -146,20 +194,17 @@ def parse_tolerances(texts: Sequence[str], option: str) -> tuple[float | None, d
     single: dict[str, float] = {}
     for text in texts:
         name, _, number = text.rpartition(":")
-        try:
-            value = float(number)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value < float("inf"):
+        value = parse_value(number)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
             raise UsageError(
                 f"'{text}' is not a tolerance.",
                 where=option,
                 fix=f"Write {option} 1e-3 for all outputs, or {option} OUTPUT:1e-4 for one.",
             )
         if name:
-            single[name] = value
+            single[name] = float(value)
         else:
-            general = value
+            general = float(value)
     return general, single
 
 
@@ -170,9 +215,8 @@ def parse_precision(text: str) -> dict[str, Any]:
         >>> parse_precision("fp16:policy=all")
         {'compute': 'fp16', 'policy': 'all'}
     """
-    compute, _, rest = text.strip().partition(":")
     known = ("policy", "keep_batchnorm")
-    pairs = parse_pairs([part for part in rest.split(",") if part], "--precision")
+    compute, pairs = parse_kind(text, "--precision", "fp16:policy=all")
     for key in pairs:
         if key not in known:
             raise UsageError(
@@ -188,13 +232,12 @@ def parse_clip(text: str) -> ClipConfig:
         >>> parse_clip("global-norm:1.0")
         ClipConfig(by='global-norm', limit=1.0)
     """
-    by, colon, limit = text.strip().partition(":")
-    number = parse_value(limit)
-    if not colon or isinstance(number, (str, bool)) or number is None:
+    by, pairs = parse_kind(text, "--clip", "global-norm:1.0", first="limit")
+    if not isinstance(pairs.get("limit"), int | float):
         raise UsageError(
             f"'{text}' is not a clipping.", where="--clip", fix="Write --clip global-norm:1.0."
         )
-    return ClipConfig(by, float(number))  # type: ignore[arg-type]  # checked by ClipConfig
+    return read_config(ClipConfig, {"by": by, **pairs}, f"--clip {text}")
 
 
 def parse_group(text: str) -> ParameterGroup:
@@ -206,65 +249,70 @@ def parse_group(text: str) -> ParameterGroup:
         >>> parse_group("head:fc*:lr=0.01,weight_decay=0").patterns
         ('fc*',)
     """
-    parts = text.split(":", 2)
-    if len(parts) != 3 or not parts[1]:
+    name, _, rest = text.partition(":")
+    patterns, colon, settings = rest.partition(":")
+    if not colon or not patterns:
         raise UsageError(
             f"'{text}' is not a parameter group.",
             where="--group",
             fix="Write NAME:PATTERN:lr=0.01,weight_decay=0, for example head:fc*:lr=0.01.",
         )
-    name, patterns, rest = parts
-    raw: dict[str, str] = {}
-    for part in rest.split(","):
-        key, _, value = part.partition("=")
-        if key not in ("lr", "weight_decay"):
+    pairs = _split(settings.split(","), f"--group {text}", "KEY=VALUE", "head:fc*:lr=0.01")
+    known = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    values: dict[str, Any] = {"name": name, "patterns": patterns.split("|")}
+    for key, value in pairs.items():
+        if key not in known:
             raise UsageError(
                 f"A parameter group has no '{key}'.",
                 where=f"--group {text}",
-                fix=nearest(key, ("lr", "weight_decay")),
+                fix=nearest(key, known),
             )
-        raw[key] = value.replace(";", ",")
-    decay = parse_value(raw["weight_decay"]) if "weight_decay" in raw else None
-    if isinstance(decay, (str, bool)):
-        raise UsageError(
-            f"'{raw['weight_decay']}' is not a number.",
-            where=f"--group {text}",
-            fix="Give 0 or more.",
-        )
-    return ParameterGroup(name, tuple(patterns.split("|")), raw.get("lr"), decay)
+        values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
+    return read_config(ParameterGroup, values, f"--group {text}")
 
 
-def _list(text: str) -> Any:
-    """A JSON list if it is one, else as :func:`parse_value`."""
-    if text.startswith("["):
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text
-    return parse_value(text)
+def parse_loss_scale(text: str) -> ScaleConfig:
+    """Read a loss scale: ``off``, ``fixed:1024``, ``dynamic:4096,window=1000``, ``grouped:4096,groups=4``.
 
+    Groups are a number of layer ranges, or patterns of parameter names: ``;`` is between groups and ``|``
+    between the patterns of one. Then ``init`` may have a number for each group, with ``;`` between them.
 
-def parse_value(text: str) -> Any:
-    """A number, true, false or none if it is one, else the text.
+    Raises:
+        UsageError, ConfigError: It makes no sense.
 
     Example:
-        >>> parse_value("2**10"), parse_value("none"), parse_value("fc*")
-        (1024.0, None, 'fc*')
+        >>> parse_loss_scale("dynamic:init=4096,window=1000").window
+        1000
+        >>> parse_loss_scale("grouped:64;1024,groups=conv*|bn*;fc*").groups
+        (('conv*', 'bn*'), ('fc*',))
     """
-    words: Mapping[str, Any] = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    base, power, exponent = text.partition("**")
-    if power and base.isdigit() and exponent.isdigit() and int(exponent) < 128:
-        return float(int(base) ** int(exponent))
-    try:
-        number = json.loads(text)
-    except json.JSONDecodeError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    return number if isinstance(number, (int, float)) else text
+    first = {"dynamic": "init", "fixed": "scale", "grouped": "init"}
+    example = "dynamic:4096,window=1000, fixed:1024 or grouped:4096,groups=4"
+    kind, pairs = parse_kind(text, "--loss-scale", example, first=first)
+    if kind not in SCALES:
+        raise UsageError(
+            f"Unknown loss scale '{kind}'.",
+            where="--loss-scale",
+            fix=f"{nearest(kind, SCALES)}; for example {example}",
+        )
+    found = {_SCALE_KEYS.get(key, key): value for key, value in pairs.items()}
+    if "marks" in found:
+        raise UsageError(
+            "Marks are too much for an option.",
+            where=f"--loss-scale {text}",
+            fix="Give them in the JSON file of --config, as [tensor, group before it, group after it].",
+        )
+    if kind == "grouped" and isinstance(found.get("groups"), str):
+        found["groups"] = [group.split("|") for group in found["groups"].split(";")]
+        if not all(name for group in found["groups"] for name in group):
+            raise UsageError(
+                "A group has an empty pattern.",
+                where=f"--loss-scale {text}",
+                fix="Write a number, or patterns with '|' between them and ';' between groups.",
+            )
+    if kind == "grouped" and isinstance(found.get("init"), str):
+        found["init"] = [parse_value(start) for start in found["init"].split(";")]
+    return scale_from_dict({"kind": kind, **found})
 
 
 def parse_int8(
@@ -280,22 +328,21 @@ def parse_int8(
         >>> parse_int8("tensorrt=11", "percentile:99.9", ["head*"]).percentile
         99.9
     """
-    name, colon, share = calibration.partition(":")
-    try:
-        percentile = float(share) if colon else 99.99
-    except ValueError:
-        percentile = -1.0
-    if colon and (name != "percentile" or percentile < 0):
+    example = "minmax, percentile, percentile:99.9 or entropy"
+    name, share = parse_kind(
+        calibration, "--calibration", example, first={"percentile": "percentile"}
+    )
+    number = isinstance(share.get("percentile", 0.0), int | float)
+    wrong = set(share) - {"percentile"} or (share and name != "percentile")
+    if wrong or not number or calibration.endswith(":"):
         raise UsageError(
-            f"'{calibration}' is no calibration.",
-            where="--calibration",
-            fix="Write minmax, percentile, percentile:99.9 or entropy.",
+            f"'{calibration}' is no calibration.", where="--calibration", fix=f"Write {example}."
         )
     return Int8Config.for_target(
         target,
         calibration=name,
-        percentile=percentile,
         skip=tuple(skip),
         full_range=full_range,
         samples=samples,
+        **share,
     )

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
+from ortboost.cli.command import verb
 from ortboost.cli.console import Output
-from ortboost.cli.options import Json, Quiet, Verbose
+from ortboost.cli.options import Console
 
 __all__ = ["VERBS", "plot"]
 
 
+@verb
 def plot(
     source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
     out: Annotated[
@@ -31,12 +33,11 @@ def plot(
     ] = None,
     hops: Annotated[int, typer.Option(min=0, help="How near, in arrows.")] = 3,
     max_nodes: Annotated[int, typer.Option(min=1, help="Refuse to draw more nodes.")] = 300,
-    json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = 0,
+    *,
+    console: Console,
 ) -> None:
     """Draw a graph with the rewritten nodes marked, or the curves of a training run."""
-    printer = Output(json, quiet, verbose)
+    printer = console.printer()
     if source.is_dir() and (out is None or out.suffix.lower() == ".png"):
         _curves(printer, source, out)
         return

@@ -1,32 +1,42 @@
-"""Whether the fields of a configuration hold what their annotations say.
+"""Configurations are frozen dataclasses: read from plain data, written to it, checked by their annotations.
 
-Configurations are written by hand and read from JSON: a text where a number belongs would otherwise
-be found
-somewhere in the middle of a conversion. Ranges are for each class to check.
+cattrs does the work; the hooks below make it strict (a text is no number, a number no text, no key is
+ignored) and turn what it finds into the errors of :mod:`ortboost.core.errors`. A range is part of the
+annotation: ``Annotated[int, Range(1)]``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import numbers
 import typing
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from ortboost.core.arguments import described, fits, is_union
-from ortboost.core.errors import ConfigError
+import cattrs
+import cattrs.gen
+import numpy as np
 
-__all__ = ["check_kinds"]
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_words import FAMILIES, UNIONS, Range, UnfitError, explain
+
+__all__ = ["Range", "check_kinds", "describe_family", "read_config", "write_config"]
+
+T = TypeVar("T")
+_INT64: Final = 2**63  # what a graph can hold
+_DOUBLE: Final = 2**1023  # a larger int is no float
 
 
 def check_kinds(config: Any, where: str) -> None:
-    """Refuse a dataclass whose fields hold values of other kinds than their annotations.
+    """Refuse a dataclass whose fields hold other values than their annotations allow.
 
-    A float field takes a whole number and a tuple field a list; a bool is no number, and 2.0 not
-    whole. Literals are texts here, and ``Any`` is anything.
+    A float field takes a whole number and a tuple field a list; a bool is no number, and 2.0 not whole.
 
     Args:
         config: A dataclass instance, in its ``__post_init__``.
-        where: What it is, for the error.
+        where: What it is, for the error; empty if the field says it.
 
     Raises:
         ConfigError: The first field that does not fit.
@@ -34,7 +44,7 @@ def check_kinds(config: Any, where: str) -> None:
     Example:
         >>> @dataclasses.dataclass
         ... class Window:
-        ...     size: int = 1
+        ...     size: Annotated[int, Range(1)] = 1
         >>> check_kinds(Window("ten"), "window")
         Traceback (most recent call last):
         ...
@@ -44,29 +54,240 @@ def check_kinds(config: Any, where: str) -> None:
     """
     kind: Any = type(config)
     for name, hint in _fields(kind):
-        value = getattr(config, name)
-        if isinstance(value, str) and _is_list(hint):  # it would be taken letter by letter
+        try:
+            _checker.structure(getattr(config, name), hint)
+        except Exception as error:
+            raise _explained(error, [where, name]) from None
+
+
+def read_config(kind: type[T], data: Any, where: str = "configuration") -> T:
+    """Build a configuration of plain data, nested ones too; keys may stay out.
+
+    Args:
+        kind: The dataclass, or the base of a family, see :func:`describe_family`. Ranges are checked
+            by the :func:`check_kinds` of its ``__post_init__``.
+        data: What :func:`write_config` gives, or a part of it; objects in it stay as they are.
+        where: What is read, for the error.
+
+    Raises:
+        ConfigError: An unknown key (the nearest one is named), a missing one, or a value that does not fit.
+
+    Example:
+        >>> read_config(Range, {"leest": 1}, "range")
+        Traceback (most recent call last):
+        ...
+        ortboost.core.errors.ConfigError: Unknown key 'leest'.
+          where: range
+          fix:   did you mean 'least'? (choices: least, most, above, below)
+    """
+    try:
+        return _reader.structure(data, kind)
+    except Exception as error:
+        raise _explained(error, [where]) from None
+
+
+def write_config(config: Any) -> dict[str, Any]:
+    """A configuration as plain JSON data.
+
+    Example:
+        >>> write_config(Range(1, 2))["most"]
+        2
+    """
+    data: dict[str, Any] = _reader.unstructure(config)
+    return data
+
+
+def describe_family(
+    family: Any, tag: str, kinds: Mapping[str, type[Any]], *, words: str, default: str = ""
+) -> None:
+    """Let a field hold one of several configurations, told apart by the name under a key.
+
+    Args:
+        family: Their union or common base, as it stands in annotations.
+        tag: The key.
+        kinds: Name to class. It may grow later.
+        words: What they are, for errors: ``an optimizer``.
+        default: The name where the key stays out; it must be given if this is empty.
+    """
+
+    def read(data: Any, _: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return _instance(data, family)
+        arguments = dict(data)
+        name = str(arguments.pop(tag, default))
+        if name not in kinds:
             raise ConfigError(
-                f"'{name}' is one text, '{value}'; a list is needed.",
-                where=f"{where}, {name}",
-                fix=f"Write ('{value}',).",
+                f"There is no {words.partition(' ')[2]} '{name}'.",
+                where=tag,
+                fix=nearest(name, kinds),
             )
-        if not fits(value, hint):
-            shown = repr(value)
-            raise ConfigError(
-                f"'{name}' is {shown if len(shown) < 60 else shown[:57] + '...'}; "
-                f"{described(hint)} is needed.",
-                where=f"{where}, {name}",
-                fix=f"Give {described(hint)}.",
-            )
+        return _reader.structure(arguments, kinds[name])
+
+    FAMILIES[family] = words, {tag: default or next(iter(kinds))}
+
+    def write(config: Any) -> dict[str, Any]:
+        name = next(name for name, kind in kinds.items() if type(config) is kind)
+        return {tag: name, **_members(config)}
+
+    def belongs(hint: Any) -> bool:
+        return hint == family or (isinstance(hint, type) and hint in kinds.values())
+
+    _reader.register_structure_hook_func(lambda hint: bool(hint == family), read)
+    _reader.register_unstructure_hook_func(belongs, write)
+    _checker.register_structure_hook_func(lambda hint: bool(hint == family), _instance)
+
+
+def _members(config: Any) -> dict[str, Any]:
+    found = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    return {name: _reader.unstructure(value) for name, value in found.items()}
 
 
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return tuple((item.name, hints[item.name]) for item in dataclasses.fields(kind))
 
 
-def _is_list(hint: Any) -> bool:
-    one_of = typing.get_args(hint) if is_union(hint) else (hint,)
-    return any(typing.get_origin(one) is tuple for one in one_of)
+def _instance(value: Any, hint: Any) -> Any:
+    if not isinstance(value, hint):
+        raise UnfitError(value, hint)
+    return value
+
+
+def _whole(value: Any, hint: Any) -> Any:
+    kind: Any = type(value)
+    if kind is bool or not issubclass(kind, numbers.Integral) or abs(value) >= _INT64:
+        raise UnfitError(value, hint)
+    return value
+
+
+def _real(value: Any, hint: Any) -> Any:
+    kind: Any = type(value)
+    good = kind is not bool and issubclass(kind, numbers.Real)
+    if not good or (kind is int and abs(value) >= _DOUBLE):
+        raise UnfitError(value, hint)
+    return value
+
+
+def _choice(value: Any, hint: Any) -> Any:
+    if not isinstance(value, str) or value not in typing.get_args(hint):
+        raise UnfitError(value, hint)
+    return value
+
+
+def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
+    base, *marks = typing.get_args(hint)
+    found = converter.structure(value, base)
+    for mark in marks:
+        if isinstance(mark, Range) and found is not None and not mark.holds(found):
+            raise UnfitError(found, hint)
+    return found
+
+
+def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
+    """A union: the first member that takes the value; of one configuration, its own error."""
+    members = typing.get_args(hint)
+    if value is None and type(None) in members:
+        return None
+    for member in members:
+        try:
+            return converter.structure(value, member)
+        except Exception:
+            if isinstance(value, Mapping) and len(members) == 2 and type(None) in members:
+                raise
+    raise UnfitError(value, hint)
+
+
+def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
+    if not isinstance(value, tuple | list):
+        raise UnfitError(value, hint)
+    inner = typing.get_args(hint)
+    if (len(inner) == 2 and inner[1] is Ellipsis) or typing.get_origin(hint) is Sequence:
+        inner = (inner[0],) * len(value)
+    if len(value) != len(inner):
+        raise UnfitError(value, hint)
+    try:
+        return tuple(map(converter.structure, value, inner))
+    except UnfitError as unfit:
+        named = typing.get_origin(unfit.hint) in (Annotated, Literal)
+        raise unfit if named else UnfitError(value, hint) from None
+
+
+def _mapping(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise UnfitError(value, hint)
+    key, member = typing.get_args(hint)
+    return {converter.structure(k, key): converter.structure(v, member) for k, v in value.items()}
+
+
+def _object(converter: cattrs.Converter, kind: Any) -> Any:
+    """What reads a dataclass; an object of it stays as it is."""
+    read = cattrs.gen.make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
+
+    def structure(value: Any, hint: Any) -> Any:
+        if isinstance(value, Mapping):
+            return read(value, hint)
+        return _instance(value, hint)
+
+    return structure
+
+
+def _is_data(hint: Any) -> bool:
+    return inspect.isclass(hint) and dataclasses.is_dataclass(hint)
+
+
+def _has(*origins: Any) -> Any:
+    return lambda hint: typing.get_origin(hint) in origins
+
+
+def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
+    """Hooks for all that stands in annotations; without ``reads`` plain data are no configuration."""
+    bound = {
+        _either: UNIONS,
+        _sequence: (tuple, Sequence),
+        _mapping: (Mapping,),
+        _ranged: (Annotated,),
+    }
+    converter.register_structure_hook_func(inspect.isclass, _instance)
+    for read, origins in bound.items():
+        converter.register_structure_hook_func(_has(*origins), functools.partial(read, converter))
+    converter.register_structure_hook_func(_has(Literal), _choice)
+    for kind, hook in ((int, _whole), (float, _real), (bool, _instance), (str, _instance)):
+        converter.register_structure_hook(kind, hook)
+    converter.register_structure_hook_func(lambda hint: hint is Any, lambda value, _: value)
+    if reads:
+        converter.register_structure_hook_factory(_is_data, functools.partial(_object, converter))
+    converter.register_unstructure_hook(np.ndarray, lambda array: array.tolist())
+    converter.register_unstructure_hook_func(
+        lambda kind: inspect.isclass(kind) and issubclass(kind, np.generic), lambda n: n.item()
+    )
+    return converter
+
+
+_reader: Final = _strict(cattrs.Converter(), reads=True)
+_checker: Final = _strict(cattrs.Converter(), reads=False)
+
+
+def _explained(error: BaseException, path: list[str]) -> Exception:
+    """The first thing that is wrong, with the way to it."""
+    if isinstance(error, cattrs.ClassValidationError | cattrs.IterableValidationError):
+        unknown = [e for e in error.exceptions if isinstance(e, cattrs.ForbiddenExtraKeysError)]
+        inner = (unknown or error.exceptions)[0]
+        notes = [n for n in getattr(inner, "__notes__", ()) if hasattr(n, "name")]
+        return _explained(inner, [*path, *(str(note.name) for note in notes)])
+    where = ", ".join(filter(None, path))
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        key = str(sorted(map(str, error.extra_fields))[0])
+        known = [item.name for item in dataclasses.fields(error.cl)]
+        return ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, known))
+    if isinstance(error, KeyError):
+        return ConfigError(
+            f"The key '{error.args[0]}' is missing.",
+            where=where,
+            fix="Give every key that is needed; this one has no default.",
+        )
+    if not isinstance(error, UnfitError):
+        return error if isinstance(error, Exception) else RuntimeError(error)
+    return explain(path[-1], error, where)

@@ -38,18 +38,20 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, DivergedError
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds, describe_family
 
 __all__ = [
     "MAX_BAD_STEPS",
     "NO_SCALE",
+    "SCALES",
     "DynamicScaleConfig",
     "FixedScaleConfig",
     "GroupedScaleConfig",
@@ -70,13 +72,7 @@ MAX_BAD_STEPS: Final = 1000
 """Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
 
 
-def _positive(name: str, value: float) -> None:
-    if not _SMALLEST <= value <= _LARGEST:
-        raise ConfigError(
-            f"'{name}' is {value}.",
-            where="loss scale",
-            fix="Use a finite number above 0, of the range of float32.",
-        )
+_Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]
 
 
 @dataclass(frozen=True)
@@ -100,45 +96,23 @@ class DynamicScaleConfig:
         ConfigError: A value is out of range.
     """
 
-    init: float = 2.0**24
-    factor: float = 2.0
-    window: int = 2000
-    min_scale: float = 1.0
-    max_scale: float | None = 2.0**24
-    hysteresis: int = 1
+    init: _Scale = 2.0**24
+    factor: Annotated[float, Range(above=1, most=_LARGEST)] = 2.0
+    window: Annotated[int, Range(1)] = 2000
+    min_scale: _Scale = 1.0
+    max_scale: _Scale | None = 2.0**24
+    hysteresis: Annotated[int, Range(1)] = 1
     consecutive_hysteresis: bool = False
     late_growth: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self, "loss scale")
-        _positive("init", self.init)
-        _positive("min_scale", self.min_scale)
-        if self.hysteresis < 1:
+        if self.max_scale is not None and max(self.init, self.min_scale) > self.max_scale:
             raise ConfigError(
-                f"'hysteresis' is {self.hysteresis}.",
+                f"'max_scale' is {self.max_scale}, below 'init' or 'min_scale'.",
                 where="loss scale",
-                fix="Give the number of overflows at which the scale shrinks, 1 for at once.",
+                fix="Use min_scale <= max_scale and init <= max_scale.",
             )
-        if not 1 < self.factor <= _LARGEST:
-            raise ConfigError(
-                f"'factor' is {self.factor}.",
-                where="loss scale",
-                fix="Use a number above 1; the scale shrinks by it and grows by it.",
-            )
-        if self.window < 1:
-            raise ConfigError(
-                f"'window' is {self.window}.",
-                where="loss scale",
-                fix="Use a whole number of steps, 1 or more.",
-            )
-        if self.max_scale is not None:
-            _positive("max_scale", self.max_scale)
-            if max(self.init, self.min_scale) > self.max_scale:
-                raise ConfigError(
-                    f"'max_scale' is {self.max_scale}, below 'init' or 'min_scale'.",
-                    where="loss scale",
-                    fix="Use min_scale <= max_scale and init <= max_scale.",
-                )
 
 
 @dataclass(frozen=True)
@@ -149,11 +123,10 @@ class FixedScaleConfig:
         ConfigError: The scale is not a finite number above 0.
     """
 
-    scale: float = 128.0
+    scale: _Scale = 128.0
 
     def __post_init__(self) -> None:
         check_kinds(self, "loss scale")
-        _positive("scale", self.scale)
 
 
 @dataclass(frozen=True)
@@ -184,60 +157,33 @@ class GroupedScaleConfig:
         ConfigError: A value is out of range.
     """
 
-    init: float | tuple[float, ...] = 2.0**12
-    groups: int | tuple[tuple[str, ...], ...] = 2
-    grow: float = 2.0 ** (1 / 1000)
-    shrink: float = 2.0**-0.5
-    min_scale: float | None = 1.0
-    max_scale: float | None = 2.0**24
+    init: _Scale | tuple[_Scale, ...] = 2.0**12
+    groups: Annotated[int, Range(1)] | tuple[tuple[str, ...], ...] = 2
+    grow: Annotated[float, Range(1, _LARGEST)] = 2.0 ** (1 / 1000)
+    shrink: Annotated[float, Range(_SMALLEST, below=1)] = 2.0**-0.5
+    min_scale: _Scale | None = 1.0
+    max_scale: _Scale | None = 2.0**24
     marks: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def number(self) -> int:
         """Number of groups."""
-        return self.groups if isinstance(self.groups, int) else len(self.groups)
+        return len(self.groups) if isinstance(self.groups, tuple | list) else int(self.groups)
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.groups, tuple) and all(isinstance(g, tuple) for g in self.groups)
-        counted = isinstance(self.groups, int) and not isinstance(self.groups, bool)
-        if not (listed or counted) or self.number < 1:
+        check_kinds(self, "loss scale")
+        if self.number < 1:
             raise ConfigError(
                 f"'groups' is {self.groups}.",
-                where="loss scale",
+                where="loss scale, groups",
                 fix="Give their number, or a list of patterns for each: [['conv*'], ['fc*']].",
             )
-        for mark in self.marks if isinstance(self.marks, tuple) else (self.marks,):
-            if not (
-                isinstance(mark, tuple)
-                and len(mark) == 3
-                and isinstance(mark[0], str)
-                and all(isinstance(group, int) for group in mark[1:])
-            ):
-                raise ConfigError(
-                    f"'{mark}' is no mark.",
-                    where="loss scale, marks",
-                    fix="Give the tensor with the group before and after it: ['relu1', 1, 2].",
-                )
-        check_kinds(self, "loss scale")
-        for name in ("min_scale", "max_scale"):
-            if getattr(self, name) is not None:
-                _positive(name, getattr(self, name))
         starts = (self.init,) if isinstance(self.init, (int, float)) else tuple(self.init)
-        for start in starts:
-            _positive("init", start)
         if len(starts) not in (1, self.number) or not starts:
             raise ConfigError(
                 f"There are {len(starts)} first scales and {self.number} groups.",
                 where="loss scale, init",
                 fix="Give one number, or one for each group.",
-            )
-        if not 1 <= self.grow <= _LARGEST:
-            raise ConfigError(
-                f"'grow' is {self.grow}.", where="loss scale", fix="Use a factor of 1 or more."
-            )
-        if not _SMALLEST <= self.shrink < 1:
-            raise ConfigError(
-                f"'shrink' is {self.shrink}.", where="loss scale", fix="Use a factor below 1."
             )
         low = 0.0 if self.min_scale is None else self.min_scale
         high = math.inf if self.max_scale is None else self.max_scale
@@ -269,6 +215,16 @@ class GroupedScaleConfig:
 
 ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig | GroupedScaleConfig
 """How the loss is scaled."""
+
+SCALES: Final[Mapping[str, type[Any]]] = {
+    "dynamic": DynamicScaleConfig,
+    "fixed": FixedScaleConfig,
+    "grouped": GroupedScaleConfig,
+    "off": NoScaleConfig,
+}
+"""Kind, as configuration files write it, to class."""
+
+describe_family(ScaleConfig, "kind", SCALES, words="a loss scale", default="dynamic")
 
 
 @dataclass(frozen=True)

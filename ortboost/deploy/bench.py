@@ -16,15 +16,19 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from ortboost.core.errors import FileError, UsageError
-from ortboost.deploy.bench_feeds import Bind, make_feeds, open_batch, settle_shapes
+from ortboost.deploy.bench_feeds import Bind, batch_index, make_feeds, open_batch, settle_shapes
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
+from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
 from ortboost.graph.query import all_tensors
+from ortboost.program.catalogue import TensorSpec
 
 __all__ = [
     "bench_files",
@@ -192,11 +196,16 @@ def _cell(
 ) -> list[Measurement]:
     """All files at one batch size and number of threads."""
     with _workers(paths, config, threads) as workers:
-        batch = _batches(workers, config, asked)
-        for worker in workers:
+        fixed = [_fixed_inputs(worker, config) for worker in workers]
+        batch = _batches(
+            [(str(w.model), inputs) for w, (inputs, _) in zip(workers, fixed, strict=True)],
+            config,
+            asked,
+        )
+        for worker, (inputs, constants) in zip(workers, fixed, strict=True):
             shapes, seed, where = config.shapes, config.seed, str(worker.model)
-            feeds = make_feeds(worker.inputs, batch, shapes, bind=bind, seed=seed, where=where)
-            worker.feed(feeds)
+            feeds = make_feeds(inputs, batch, shapes, bind=bind, seed=seed, where=where)
+            worker.feed({**feeds, **constants})
         # Some more than asked for: they tell how long a run takes, about.
         guesses = [
             float(np.median(worker.run(config.warmup + _GUESSES)[-_GUESSES:])) for worker in workers
@@ -225,12 +234,21 @@ def _cell(
     return measured
 
 
-def _batches(workers: Sequence[Worker], config: BenchConfig, asked: int | None) -> int:
+_Inputs: TypeAlias = tuple[TensorSpec, ...]
+
+
+def _fixed_inputs(worker: Worker, config: BenchConfig) -> tuple[_Inputs, dict[str, NDArray[Any]]]:
+    """The inputs that are fed in batches, and the values of the others."""
+    inputs = with_batch_axes(worker.inputs, config.inputs)
+    return fix_specs(inputs, config.inputs)
+
+
+def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: int | None) -> int:
     """Samples a run: the same for all files, or their times could not be compared."""
     fixed = {
-        str(worker.model): _fixed(worker, config)
-        for worker in workers
-        if not open_batch(worker.inputs, config.shapes)
+        file: _fixed(file, inputs, config)
+        for file, inputs in models
+        if not open_batch(inputs, config.shapes)
     }
     wanted = asked or next(iter(fixed.values()), 1)
     for file, length in fixed.items():
@@ -247,7 +265,9 @@ def _batches(workers: Sequence[Worker], config: BenchConfig, asked: int | None) 
     return wanted
 
 
-def _fixed(worker: Worker, config: BenchConfig) -> int:
-    """The length of the first dimension, which is a number."""
-    settled = settle_shapes(worker.inputs, 1, config.shapes, where=str(worker.model))
-    return next((int(spec.shape[0] or 1) for spec in settled if spec.shape), 1)
+def _fixed(file: str, inputs: _Inputs, config: BenchConfig) -> int:
+    """The length of the batch dimension, which is a number."""
+    settled = settle_shapes(inputs, 1, config.shapes, where=file)
+    found = ((spec.shape, batch_index(spec)) for spec in settled)
+    lengths = (shape[index] for shape, index in found if index is not None)
+    return next((int(length or 1) for length in lengths), 1)

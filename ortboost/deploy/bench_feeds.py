@@ -17,7 +17,16 @@ from ortboost.core.errors import UsageError, nearest
 from ortboost.deploy.verify import seeded_batch
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["BATCH", "Bind", "Shape", "make_feeds", "open_batch", "parse_shape", "settle_shapes"]
+__all__ = [
+    "BATCH",
+    "Bind",
+    "Shape",
+    "batch_index",
+    "make_feeds",
+    "open_batch",
+    "parse_shape",
+    "settle_shapes",
+]
 
 BATCH = "N"
 """Stands for the batch size in a shape."""
@@ -61,6 +70,12 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     return name, tuple(dims)
 
 
+def batch_index(spec: TensorSpec) -> int | None:
+    """The dimension of an input that counts the samples; ``None`` without one."""
+    axis = spec.batch_axis if isinstance(spec.batch_axis, int) else None
+    return axis if spec.shape else None
+
+
 def open_batch(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> bool:
     """Whether a batch size has any effect: a first dimension is open, or a shape has an N."""
     given = {
@@ -72,7 +87,9 @@ def open_batch(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> boo
     return any(
         BATCH in shapes[spec.name]
         if spec.name in shapes
-        else bool(spec.shape) and not isinstance(spec.shape[0], int) and spec.shape[0] not in given
+        else (index := batch_index(spec)) is not None
+        and not isinstance(spec.shape[index], int)
+        and spec.shape[index] not in given
         for spec in inputs
     )
 
@@ -148,7 +165,7 @@ def _settled(
             lengths.append(dim)
         elif isinstance(dim, str) and dim in known:
             lengths.append(known[dim])
-        elif index == 0:
+        elif index == batch_index(spec):
             lengths.append(batch)
         else:
             open_one = f"'{dim}'" if dim else f"number {index}"
@@ -189,11 +206,13 @@ def make_feeds(
         return seeded_batch(settle_shapes(inputs, batch, shapes, where=where), seed=seed)
     feeds = dict(bind(inputs, batch))
     for spec in inputs:
-        array, head = feeds[spec.name], spec.shape[0] if spec.shape else 0
+        array, index = feeds[spec.name], batch_index(spec)
+        head = 0 if index is None else spec.shape[index]
         samples = not isinstance(head, int) or head == batch  # else it counts layers of a state
-        if samples and len(array) < batch:
+        length = batch if index is None else array.shape[index]
+        if samples and length < batch:
             raise UsageError(
-                f"The data have {len(array)} samples, a batch of {batch} was asked for.",
+                f"The data have {length} samples, a batch of {batch} was asked for.",
                 where=f"{where}: input '{spec.name}'",
                 fix="Ask for a smaller --batch-size, or give more data.",
             )

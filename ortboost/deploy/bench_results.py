@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.deploy.bench_feeds import Shape
+from ortboost.graph.input_config import InputConfig
 
 __all__ = ["BenchConfig", "Latency", "Measurement", "Ratio"]
+
+
+_Positive: TypeAlias = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
@@ -30,41 +33,26 @@ class BenchConfig:
         device: ``auto``, ``cpu`` or ``cuda``.
         shapes: Input name to the shape of made-up inputs.
         seed: Seed of made-up inputs.
+        inputs: Lengths of dimensions, values of inputs that are the same in all runs, and batch axes.
 
     Raises:
         ConfigError: A value is out of range.
     """
 
-    batch_sizes: Sequence[int] = ()
-    threads: Sequence[int | None] = (None,)
-    warmup: int = 10
-    iters: int | None = None
-    seconds: float = 2.0
-    rounds: int = 10
-    loads: int = 3
+    batch_sizes: Sequence[_Positive] = ()
+    threads: Sequence[_Positive | None] = (None,)
+    warmup: Annotated[int, Range(0)] = 10
+    iters: _Positive | None = None
+    seconds: Annotated[float, Range(above=0, below=1e9)] = 2.0
+    rounds: _Positive = 10
+    loads: _Positive = 3
     device: str = "auto"
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     seed: int = 0
+    inputs: InputConfig = field(default_factory=InputConfig)
 
     def __post_init__(self) -> None:
-        least: dict[str, tuple[Sequence[float], int]] = {
-            "batch_sizes": (self.batch_sizes, 1),
-            "threads": ([count for count in self.threads if count is not None], 1),
-            "warmup": ([self.warmup], 0),
-            "iters": ([] if self.iters is None else [self.iters], 1),
-            "rounds": ([self.rounds], 1),
-            "loads": ([self.loads], 1),
-        }
-        for name, (values, limit) in least.items():
-            for value in values:
-                if value < limit:
-                    raise ConfigError(
-                        f"'{name}' is {value}.", where=name, fix=f"Use {limit} or more."
-                    )
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise ConfigError(
-                f"'seconds' is {self.seconds}.", where="seconds", fix="Use more than 0."
-            )
+        check_kinds(self, "")
 
 
 @dataclass(frozen=True)
@@ -121,6 +109,14 @@ class Ratio:
         ratios = [np.median(a) / np.median(b) for a, b in zip(above, below, strict=True)]
         low, median, high = (float(q) for q in np.percentile(ratios, (25, 50, 75)))
         return cls(median, low, high)
+
+    @classmethod
+    def of_rounds(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
+        """From one time in each round of two contestants."""
+        return cls.of([[spent] for spent in above], [[spent] for spent in below])
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 @dataclass(frozen=True)

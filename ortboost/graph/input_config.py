@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from ortboost.core.errors import ConfigError, UsageError, nearest
+from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.graph.query import format_shape
 
 __all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims"]
@@ -40,32 +41,12 @@ class InputConfig:
         {'height': 640}
     """
 
-    dims: Mapping[str, int] = field(default_factory=dict)
+    dims: Mapping[str, Annotated[int, Range(1, below=2**31)]] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     batch_axes: Mapping[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("dims", "values", "batch_axes"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise ConfigError(
-                    f"'{name}' is {getattr(self, name)!r}.",
-                    where=f"inputs, {name}",
-                    fix="Give a dictionary from names to values.",
-                )
-        for name, length in self.dims.items():
-            if not _whole(length) or not 1 <= length < 2**31:
-                raise ConfigError(
-                    f"The dimension '{name}' cannot be {length!r} long.",
-                    where=f"dims, {name}",
-                    fix="Give a whole number, 1 or more.",
-                )
-        for name, axis in self.batch_axes.items():
-            if axis is not None and not _whole(axis):
-                raise ConfigError(
-                    f"The batch axis of '{name}' is {axis!r}.",
-                    where=f"batch_axes, {name}",
-                    fix="Give the number of the axis, or None for an input that is no batch.",
-                )
+        check_kinds(self, "inputs")
         for name, value in self.values.items():
             try:
                 good = np.asarray(value).dtype.kind in "biuf"
@@ -80,11 +61,7 @@ class InputConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        return {
-            "dims": dict(self.dims),
-            "values": {name: np.asarray(value).tolist() for name, value in self.values.items()},
-            "batch_axes": dict(self.batch_axes),
-        }
+        return write_config(self)
 
 
 def dimension_name(name: str | None) -> str | None:
@@ -145,10 +122,6 @@ def _named(shapes: Mapping[str, Dims], name: str, length: int) -> dict[str, Dims
     return {
         key: tuple(length if dim == name else dim for dim in shape) for key, shape in shapes.items()
     }
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _text(name: str, shape: Dims) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import describe_family, read_config, write_config
 from ortboost.optimizers.adam import Adam, AdamW
 from ortboost.optimizers.base import Optimizer, Update, UpdateInputs
 from ortboost.optimizers.lars import Lars
@@ -32,6 +31,9 @@ OPTIMIZERS: Mapping[str, type[Any]] = {
 """Name to optimizer class."""
 
 
+describe_family(Optimizer, "name", OPTIMIZERS, words="an optimizer")
+
+
 def optimizer_to_dict(optimizer: Optimizer) -> dict[str, Any]:
     """The optimizer as JSON data.
 
@@ -39,11 +41,7 @@ def optimizer_to_dict(optimizer: Optimizer) -> dict[str, Any]:
         >>> optimizer_to_dict(Sgd(momentum=0.5))["momentum"]
         0.5
     """
-    data: dict[str, Any] = {"name": optimizer.name}
-    for item in dataclasses.fields(optimizer):  # type: ignore[arg-type]
-        value = getattr(optimizer, item.name)
-        data[item.name] = optimizer_to_dict(value) if isinstance(value, Optimizer) else value
-    return data
+    return write_config(optimizer)
 
 
 def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:
@@ -56,27 +54,5 @@ def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:
         >>> optimizer_from_dict({"name": "adam", "beta1": 0.8}).beta1
         0.8
     """
-    arguments = dict(data)
-    name = str(arguments.pop("name", ""))
-    if name not in OPTIMIZERS:
-        raise ConfigError(
-            f"Unknown optimizer '{name}'.", where="optimizer", fix=nearest(name, OPTIMIZERS)
-        )
-    fields = [item.name for item in dataclasses.fields(OPTIMIZERS[name])]
-    for key, value in arguments.items():
-        if key not in fields:
-            raise ConfigError(
-                f"The optimizer '{name}' has no argument '{key}'.",
-                where=f"optimizer '{name}'",
-                fix=nearest(key, fields),
-            )
-        if key == "inner":
-            if not isinstance(value, (Mapping, Optimizer)):
-                raise ConfigError(
-                    f"{key} = {value!r} is not an optimizer.",
-                    where=f"optimizer '{name}', {key}",
-                    fix='Give an optimizer with its name, for example {"name": "momentum"}.',
-                )
-            arguments[key] = optimizer_from_dict(value) if isinstance(value, Mapping) else value
-    rule: Optimizer = OPTIMIZERS[name](**arguments)
+    rule: Optimizer = read_config(Optimizer, data, "optimizer")  # type: ignore[type-abstract]
     return rule

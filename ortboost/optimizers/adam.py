@@ -22,13 +22,13 @@ its section 2; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
+from ortboost.optimizers.base import Decay, Update, UpdateInputs, regularized
 
 __all__ = ["Adam", "AdamW"]
 
@@ -56,9 +56,9 @@ class Adam:
 
     name: ClassVar[str] = "adam"
     decoupled: ClassVar[bool] = False
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: Annotated[float, Range(1e-38, below=3.4e38)] = 1e-8
     amsgrad: bool = False
     nesterov: bool = False
     eps_hat: bool = False
@@ -66,9 +66,6 @@ class Adam:
 
     def __post_init__(self) -> None:
         check_kinds(self, f"optimizer '{self.name}'")
-        check_range(self.name, "beta1", self.beta1, 0.0, 1.0, open_high=True)
-        check_range(self.name, "beta2", self.beta2, 0.0, 1.0, open_high=True)
-        check_range(self.name, "eps", self.eps, 1e-38, float("inf"), open_high=True)
 
     @property
     def slots(self) -> tuple[str, ...]:

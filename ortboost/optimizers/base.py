@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
 
-__all__ = ["Optimizer", "Update", "UpdateInputs", "check_range", "regularized"]
+__all__ = ["Decay", "NotNegative", "Optimizer", "Update", "UpdateInputs", "regularized"]
 
-_LARGEST = 3.4e38  # of float32
+Decay: TypeAlias = Annotated[float, Range(0, below=1)]
+"""How much of a running mean is kept."""
+NotNegative: TypeAlias = Annotated[float, Range(0, below=3.4e38)]
+"""A finite float32, 0 or more."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +97,3 @@ def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
         axes = b.ints(*p.centralize)
         grad = b.op("Sub", grad, b.op("ReduceMean", grad, axes, keepdims=1))
     return grad
-
-
-def check_range(
-    optimizer: str, name: str, value: float, low: float, high: float, *, open_high: bool = False
-) -> None:
-    """Refuse a hyper-parameter outside ``[low, high]``, or ``[low, high)`` with ``open_high``.
-
-    Raises:
-        ConfigError: It is outside, or is not a number.
-    """
-    good = low <= value < min(high, _LARGEST) if open_high else low <= value <= high
-    if not good:
-        raise ConfigError(
-            f"{name} = {value} is out of range.",
-            where=f"optimizer '{optimizer}', {name}",
-            fix=f"Give a number of at least {low:g}"
-            + (f" and {'below' if open_high else 'at most'} {high:g}." if high < 1e30 else "."),
-        )

@@ -15,13 +15,13 @@ Source: You et al., "Large Batch Training of Convolutional Networks", 2017, equa
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Optimizer, Update, UpdateInputs, check_range, regularized
+from ortboost.optimizers.base import NotNegative, Optimizer, Update, UpdateInputs, regularized
 from ortboost.optimizers.sgd import Momentum
 
 __all__ = ["Lars"]
@@ -43,14 +43,12 @@ class Lars:
 
     name: ClassVar[str] = "lars"
     inner: Optimizer = field(default_factory=Momentum)
-    coefficient: float = 0.001
-    epsilon: float = 1e-5
+    coefficient: Annotated[float, Range(1e-30, below=3.4e38)] = 0.001
+    epsilon: NotNegative = 1e-5
     use_clip: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self, f"optimizer '{self.name}'")
-        check_range(self.name, "coefficient", self.coefficient, 1e-30, float("inf"), open_high=True)
-        check_range(self.name, "epsilon", self.epsilon, 0.0, float("inf"), open_high=True)
 
     @property
     def slots(self) -> tuple[str, ...]:

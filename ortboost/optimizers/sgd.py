@@ -16,14 +16,14 @@ momentum in deep learning", 2013. MindSpore's `nn.SGD` and `nn.Momentum` follow 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import onnx_ir as ir
 
 from ortboost.core.errors import ConfigError
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.graph.build import Builder
-from ortboost.optimizers.base import Update, UpdateInputs, check_range, regularized
+from ortboost.optimizers.base import NotNegative, Update, UpdateInputs, regularized
 
 __all__ = ["Momentum", "Sgd"]
 
@@ -46,14 +46,12 @@ class Sgd:
     """
 
     name: ClassVar[str] = "sgd"
-    momentum: float = 0.0
-    dampening: float = 0.0
+    momentum: NotNegative = 0.0
+    dampening: Annotated[float, Range(0, 1)] = 0.0
     nesterov: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self, f"optimizer '{self.name}'")
-        check_range(self.name, "momentum", self.momentum, 0.0, float("inf"), open_high=True)
-        check_range(self.name, "dampening", self.dampening, 0.0, 1.0)
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise ConfigError(
                 "Nesterov needs a momentum above 0 and a dampening of 0.",
@@ -101,4 +99,4 @@ class Momentum(Sgd):
     """
 
     name: ClassVar[str] = "momentum"
-    momentum: float = 0.9
+    momentum: NotNegative = 0.9

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds, read_config, write_config
 from ortboost.core.loss_scale import (
     DynamicScaleConfig,
-    FixedScaleConfig,
     GroupedScaleConfig,
-    NoScaleConfig,
     ScaleConfig,
 )
 from ortboost.graph.input_config import InputConfig
@@ -23,8 +20,6 @@ from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import (
     Momentum,
     Optimizer,
-    optimizer_from_dict,
-    optimizer_to_dict,
 )
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
@@ -40,24 +35,6 @@ __all__ = [
 ]
 
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
-_SCALES: Final[Mapping[str, type[Any]]] = {
-    "dynamic": DynamicScaleConfig,
-    "fixed": FixedScaleConfig,
-    "grouped": GroupedScaleConfig,
-    "off": NoScaleConfig,
-}
-_PLAIN: Final = {
-    "inputs": "'dims': {'height': 640}",
-    "loss": "'name': 'mse'",
-    "optimizer": "'name': 'adamw', 'beta1': 0.9",
-    "loss_scale": "'kind': 'fixed', 'scale': 1024",
-    "clip": "'by': 'global-norm', 'limit': 1.0",
-    "centralize": "'multiple_of': 1",
-    "grad_freeze": "'freeze_p': 0.7",
-    "precision": "'compute': 'fp16'",
-}
-_DECAY_FILTERS = ("no-norm", "weights", "all")
-_CLIPS = ("value", "norm", "global-norm")
 _METRICS = ("accuracy",)
 _LONGEST: Final = 2**31  # micro-batches
 _TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals are of the range of float32
@@ -81,20 +58,10 @@ class ClipConfig:
     """
 
     by: Literal["value", "norm", "global-norm"]
-    limit: float
+    limit: Annotated[float, Range(above=_TINY, below=_HUGE)]
 
     def __post_init__(self) -> None:
         check_kinds(self, "clip")
-        if self.by not in _CLIPS:
-            raise ConfigError(
-                f"Unknown clipping '{self.by}'.", where="clip", fix=nearest(self.by, _CLIPS)
-            )
-        if not _TINY < self.limit < _HUGE:
-            raise ConfigError(
-                f"A clipping limit of {self.limit} makes no sense.",
-                where=f"clip {self.by}",
-                fix="Give a number above 0.",
-            )
 
 
 @dataclass(frozen=True)
@@ -203,21 +170,14 @@ class ProgramConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check_kinds()
+        if not isinstance(self.learning_rate, str):
+            raise ConfigError(
+                f"The learning rate is {self.learning_rate!r}; it is written as a text.",
+                where="learning_rate",
+                fix=f"Write '{self.learning_rate}', or a schedule as 'cosine:0.05,warmup=100'.",
+            )
         check_kinds(self, "configuration")
         _check_decay(self.weight_decay, "weight_decay")
-        if self.decay not in _DECAY_FILTERS:
-            raise ConfigError(
-                f"Unknown decay filter '{self.decay}'.",
-                where="decay",
-                fix=nearest(self.decay, _DECAY_FILTERS),
-            )
-        if self.running_variance not in ("unbiased", "onnx"):
-            raise ConfigError(
-                f"Unknown running variance '{self.running_variance}'.",
-                where="running_variance",
-                fix=nearest(self.running_variance, ("unbiased", "onnx")),
-            )
         for metric in self.metrics:
             if metric not in _METRICS:
                 raise ConfigError(
@@ -252,46 +212,9 @@ class ProgramConfig:
                 fix="Leave check_finite on, or use a fixed scale.",
             )
 
-    def _check_kinds(self) -> None:
-        """Names and numbers as the command line takes them are no objects."""
-        for key, kind in _PLAIN.items():
-            value = getattr(self, key)
-            if isinstance(value, (str, int, float, Mapping)):
-                raise ConfigError(
-                    f"'{key}' is {value!r}, plain data.",
-                    where=key,
-                    fix=f"Build the configuration of plain data: "
-                    f"ProgramConfig.from_dict({{'{key}': {{{kind}}}}}).",
-                )
-        if not isinstance(self.learning_rate, str):
-            raise ConfigError(
-                f"The learning rate is {self.learning_rate!r}; it is written as a text.",
-                where="learning_rate",
-                fix=f"Write '{self.learning_rate}', or a schedule as 'cosine:0.05,warmup=100'.",
-            )
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, written into the manifest."""
-        data: dict[str, Any] = {}
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if item.name == "optimizer":
-                value = optimizer_to_dict(value)
-            elif item.name == "loss_scale":
-                value = scale_to_dict(value)
-            elif item.name == "inputs":
-                value = value.to_dict()
-            elif item.name == "parameters":
-                value = None if value is None else dict(value)
-            elif item.name == "groups":
-                value = [dataclasses.asdict(group) for group in value]
-            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                value = dataclasses.asdict(value)
-            data[item.name] = value
-        for key in ("weight", "pos_weight"):
-            value = data["loss"][key]
-            data["loss"][key] = value.tolist() if hasattr(value, "tolist") else value
-        return data
+        return write_config(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProgramConfig:
@@ -300,45 +223,7 @@ class ProgramConfig:
         Raises:
             ConfigError: Unknown keys; the nearest one is named. Or a value of another kind.
         """
-        try:
-            return cls._from_dict(data)
-        except TypeError as error:  # a part that needs more keys, a number where a list belongs
-            raise ConfigError(
-                "The configuration has a value of another kind than is needed.",
-                where=f"configuration: {error}",
-                fix="Give every key that a part needs, each with a value of its kind.",
-            ) from error
-
-    @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> ProgramConfig:
-        arguments = _known(cls, data, "configuration")
-        if isinstance(arguments.get("loss"), Mapping):
-            loss = _known(LossConfig, arguments["loss"], "loss")
-            if loss.get("label_shape") is not None:
-                loss["label_shape"] = tuple(loss["label_shape"])
-            arguments["loss"] = LossConfig(**loss)
-        if isinstance(arguments.get("inputs"), Mapping):
-            arguments["inputs"] = InputConfig(**_known(InputConfig, arguments["inputs"], "inputs"))
-        if isinstance(arguments.get("optimizer"), Mapping):
-            arguments["optimizer"] = optimizer_from_dict(arguments["optimizer"])
-        if isinstance(arguments.get("clip"), Mapping):
-            arguments["clip"] = ClipConfig(**_known(ClipConfig, arguments["clip"], "clip"))
-        if isinstance(arguments.get("centralize"), Mapping):
-            found = _known(CentralizeConfig, arguments["centralize"], "centralize")
-            arguments["centralize"] = CentralizeConfig(**_listed(found, "patterns"))
-        if isinstance(arguments.get("precision"), Mapping):
-            found = _known(PrecisionConfig, arguments["precision"], "precision")
-            arguments["precision"] = PrecisionConfig(**_listed(found, "keep_fp32", "force_low"))
-        if isinstance(arguments.get("grad_freeze"), Mapping):
-            arguments["grad_freeze"] = FreezeConfig.from_dict(arguments["grad_freeze"])
-        if isinstance(arguments.get("loss_scale"), Mapping):
-            arguments["loss_scale"] = scale_from_dict(arguments["loss_scale"])
-        if "groups" in arguments:
-            arguments["groups"] = tuple(
-                ParameterGroup(**_listed(_known(ParameterGroup, group, "groups"), "patterns"))
-                for group in arguments["groups"]
-            )
-        return cls(**_listed(arguments, "trainable", "freeze", "frozen_norm", "metrics", "adapt"))
+        return read_config(cls, data)
 
 
 def decays(parameter: Parameter, decay: DecayFilter) -> bool:
@@ -357,20 +242,6 @@ def _check_decay(value: float | None, where: str) -> None:
         )
 
 
-def _known(cls: Any, data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    names = [item.name for item in dataclasses.fields(cls)]
-    for key in data:
-        if key not in names:
-            raise ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, names))
-    return dict(data)
-
-
-def _listed(arguments: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """JSON lists as tuples; one text stays one, to be refused."""
-    lists = {key: tuple(v) for key, v in arguments.items() if key in keys and isinstance(v, list)}
-    return {**arguments, **lists}
-
-
 def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
     """The loss scale as JSON data.
 
@@ -378,8 +249,7 @@ def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
         >>> scale_to_dict(NoScaleConfig())
         {'kind': 'off'}
     """
-    kind = next(name for name, cls in _SCALES.items() if isinstance(scale, cls))
-    return {"kind": kind, **dataclasses.asdict(scale)}
+    return write_config(scale)
 
 
 def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
@@ -388,17 +258,5 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
     Raises:
         ConfigError: Unknown kind or key; the nearest one is named.
     """
-    arguments = dict(data)
-    kind = str(arguments.pop("kind", "dynamic"))
-    if kind not in _SCALES:
-        raise ConfigError(
-            f"Unknown loss scale '{kind}'.", where="loss_scale, kind", fix=nearest(kind, _SCALES)
-        )
-    if kind == "grouped":
-        for key in ("init", "groups", "marks"):
-            if isinstance(arguments.get(key), list):
-                arguments[key] = tuple(
-                    tuple(item) if isinstance(item, list) else item for item in arguments[key]
-                )
-    scale: ScaleConfig = _SCALES[kind](**_known(_SCALES[kind], arguments, "loss_scale"))
+    scale: ScaleConfig = read_config(ScaleConfig, data, "loss_scale")  # type: ignore[arg-type]
     return scale

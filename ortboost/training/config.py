@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
 from ortboost.training.schedules import Constant, Schedule, schedule_to_dict
 
@@ -16,6 +16,9 @@ __all__ = ["LEARNING_RATE", "TrainConfig"]
 
 LEARNING_RATE: Final = "learning_rate"
 """Name of the learning-rate input; further groups are ``learning_rate/<group>``."""
+
+_Count: TypeAlias = Annotated[int, Range(0)]
+_Positive: TypeAlias = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
@@ -51,46 +54,27 @@ class TrainConfig:
         ConfigError: A value is out of range.
     """
 
-    epochs: int = 1
-    max_steps: int | None = None
+    epochs: _Positive = 1
+    max_steps: _Positive | None = None
     learning_rate: Schedule | Mapping[str, Schedule] = field(default_factory=lambda: Constant(0.01))
-    seed: int = 0
-    prefetch: int = 2
+    seed: _Count = 0
+    prefetch: _Count = 2
     metrics: Sequence[str] = ("accuracy",)
     labels: str = "labels"
     output: str | None = None
-    validate_every: int = 0
-    checkpoint_every: int = 0
-    log_every: int = 1
+    validate_every: _Count = 0
+    checkpoint_every: _Count = 0
+    log_every: _Positive = 1
     loss_scale: ScaleConfig = field(default_factory=DynamicScaleConfig)
-    max_skips_at_min: int = 50
-    warn_halvings: int = 8
-    warn_window: int = 100
-    debug_overflow: int = 0
+    max_skips_at_min: _Positive = 50
+    warn_halvings: _Positive = 8
+    warn_window: _Positive = 100
+    debug_overflow: _Count = 0
     flush: bool = True
     overwrite: bool = False
 
     def __post_init__(self) -> None:
-        check_kinds(self, "training")
-        least = {
-            "epochs": 1,
-            "seed": 0,
-            "prefetch": 0,
-            "validate_every": 0,
-            "checkpoint_every": 0,
-            "log_every": 1,
-            "max_skips_at_min": 1,
-            "warn_halvings": 1,
-            "warn_window": 1,
-            "debug_overflow": 0,
-        }
-        for name, limit in least.items():
-            if getattr(self, name) < limit:
-                raise ConfigError(
-                    f"'{name}' is {getattr(self, name)}.", where=name, fix=f"Use {limit} or more."
-                )
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ConfigError("'max_steps' is below 1.", where="max_steps", fix="Use 1 or more.")
+        check_kinds(self, "")
 
     def with_settings(self, settings: Mapping[str, Any]) -> TrainConfig:
         """A copy with other values of some fields.

@@ -65,12 +65,6 @@ class LossConfig:
             raise ConfigError(
                 f"Unknown loss '{self.name}'.", where="loss", fix=nearest(self.name, LOSSES)
             )
-        if self.reduction not in ("mean", "sum", "none"):
-            raise ConfigError(
-                f"Unknown reduction '{self.reduction}'.",
-                where="loss reduction",
-                fix=nearest(str(self.reduction), ("mean", "sum", "none")),
-            )
         sparse = self.name == "softmax-cross-entropy" and self.sparse
         for key in ("ignore_index", "shift_labels"):
             value = getattr(self, key)

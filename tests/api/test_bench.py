@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ortboost.api.bench import bench, bench_to_dict
+from ortboost.api.bench_models import bench, bench_to_dict
 from ortboost.cli import main
 from ortboost.core.errors import FileError, UsageError
 from ortboost.deploy.bench_results import BenchConfig

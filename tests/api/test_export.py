@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.cli import main
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError
 from ortboost.deploy.pipeline import REWRITES

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.graph.io import save_model
 from ortboost.optimizers import Adam
 from ortboost.program.config import ProgramConfig

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.core.errors import FileError, ParityError, UsageError
 from ortboost.core.report import Report
 from ortboost.deploy.pipeline import REWRITES

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ortboost.cli.app import run
-from ortboost.cli.parse_scale import parse_loss_scale
+from ortboost.cli.parse import parse_loss_scale
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.core.loss_scale import (
     NO_SCALE,
@@ -63,27 +63,27 @@ def test_loss_scale(text, wanted):
     [
         ("dynamik", UsageError, "did you mean 'dynamic'"),
         ("fixed:scal=3", ConfigError, "did you mean 'scale'"),
-        ("fixed:none", UsageError, "'scale' cannot be none"),
+        ("fixed:none", ConfigError, "'scale' is None; a number is needed"),
         ("fixed:much", ConfigError, "much"),
         ("off:1", UsageError, "'1' is not"),
         ("dynamic:window=0", ConfigError, "window"),
-        ("dynamic:window=2.5", UsageError, "whole number"),
-        ("dynamic:window=none", UsageError, "'window' cannot be none"),
-        ("dynamic:min=none", UsageError, "'min_scale' cannot be none"),
-        ("dynamic:init=true", UsageError, "'init' cannot be true"),
+        ("dynamic:window=2.5", ConfigError, "whole number"),
+        ("dynamic:window=none", ConfigError, "'window' is None"),
+        ("dynamic:min=none", ConfigError, "'min_scale' is None"),
+        ("dynamic:init=true", ConfigError, "'init' is True"),
         ("dynamic:hysteresis=0", ConfigError, "'hysteresis' is 0"),
-        ("dynamic:hysteresis=1.5", UsageError, "whole number"),
-        ("dynamic:hysteresis=true", UsageError, "'hysteresis' cannot be true"),
-        ("dynamic:consecutive=2", UsageError, "consecutive=true or"),
+        ("dynamic:hysteresis=1.5", ConfigError, "whole number"),
+        ("dynamic:hysteresis=true", ConfigError, "'hysteresis' is True"),
+        ("dynamic:consecutive=2", ConfigError, "True or False is needed"),
         ("dynamic:2,3", UsageError, "'3' is not of the form"),
         ("dynamic:groups=2", ConfigError, "groups"),
         ("grouped:groups=0", ConfigError, "groups"),
-        ("grouped:groups=2.5", UsageError, "whole number"),
-        ("grouped:groups=none", UsageError, "'groups' cannot be none"),
-        ("grouped:groups=true", UsageError, "'groups' cannot be true"),
+        ("grouped:groups=2.5", ConfigError, "whole number or a list of lists of texts"),
+        ("grouped:groups=none", ConfigError, "'groups' is None"),
+        ("grouped:groups=true", ConfigError, "'groups' is True"),
         ("grouped:groups=;a", UsageError, "between groups"),
-        ("grouped:64;x", UsageError, "one for each group"),
-        ("grouped:64;true", UsageError, "one for each group"),
+        ("grouped:64;x", ConfigError, "a list of numbers"),
+        ("grouped:64;true", ConfigError, "a list of numbers"),
         ("grouped:64;1024;5,groups=2", ConfigError, "3 first scales and 2 groups"),
         ("grouped:marks=3", UsageError, "--config"),
         ("grouped:grow=x", ConfigError, "grow"),

@@ -269,7 +269,7 @@ def test_ctrl_c_elsewhere_says_so_too(capsys, monkeypatch, abort):
     def interrupted(*_, **__):
         raise RuntimeError from KeyboardInterrupt() if abort else KeyboardInterrupt
 
-    monkeypatch.setattr("ortboost.api.inspect.inspect", interrupted)
+    monkeypatch.setattr("ortboost.api.inspect", interrupted)
     assert main(["inspect", MLP]) == 130
     assert error_lines(capsys).startswith("error: Interrupted.")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.cli import main
 from ortboost.core.errors import ConfigError, FileError, ModelError, UsageError
 from ortboost.deploy import bench as module
 from ortboost.deploy.bench import bench_files, model_bytes, plan_turns, take_turns
@@ -354,3 +356,28 @@ def test_no_process_is_left_behind_by_an_error(mlp, monkeypatch):
         bench_files([mlp, Path(mlp)], dataclasses.replace(QUICK, shapes={"y": (1,)}))
     assert len(started) == 2
     assert all(process.poll() is not None for process in started)
+
+
+def test_dimensions_values_and_batch_axes_of_a_file(tmp_path, capsys):
+    """A recurrent state with the batch in the middle, an open length, and an input that is a number."""
+    text = """
+        <ir_version: 9, opset_import: ["" : 18]>
+        net (float[2, n, f] h, float k) => (float[2, n, f] y) { y = Mul(h, k) }
+    """
+    path = tmp_path / "state.onnx"
+    ir.save(text_model(text), path)
+    words = ["bench", str(path), "--iters", "3", "--rounds", "1", "--loads", "1", "--warmup", "0"]
+    words += ["--device", "cpu", "--threads", "1", "--batch-size", "5", "--input", "k=2"]
+    assert main([*words, "--json"]) == 2
+    assert (
+        "'n'" in capsys.readouterr().err
+    )  # the first dimension, which is 2, is taken for the batch
+    assert main([*words, "--batch-axis", "h=1", "--json"]) == 2
+    assert "'f'" in capsys.readouterr().err
+    assert main([*words, "--dim", "f=8", "--batch-axis", "h=1", "--json", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["batch"] == 5
+    np.savez(tmp_path / "few.npz", h=np.zeros((2, 3, 8), np.float32))
+    capsys.readouterr()
+    words += ["--dim", "f=8", "--batch-axis", "h=1", "--data", str(tmp_path / "few.npz")]
+    assert main([*words, "-q"]) == 2
+    assert "3 samples" in capsys.readouterr().err

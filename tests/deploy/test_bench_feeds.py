@@ -5,6 +5,8 @@ import pytest
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bench_feeds import make_feeds, open_batch, parse_shape, settle_shapes
+from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
+from ortboost.graph.input_config import InputConfig
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
 
@@ -13,6 +15,7 @@ def spec(name, *shape, dtype=np.float32):
     return TensorSpec(name, np.dtype(dtype), shape)
 
 
+CONFIG = InputConfig(batch_axes={"h": 1})
 IMAGES = spec("x", "batch", 3, 8, 8)
 IDS, MASK = spec("ids", "n", "s", dtype=np.int64), spec("mask", "n", "s", dtype=np.bool_)
 
@@ -37,6 +40,33 @@ def test_open_dimensions_get_a_length():
     assert settled(IDS, MASK, ids=("N", 16)) == [(4, 16), (4, 16)]  # one name, one length
     assert settled(IDS, MASK, mask=(2, 16)) == [(2, 16), (2, 16)]
     assert settled(spec("k"), spec("y", 3), spec("z", None, 2)) == [(), (3,), (4, 2)]
+
+
+def test_another_axis_may_count_the_samples():
+    state = TensorSpec("h", np.dtype(np.float32), (2, "n", 8), batch_axis=1)
+    assert settled(state) == [(2, 4, 8)]
+    assert open_batch([state], {})
+    inputs = fix_specs(with_batch_axes([spec("h", 2, "n", 8)], CONFIG), CONFIG)[0]
+    assert settled(*inputs) == [(2, 4, 8)]
+    feeds = make_feeds([state], 4, {}, bind=lambda specs, n: {"h": np.zeros((2, 4, 8))})
+    assert feeds["h"].shape == (2, 4, 8)
+    with pytest.raises(UsageError, match="have 3 samples"):
+        make_feeds([state], 4, {}, bind=lambda specs, n: {"h": np.zeros((2, 3, 8))})
+
+
+def test_fixed_dimensions_and_values():
+    inputs, constants = fix_specs(
+        [IDS, spec("k", dtype=np.int64)], InputConfig({"s": 16}, {"k": 3})
+    )
+    assert [(s.name, s.shape) for s in inputs] == [("ids", ("n", 16))]
+    assert constants["k"] == 3
+    assert constants["k"].dtype == np.int64
+    for config in (InputConfig({"t": 16}), InputConfig(values={"q": 1})):
+        with pytest.raises(UsageError) as caught:
+            fix_specs([IDS], config)
+        assert_three_lines(caught.value)
+    with pytest.raises(UsageError, match="no axis 5"):
+        with_batch_axes([IDS], InputConfig(batch_axes={"ids": 5}))
 
 
 def test_whether_a_batch_size_matters():

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 import ortboost as ob
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.core.errors import DependencyError, ModelError, ParityError, UsageError
 from ortboost.deploy.evaluation import network_auto_process_eval
 from ortboost.deploy.export import export_network, write_verified
@@ -34,7 +34,7 @@ def test_a_network_with_its_present_weights():
     network = ob.load(model_path("resnet20"), device="cpu", threads=1)
     for parameter in network.trainable_params():
         parameter.set_data(parameter.asnumpy() * np.float32(1.1))
-    found = api.network_auto_process_eval(network)
+    found = network_auto_process_eval(network)
     assert found.parity.ok
     assert "BatchNormalization" not in {node.op_type for node in found.model.graph}
     assert next(r for r in found.reports if r.rewrite == "fold_bn").changed

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.core.errors import ModelError
 from ortboost.graph.classic_ml import cut_maps, infer_elementwise, require_network
 from ortboost.graph.io import load_model, save_model

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.api.verbs import check
+from ortboost.api import check
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.program.build import build_program
 from ortboost.program.choose_trainable import CHOOSE_TRAINABLE

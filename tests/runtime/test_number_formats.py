@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from ortboost.api.doctor import diagnose
+from ortboost.api import doctor as diagnose
 from ortboost.runtime import number_formats
 from ortboost.runtime.number_formats import FORMATS, FormatSupport, probe_format
 

@@ -45,7 +45,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnxscript import optimizer
 
-from ortboost.api import verbs as api
+from ortboost import api
+from ortboost.deploy.bench_results import Ratio
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.synthetic_inputs import input_ranges
 from ortboost.graph.io import load_model, save_model
@@ -53,7 +54,6 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.session import open_session
 from tools.bench.report import environment, heading, table, write_json
-from tools.bench.step import Ratio
 
 __all__ = ["WAYS", "Result", "main", "measure"]
 
@@ -220,12 +220,12 @@ def _row(name: str, results: Mapping[str, Result]) -> list[str]:
         result = results.get(way)
         shown = "-" if result is None or not result.times else str(result.nodes)
         rows.append(shown + ("*" if result is not None and result.contrib else ""))
-    rivals = [Ratio.of(ours.times, r.times) for r in others]
+    rivals = [Ratio.of_rounds(ours.times, r.times) for r in others]
     best = max(rivals, key=lambda r: r.median)
     rival = others[rivals.index(best)].way
     rows += [
         f"{1e3 * float(np.median(ours.times)):.2f}",
-        str(Ratio.of(ours.times, results["raw"].times)),
+        str(Ratio.of_rounds(ours.times, results["raw"].times)),
         f"{best} {rival}",
         f"{ours.load / results['raw'].load:.2f}",
         f"{ours.size / results['raw'].size:.3f}",

@@ -96,6 +96,10 @@ class Contestant:
         self._process.stdin.flush()
         return self._answer()
 
+    def seconds(self, count: int) -> list[float]:
+        """The mean time of a step, of so many in a row."""
+        return [self.ask(str(count))["seconds"]]
+
     def end(self) -> dict[str, Any]:
         """Let the process end; what memory it took."""
         answer = self.ask("end")
@@ -173,6 +177,7 @@ def measure(
         options: Options of the command line.
         folder: Where the programs are put.
     """
+    from ortboost.deploy.bench import take_turns
     from ortboost.program.build import build_program
     from ortboost.program.config import ProgramConfig
 
@@ -200,13 +205,14 @@ def measure(
     counts = {
         who: max(int(options.seconds / c.about["seconds"]), 2) for who, c in contestants.items()
     }
-    times: dict[str, list[float]] = {who: [] for who in contestants}
-    order = list(contestants)
-    for _ in range(options.rounds):
-        for who in order:
-            time.sleep(_PAUSE)
-            times[who].append(contestants[who].ask(str(counts[who]))["seconds"])
-        order = [*order[1:], order[0]]
+    asks = [contestant.seconds for contestant in contestants.values()]
+    found = take_turns(
+        asks, list(counts.values()), options.rounds, pause=lambda: time.sleep(_PAUSE)
+    )
+    times = {
+        who: [one for turn in turns for one in turn]
+        for who, turns in zip(contestants, found, strict=True)
+    }
     memory = {who: contestant.end() for who, contestant in contestants.items()}
     return {
         "model": name,
@@ -228,9 +234,9 @@ def _ratio(result: Mapping[str, Any], above: str, below: str) -> str:
     times = result["times"]
     if above not in times or below not in times:
         return "-"
-    ratios = [a / b for a, b in zip(times[above], times[below], strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return f"{median:.2f} ({low:.2f}-{high:.2f})"
+    from ortboost.deploy.bench_results import Ratio
+
+    return str(Ratio.of_rounds(times[above], times[below]))
 
 
 def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None:

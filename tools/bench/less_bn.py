@@ -31,6 +31,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.deploy.bench_results import Ratio
 from ortboost.deploy.export import export_model
 from ortboost.graph.io import load_model
 from ortboost.graph.parameters import find_parameters
@@ -40,7 +41,7 @@ from ortboost.program.config import ProgramConfig
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.stepper import Stepper
 from tools.bench.report import environment, heading, table
-from tools.bench.step import Ratio, compare, our_step, random_batch
+from tools.bench.step import compare, our_step, random_batch
 
 __all__ = ["accuracy", "main", "times"]
 
@@ -63,7 +64,9 @@ def times(name: str, engine: str, batch: int, rounds: int) -> list[str]:
     steps = {variant: our_step(program, feeds, 1) for variant, program in programs.items()}
     spent = compare(steps, rounds, 0.2, time.process_time)
     plain = spent["plain"]
-    gains = [str(Ratio.of(plain, spent[variant])) for variant in _VARIANTS if variant != "plain"]
+    gains = [
+        str(Ratio.of_rounds(plain, spent[variant])) for variant in _VARIANTS if variant != "plain"
+    ]
     return [name, engine, f"{1000 * statistics.median(plain):.2f}", *gains]
 
 

@@ -35,7 +35,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,8 @@ from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.core.loss_scale import NO_SCALE
+from ortboost.deploy.bench import take_turns
+from ortboost.deploy.bench_results import Ratio
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
@@ -54,7 +55,7 @@ from ortboost.runtime.session import open_session, runtime
 from ortboost.runtime.stepper import Stepper
 from tools.bench.report import environment, heading, table, write_json
 
-__all__ = ["MODELS", "Ratio", "bare_step", "compare", "main", "measure", "torch_step"]
+__all__ = ["MODELS", "bare_step", "compare", "main", "measure", "percent", "torch_step"]
 
 MODELS = (
     "mlp",
@@ -75,34 +76,10 @@ Step = Callable[[], float]
 """Makes one step and returns the loss before it."""
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of times.
-
-    Args:
-        median: Over the rounds.
-        low: Lower quartile.
-        high: Upper quartile.
-    """
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
-        """From the times of two contestants in the same rounds."""
-        ratios = [a / b for a, b in zip(above, below, strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        return cls(median, low, high)
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
-
-    def percent(self) -> str:
-        """As what it costs more."""
-        low, high = 100 * (self.low - 1), 100 * (self.high - 1)
-        return f"{100 * (self.median - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+def percent(ratio: Ratio) -> str:
+    """A ratio as what it costs more."""
+    low, high = 100 * (ratio.low - 1), 100 * (ratio.high - 1)
+    return f"{100 * (ratio.median - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
 def random_batch(program: Program, batch: int, seed: int = 0) -> dict[str, NDArray[Any]]:
@@ -226,19 +203,25 @@ def compare(
         start = time.perf_counter()
         step()
         counts[name] = max(int(seconds / (time.perf_counter() - start)), 2)
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    order = list(contestants)
-    for _ in range(rounds):
-        for name in order:
-            step, count = contestants[name], counts[name]
-            time.sleep(_PAUSE)
+
+    def turn(step: Step) -> Callable[[int], list[float]]:
+        def run(count: int) -> list[float]:
             step()  # the caches belonged to someone else until now
             start = clock()
             for _ in range(count):
                 step()
-            times[name].append((clock() - start) / count)
-        order = [*order[1:], order[0]]
-    return times
+            return [(clock() - start) / count]
+
+        return run
+
+    found = take_turns(
+        [turn(step) for step in contestants.values()],
+        list(counts.values()),
+        rounds,
+        pause=lambda: time.sleep(_PAUSE),
+    )
+    spent = (float(one) for turns in found for (one,) in turns)
+    return {name: [next(spent) for _ in range(rounds)] for name in contestants}
 
 
 def measure(
@@ -262,11 +245,11 @@ def measure(
         _same_loss(name, {who: step() for who, step in contestants.items()})
     times = compare(contestants, rounds, seconds, _CLOCKS[clock])
     ratios = {
-        "gate": Ratio.of(times["ours"], times["plain"]),
-        "update": Ratio.of(times["ours"], times["bare"]),
+        "gate": Ratio.of_rounds(times["ours"], times["plain"]),
+        "update": Ratio.of_rounds(times["ours"], times["bare"]),
     }
     if torch is not None:
-        ratios["torch"] = Ratio.of(times["ours"], times["torch"])
+        ratios["torch"] = Ratio.of_rounds(times["ours"], times["torch"])
     return {
         "model": name,
         "milliseconds": {who: 1000 * statistics.median(spent) for who, spent in times.items()},
@@ -347,7 +330,7 @@ def _show(results: Sequence[dict[str, Any]]) -> None:
         ratios, spent = result["ratios"], result["milliseconds"]
         row = [result["model"], f"{spent['ours']:.2f}"]
         row += [f"{spent['torch']:.2f}", str(ratios["torch"])] if compared else []
-        rows.append([*row, ratios["gate"].percent(), ratios["update"].percent()])
+        rows.append([*row, percent(ratios["gate"]), percent(ratios["update"])])
     print(table(heads, rows))
     if not compared:
         print("\nPyTorch is not installed: there is no comparison with it.")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final, Literal, TypeAlias, cast, get_args
 
-from ortboost.core.errors import ConfigError, UsageError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.errors import UsageError, nearest
+from ortboost.core.field_types import Range, check_kinds
 
 __all__ = ["CALIBRATIONS", "Int8Config"]
 
-CALIBRATIONS: Final = ("minmax", "percentile", "entropy")
+Calibration: TypeAlias = Literal["minmax", "percentile", "entropy"]
+_Host: TypeAlias = Literal["Conv", "ConvTranspose", "Gemm", "MatMul"]
+CALIBRATIONS: Final[tuple[Calibration, ...]] = get_args(Calibration)
 """Ways to find the range of an activation."""
 
-_HOSTS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_HOSTS: Final[tuple[_Host, ...]] = get_args(_Host)
 
 
 @dataclass(frozen=True)
@@ -51,41 +53,20 @@ class Int8Config:
         True
     """
 
-    calibration: str = "minmax"
-    percentile: float = 99.99
+    calibration: Calibration = "minmax"
+    percentile: Annotated[float, Range(above=50, most=100)] = 99.99
     symmetric: bool = True
     per_channel: bool = True
     outputs: bool = False
     residual: bool = False
     quantize_bias: bool = False
     reduce_range: bool = True
-    ops: tuple[str, ...] = _HOSTS
+    ops: tuple[_Host, ...] = _HOSTS
     skip: tuple[str, ...] = ()
-    samples: int = 512
+    samples: Annotated[int, Range(1)] = 512
 
     def __post_init__(self) -> None:
         check_kinds(self, "int8")
-        if self.calibration not in CALIBRATIONS:
-            raise ConfigError(
-                f"Unknown calibration '{self.calibration}'.",
-                where="int8.calibration",
-                fix=nearest(self.calibration, CALIBRATIONS),
-            )
-        if not 50 < self.percentile <= 100:
-            raise ConfigError(
-                f"A percentile of {self.percentile:g} cuts off too much, or more than there is.",
-                where="int8.percentile",
-                fix="Take a number above 50 and up to 100: 99.99.",
-            )
-        if self.samples < 1:
-            raise ConfigError(
-                f"{self.samples} calibration samples.", where="int8.samples", fix="Use 1 or more."
-            )
-        for op in self.ops:
-            if op not in _HOSTS:
-                raise ConfigError(
-                    f"'{op}' cannot be quantized.", where="int8.ops", fix=nearest(op, _HOSTS)
-                )
 
     @classmethod
     def for_target(
@@ -120,7 +101,7 @@ class Int8Config:
             )
         cpu = name in ("onnxruntime", "generic")
         base = cls(
-            calibration,
+            cast("Calibration", calibration),
             percentile,
             skip=skip,
             samples=samples,

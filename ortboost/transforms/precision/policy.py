@@ -24,7 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import check_kinds
 
 __all__ = [
@@ -172,18 +172,6 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         check_kinds(self, "precision")
-        if self.compute not in COMPUTE:
-            raise ConfigError(
-                f"Unknown precision '{self.compute}'.",
-                where="precision",
-                fix=nearest(str(self.compute), COMPUTE),
-            )
-        if self.policy not in POLICIES:
-            raise ConfigError(
-                f"Unknown precision policy '{self.policy}'.",
-                where="precision, policy",
-                fix=nearest(str(self.policy), POLICIES),
-            )
         idle = [k for k in ("keep_fp32", "force_low", "emulate") if getattr(self, k)]
         if self.compute == "fp32" and idle:
             raise ConfigError(

@@ -48,19 +48,23 @@ def bench(
         >>> slow.ratio.median  # doctest: +SKIP
         1.7
     """
+    settled = config or BenchConfig()
     bind: Bind | None = None
     if data is not None:
         arrays = data if isinstance(data, Mapping) else load_arrays(data, split=split)
         path = None if isinstance(data, Mapping) else str(data)
 
         def bind(inputs: Sequence[TensorSpec], samples: int) -> dict[str, NDArray[Any]]:
-            axes = find_batch_axes({spec.name: spec.shape for spec in inputs}, None)
+            given = {
+                k: v for k, v in settled.inputs.batch_axes.items() if k in {s.name for s in inputs}
+            }
+            axes = find_batch_axes({spec.name: spec.shape for spec in inputs}, None, given)
             inputs = [dataclasses.replace(s, batch_axis=axes[s.name]) for s in inputs]
             bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
             source = ArraySource(bound, samples, inputs=inputs)
             return next(source.epoch(0))
 
-    return bench_files(files, config, bind=bind, tell=tell)
+    return bench_files(files, settled, bind=bind, tell=tell)
 
 
 def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ortboost.core.version import __version__
 from ortboost.runtime.number_formats import FORMATS, probe_format
 from ortboost.runtime.session import TRAINING_DEVICES, available_devices, runtime
 
-__all__ = ["Finding", "diagnose"]
+__all__ = ["Finding", "doctor"]
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "protobuf")
 _OPTIONAL = {
@@ -43,11 +43,11 @@ class Finding:
     fix: str = ""
 
 
-def diagnose() -> list[Finding]:
+def doctor() -> list[Finding]:
     """Look at everything that training and exporting need.
 
     Example:
-        >>> diagnose()[0].name
+        >>> doctor()[0].name
         'ortboost'
     """
     findings = [Finding("ortboost", "ok", __version__), _python()]

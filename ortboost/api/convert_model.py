@@ -1,0 +1,96 @@
+"""``ortboost convert`` as a function: a model to a program folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ortboost.api.learning_rates import ANY_STEPS, schedules
+from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT
+from ortboost.core.arguments import checked
+from ortboost.core.errors import UsageError
+from ortboost.core.report import Report
+from ortboost.graph.io import ModelSource
+from ortboost.program.boost_config import BoostConfig, resolve_boost
+from ortboost.program.boosted import boosted
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.program.program import MANIFEST, Program
+
+__all__ = ["convert"]
+
+_CONSUMED = (CHECKPOINTS, LOG, PLOT)
+
+
+@checked
+def convert(
+    model: ModelSource,
+    out: str | os.PathLike[str],
+    config: ProgramConfig | None = None,
+    *,
+    boost: str | BoostConfig | None = None,
+    boost_config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> Program:
+    """Turn a model into a training program and write it as a folder.
+
+    Args:
+        model: The model.
+        out: The folder to make.
+        config: How; the defaults if not given.
+        boost: A boost level, ``O0``, ``O1`` or ``O2``, whose boosts are added to the configuration; or a
+            resolved :class:`~ortboost.program.boost_config.BoostConfig`.
+        boost_config: Settings of the boosts, a dictionary or a JSON file, see
+            :mod:`ortboost.program.boost_config`; only with a level, ``O0`` if none is given.
+        overwrite: Replace a program that is there, with its checkpoints and logs.
+        dry_run: Do it all and write nothing.
+
+    Raises:
+        UsageError: The folder holds a program already, or other files.
+        ModelError: The model cannot be trained.
+        ConfigError: An unknown boost or setting, or one that makes no sense.
+    """
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(
+            "The output of a conversion is a folder.",
+            where=f"{folder} is a file",
+            fix="Give the name of a new folder.",
+        )
+    occupied = folder.is_dir() and any(folder.iterdir())
+    if occupied and not (folder / MANIFEST).is_file():
+        raise UsageError(
+            "The output folder is not empty, and is no program of ortboost.",
+            where=str(folder),
+            fix="Give the name of a new folder.",
+        )
+    if occupied and not overwrite:
+        raise UsageError(
+            "The output folder holds a program already.",
+            where=str(folder),
+            fix="Give another folder, or --overwrite to replace it with its checkpoints.",
+        )
+    reports: list[Report] = []
+    if boost is not None or boost_config is not None:
+        if not isinstance(boost, BoostConfig):
+            boost = resolve_boost("O0" if boost is None else boost, boost_config)
+        config, report = boosted(config or ProgramConfig(), boost)
+        reports.append(report)
+    program = build_program(model, config)
+    program = dataclasses.replace(program, reports=(*reports, *program.reports))
+    schedules(program.config, None, ANY_STEPS)  # a misspelt one is found here, not in training
+    if dry_run:
+        return program
+    for name in _CONSUMED if occupied else ():
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    program.save(folder)
+    return program

@@ -1,0 +1,110 @@
+"""``ortboost eval`` as a function: metrics of a program or an ONNX file on data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ortboost.api.export_subject import Data, WithConstants, batched, file_labels
+from ortboost.api.run_folder import load_run
+from ortboost.core.arguments import checked
+from ortboost.core.errors import UsageError
+from ortboost.graph.input_config import InputConfig
+from ortboost.graph.io import load_model
+from ortboost.program.catalogue import TensorSpec
+from ortboost.runtime.evaluator import open_evaluator
+from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.training import evaluate as evaluate_source
+from ortboost.training import get_metric
+from ortboost.training.data import batch_axes, open_source, static_batch
+from ortboost.training.label_rule import LabelRule
+from ortboost.training.metrics import strict
+
+__all__ = ["evaluate"]
+
+
+@checked
+def evaluate(
+    target: str | os.PathLike[str],
+    data: Data,
+    *,
+    batch_size: int = 64,
+    metrics: Sequence[str] | None = None,
+    checkpoint: str = "best",
+    mapping: Mapping[str, str] | None = None,
+    output: str | None = None,
+    class_axis: int | None = None,
+    ignore_index: int | None = None,
+    shift_labels: bool = False,
+    inputs: InputConfig | None = None,
+    split: str = "test",
+    device: str = "auto",
+    threads: int | None = None,
+) -> dict[str, float]:
+    """Measure a program folder or an ONNX file on data.
+
+    Args:
+        target: A program folder (loss and metrics) or an ONNX file (metrics).
+        data: The data, with labels.
+        batch_size: Samples a run; changes no result.
+        metrics: Names of metrics; accuracy for classifiers if not given.
+        checkpoint: See :func:`load_run`.
+        mapping: Input name to the key of its array; the labels of a file are called ``labels``.
+        output: The output that holds the scores; that of the loss, or the first.
+        class_axis: Of a file: the axis of the scores that counts the classes; found if not given, see
+            :mod:`ortboost.transforms.class_axis`. A program knows it.
+        ignore_index: Of a file: the label that does not count.
+        shift_labels: Of a file: compare each position with the next label.
+        inputs: Of a file: values of inputs that are no data, and batch axes.
+        split: Which part of a file with several: ``train`` or ``test``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: Threads within an operator.
+
+    Returns:
+        Metric name to value.
+
+    Raises:
+        UsageError: A setting of a file was given for a program.
+        ModelError: The class axis of a file is not certain.
+    """
+    labels, bare = "labels", not Path(target).is_dir()
+    if not bare:
+        if class_axis is not None or ignore_index is not None or shift_labels or inputs:
+            raise UsageError(
+                "A program knows how its inputs and labels are read.",
+                where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
+                fix="Leave them out; they are for ONNX files. Convert again to change them.",
+            )
+        program, state, _ = load_run(target, checkpoint)
+        evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
+        specs: Sequence[TensorSpec] = evaluator.inputs
+        labels = program.labels or labels
+        output = output or (program.prediction if program.labels else None)
+        if metrics is None and program.config.loss.name != "softmax-cross-entropy":
+            metrics = ()
+    else:
+        model, config = load_model(target), inputs or InputConfig()
+        known = file_labels(
+            model,
+            output,
+            class_axis=class_axis,
+            ignored=ignore_index,
+            shifted=shift_labels,
+        )
+        evaluator = WithConstants(ModelEvaluator(target, device=device, threads=threads), config)
+        specs = [*batched(model, evaluator.inputs, config, output), known]
+    source = open_source(data, specs, split, static_batch(specs) or batch_size, mapping)
+    wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
+    found = evaluate_source(
+        evaluator,
+        source,
+        [strict(metric) for metric in wanted] if bare else wanted,
+        labels=labels,
+        output=output,
+        batch_size=static_batch(specs),
+        rule=LabelRule.of(specs, labels),
+        axes=batch_axes(specs),
+    )
+    return found or {}

@@ -1,0 +1,359 @@
+"""``ortboost inspect`` as a function: what is in a model file or a program folder."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from ortboost.core.errors import ModelError
+from ortboost.core.field_types import write_config
+from ortboost.core.report import Report
+from ortboost.graph.cost import count_cost
+from ortboost.graph.io import load_model
+from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.parameters import find_parameters
+from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.store_weights import store_weights
+from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
+from ortboost.program.choose_trainable import refuse_unknown
+from ortboost.program.config import ProgramConfig
+from ortboost.program.program import Program
+from ortboost.transforms.precision import PLACE_PRECISION
+
+__all__ = [
+    "Layer",
+    "ModelDescription",
+    "NodePrecision",
+    "ParameterDescription",
+    "ProgramDescription",
+    "StateSize",
+    "ValueDescription",
+    "inspect",
+    "op_name",
+]
+
+_ANY_OPSET = range(1, 1000)  # what the file has stays
+_FORMATS = {
+    ir.DataType.FLOAT16: "fp16",
+    ir.DataType.BFLOAT16: "bf16",
+    ir.DataType.FLOAT: "fp32",
+    ir.DataType.DOUBLE: "fp64",
+}
+
+
+@dataclass(frozen=True)
+class ValueDescription:
+    """An input, an output or an inner tensor.
+
+    Args:
+        name: Its name.
+        dtype: Element type, as ``FLOAT``; ``None`` if not known.
+        shape: Lengths and names of dimensions; ``None`` if not known.
+    """
+
+    name: str
+    dtype: str | None
+    shape: tuple[int | str | None, ...] | None
+
+    @classmethod
+    def of(cls, value: ir.Value) -> ValueDescription:
+        """That of a value of a graph."""
+        shape, dtype = known_shape(value), value.dtype
+        named = None if dtype is None else str(dtype)
+        return cls(value.name or "", named, None if shape is None else tuple(shape))
+
+
+@dataclass(frozen=True)
+class ParameterDescription:
+    """What a conversion takes a float tensor for; see :class:`ortboost.graph.parameters.Parameter`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    role: str
+    trainable: bool
+    reason: str
+    doubt: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A node of the main graph."""
+
+    node: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[ValueDescription, ...]
+
+
+@dataclass(frozen=True)
+class NodePrecision:
+    """In which number format a node computes, and why."""
+
+    node: str
+    precision: str
+    why: str
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """How much state of one kind there is."""
+
+    tensors: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """What is in a model file or a step file.
+
+    Args:
+        kind: ``model`` or ``step``.
+        path: The file.
+        bytes: Its size, without external data.
+        producer: What wrote it.
+        ir_version: Version of the format.
+        opset: Version of ONNX's operators.
+        domains: Domain to version of its operators.
+        functions: Number of model-local functions.
+        metadata: What the file says of itself.
+        inputs: Inputs that are no weights.
+        outputs: Outputs.
+        weights_are_inputs: Whether weights are graph inputs too.
+        nodes: Number of nodes, with those of subgraphs.
+        weight_bytes: Bytes of all stored tensors.
+        parameters: What a conversion takes the float tensors for.
+        ops: Operator to its number, the most frequent first.
+        trainable_elements: Numbers that would be trained.
+        layers: The nodes of the main graph.
+        precision: The format of each node that computes with floats.
+        macs: Multiply-accumulates; ``None`` for a step, whose gradient kernels are not counted.
+        macs_by_op: The same by operator.
+        macs_uncounted: Node to the reason why it could not be counted.
+        macs_for: Input to the shape that the work was counted for.
+        catalogue: The catalogue of a step.
+    """
+
+    kind: str
+    path: str
+    bytes: int
+    producer: str
+    ir_version: int
+    opset: int | None
+    domains: Mapping[str, int]
+    functions: int
+    metadata: Mapping[str, str]
+    inputs: tuple[ValueDescription, ...]
+    outputs: tuple[ValueDescription, ...]
+    weights_are_inputs: bool
+    nodes: int
+    weight_bytes: int
+    parameters: tuple[ParameterDescription, ...]
+    ops: Mapping[str, int]
+    trainable_elements: int
+    layers: tuple[Layer, ...]
+    precision: tuple[NodePrecision, ...]
+    macs: int | None = None
+    macs_by_op: Mapping[str, int] = field(default_factory=dict)
+    macs_uncounted: Mapping[str, str] = field(default_factory=dict)
+    macs_for: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
+    catalogue: Catalogue | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, without what a model or a step does not have."""
+        data = write_config(self)
+        if self.catalogue is None:
+            del data["catalogue"]
+        else:
+            data["catalogue"] = self.catalogue.to_dict()
+        missing = self.macs is None
+        return {k: v for k, v in data.items() if not (missing and k.startswith("macs"))}
+
+
+@dataclass(frozen=True)
+class ProgramDescription:
+    """What is in a program folder.
+
+    Args:
+        path: The folder.
+        source: The model that it was made of.
+        engine: Engine of its gradients.
+        fingerprint: What checkpoints have to fit.
+        config: How it was made.
+        nodes: File to number of nodes.
+        state: Kind of state to how much there is.
+        catalogue: Inputs, state and outputs of a step.
+        reports: What the rewrites did.
+        precision: The format of each node, where a shorter one was asked for.
+        kind: ``program``.
+    """
+
+    path: str
+    source: str
+    engine: str
+    fingerprint: str
+    config: ProgramConfig
+    nodes: Mapping[str, int]
+    state: Mapping[str, StateSize]
+    catalogue: Catalogue
+    reports: tuple[Report, ...]
+    precision: tuple[NodePrecision, ...]
+    kind: str = "program"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "kind": self.kind,
+            "path": self.path,
+            "source": self.source,
+            "engine": self.engine,
+            "fingerprint": self.fingerprint,
+            "config": self.config.to_dict(),
+            "nodes": dict(self.nodes),
+            "state": {kind: write_config(size) for kind, size in self.state.items()},
+            "catalogue": self.catalogue.to_dict(),
+            "reports": [report.to_dict() for report in self.reports],
+            "precision": [write_config(found) for found in self.precision],
+        }
+
+
+def inspect(
+    path: str | os.PathLike[str], *, parameters: Mapping[str, bool] | None = None
+) -> ModelDescription | ProgramDescription:
+    """Describe a model file, a step file or a program folder.
+
+    Args:
+        path: The file or folder.
+        parameters: For a model file: which float tensors are trained, instead of what the graph says.
+
+    Raises:
+        FileError: It cannot be read.
+        UsageError: ``parameters`` names what is no float tensor of the model.
+
+    Example:
+        >>> inspect("models/mlp.onnx").kind
+        'model'
+    """
+    if Path(path).is_dir():
+        return _program(Program.load(path), Path(path))
+    return _model(load_model(path), Path(path), parameters)
+
+
+def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> ModelDescription:
+    weights = {value.name for value, _ in all_tensors(model)}
+    step = METADATA_KEY in model.metadata_props
+    shared = any(value.name in weights for value in model.graph.inputs)
+    inputs = [value for value in model.graph.inputs if value.name not in weights]
+    described = [tuple(map(ValueDescription.of, side)) for side in (inputs, model.graph.outputs)]
+    parameters = _parameters(model, listed)
+    infer_shapes(model)
+    # Gradient kernels are not counted, so a step is not.
+    cost = None if step else count_cost(model)
+    return ModelDescription(
+        kind="step" if step else "model",
+        path=str(path),
+        bytes=path.stat().st_size,
+        producer=f"{model.producer_name or '?'} {model.producer_version or ''}".strip(),
+        ir_version=model.ir_version,
+        opset=model.opset_imports.get(""),
+        domains={k or "ai.onnx": v for k, v in model.opset_imports.items()},
+        functions=len(model.functions),
+        metadata={k: v for k, v in model.metadata_props.items() if k != METADATA_KEY},
+        inputs=described[0],
+        outputs=described[1],
+        weights_are_inputs=shared,
+        nodes=sum(1 for _ in model.graph.all_nodes()),
+        weight_bytes=sum(tensor.nbytes for _, tensor in all_tensors(model)),
+        parameters=parameters,
+        ops=dict(Counter(op_name(node) for node in model.graph.all_nodes()).most_common()),
+        trainable_elements=sum(p.size for p in parameters if p.trainable),
+        layers=tuple(
+            Layer(
+                node.name or "",
+                op_name(node),
+                tuple(value.name or "" for value in node.inputs if value is not None),
+                tuple(map(ValueDescription.of, node.outputs)),
+            )
+            for node in model.graph
+        ),
+        precision=tuple(
+            NodePrecision(node.name or "", found, "as in the file")
+            for node in model.graph
+            if (found := _precision(node)) is not None
+        ),
+        macs=None if cost is None else cost.total,
+        macs_by_op={} if cost is None else dict(cost.macs),
+        macs_uncounted={} if cost is None else dict(cost.uncounted),
+        macs_for={} if cost is None else {n: tuple(s) for n, s in cost.shapes.items()},
+        catalogue=read_catalogue(model) if step else None,
+    )
+
+
+def _parameters(
+    model: ir.Model, listed: Mapping[str, bool] | None
+) -> tuple[ParameterDescription, ...]:
+    """What a conversion takes the float tensors for; of constants those that the file itself stores."""
+    named = {value.name for value, _ in all_tensors(model)}
+    work = model.clone()
+    try:
+        normalize(work, opsets=_ANY_OPSET, ir_version=model.ir_version)
+        store_weights(work)
+    except ModelError:  # not to be trained, and shown as it is
+        work = model.clone()
+    found = find_parameters(work)
+    if listed is not None:
+        refuse_unknown(work, found, listed)
+    shown = []
+    for name, parameter in found.items():
+        data = parameter.to_dict()
+        if listed is not None:
+            data |= {"trainable": listed.get(name, False), "doubt": ""}
+        if name in named or data["trainable"] or parameter.size > 1 or parameter.doubt:
+            shown.append(ParameterDescription(**{**data, "shape": parameter.shape}))
+    return tuple(shown)
+
+
+def _program(program: Program, folder: Path) -> ProgramDescription:
+    kinds = Counter(entry.kind for entry in program.catalogue.state)
+    elements: Counter[str] = Counter()
+    for entry in program.catalogue.state:
+        elements[entry.kind] += int(program.initial[entry.name].size)
+    return ProgramDescription(
+        path=str(folder),
+        source=program.source,
+        engine=program.engine,
+        fingerprint=program.fingerprint,
+        config=program.config,
+        nodes={
+            "step.onnx": sum(1 for _ in program.step.graph.all_nodes()),
+            "eval.onnx": sum(1 for _ in program.evaluation.graph.all_nodes()),
+        },
+        state={kind: StateSize(number, elements[kind]) for kind, number in kinds.items()},
+        catalogue=program.catalogue,
+        reports=tuple(program.reports),
+        precision=tuple(
+            NodePrecision(node, what.partition(": ")[0], what.partition(": ")[2])
+            for report in program.reports
+            if report.rewrite == PLACE_PRECISION
+            for node, what in sorted({**report.changed, **report.kept}.items())
+        ),
+    )
+
+
+def _precision(node: ir.Node) -> str | None:
+    """The shortest float type that a node reads or makes; ``None`` without floats."""
+    values = [value for value in (*node.outputs, *node.inputs) if value is not None]
+    found = {_FORMATS[value.dtype] for value in values if value.dtype in _FORMATS}
+    return min(found, key=list(_FORMATS.values()).index, default=None)
+
+
+def op_name(node: ir.Node) -> str:
+    """The operator of a node, with its domain where that is not ONNX's."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"

@@ -1,0 +1,35 @@
+"""The learning rates of a program as schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ortboost.program.config import ProgramConfig
+from ortboost.training import Schedule, parse_schedule
+
+__all__ = ["ANY_STEPS", "schedules"]
+
+ANY_STEPS = 1 << 40
+"""More updates than any warm-up has: for checking a schedule before the run is known."""
+
+
+def schedules(
+    config: ProgramConfig, learning_rate: str | None, total: int | None
+) -> Schedule | Mapping[str, Schedule]:
+    """The schedule of each learning-rate input of a program.
+
+    Args:
+        config: The configuration of the program.
+        learning_rate: Schedule as text; that of the configuration if not given.
+        total: Updates of the run; ``None`` if not known.
+
+    Raises:
+        UsageError, ConfigError: A schedule is misspelt, or needs to know how long the run is.
+    """
+    common = parse_schedule(learning_rate or config.learning_rate, total_steps=total)
+    named = {
+        f"learning_rate/{group.name}": parse_schedule(group.learning_rate, total_steps=total)
+        for group in config.groups
+        if group.learning_rate is not None
+    }
+    return {"learning_rate": common, **named} if named else common

@@ -1,0 +1,97 @@
+"""``ortboost check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
+from ortboost.cli.command import verb
+from ortboost.cli.options import Console, InputOptions, given
+from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
+
+__all__ = ["VERBS", "check"]
+
+
+@verb
+def check(
+    model: Annotated[Path, typer.Argument(help="ONNX file.")],
+    loss: LossOptions,
+    inputs: InputOptions,
+    trained: Trained,
+    target: TargetOptions,
+    engine: Engine = None,
+    *,
+    console: Console,
+) -> None:
+    """List what stands in the way of training a model, or of a target, all at once."""
+    from ortboost import api
+
+    printer = console.printer()
+    said = given(
+        **{key: value for group in (loss, trained) for key, value in vars(group).items()},
+        dim=inputs.dim,
+        input=inputs.fixed,
+        batch_axis=inputs.batch_axis,
+    )
+    if target.target != "train":
+        refuse_training_options(target.target, said)
+        raise typer.Exit(run_check(model, target, printer))
+    target.refuse_without_target()
+    changes = {} if engine is None else {"engine": engine}
+    settled = settle(None, inputs, loss.changes(), {}, trained.changes(), changes)
+    report = api.check(model, settled)
+    printer.result(report.to_dict())
+    if report.blockers:
+        rows = [(b.node, b.op, b.reason, b.fix) for b in report.blockers]
+        printer.table(["blocker", "op", "reason", "fix"], rows)
+    if report.rewrites:
+        rewritten = [(node, what) for r in report.rewrites for node, what in r.changed.items()]
+        printer.table(
+            ["will be rewritten", "how"], rewritten if console.verbose else _folded(rewritten)
+        )
+    for note in report.notes:
+        printer.line(f"note: {note}")
+    if report.blockers or report.rewrites or report.notes:
+        printer.line()
+    count = len(report.blockers)
+    if count:
+        things = "thing stands" if count == 1 else "things stand"
+        printer.line(f"{count} {things} in the way of training.")
+        raise typer.Exit(4)
+    options = given(loss=settled.loss.name) + said.replace(given(loss=loss.loss), "", 1)
+    printer.line(
+        "This model can be trained."
+        f"\nnext: ortboost convert {quote(str(model))} -o run{options}{given(engine=engine)}"
+    )
+
+
+def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """One row for all nodes with which the same is done; ``-v`` lists each."""
+    nodes: dict[str, list[str]] = {}
+    for node, what in rows:
+        nodes.setdefault(what, []).append(node)
+    return [
+        (found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more", what)
+        for what, found in nodes.items()
+    ]
+
+
+VERBS = (
+    (
+        "check",
+        check,
+        """\b
+Examples:
+  ortboost check model.onnx
+  ortboost check model.onnx --freeze 'backbone.*' --json
+  ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
+  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
+\b
+Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
+    ),
+)
+"""Verb, function, examples."""

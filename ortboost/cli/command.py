@@ -1,0 +1,179 @@
+"""A verb as a function of option groups: dataclasses whose fields are options, and a configuration file.
+
+A function that takes dataclasses becomes a command with an option for each of their fields, so that a
+verb names its groups and no option twice. Every such command has two more::
+
+    --config FILE     options of a TOML file, by the names they have here; options given win over the file
+    --print-config    print the options given as such a file, and do nothing
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+__all__ = ["verb"]
+
+_CONFIG, _PRINT = "config", "print_config"
+_HELP: Final = "TOML file with options by their names; options given here win."
+
+
+def verb(
+    function: Callable[..., None] | None = None, *, also: str = "", file: bool = True
+) -> Callable[..., Any]:
+    """Make a command of a function that takes option groups.
+
+    Args:
+        function: A function of arguments, options and dataclasses; each field of these has an annotation
+            for typer and a default. A parameter ``config`` gets a file of ``--config`` that is not TOML.
+        also: What else ``--config`` reads, for its help.
+        file: False for no ``--config``.
+
+    Returns:
+        The function for :meth:`typer.Typer.command`.
+    """
+    if function is None:
+        return functools.partial(verb, also=also, file=file)
+    hints = typing.get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {
+        n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)
+    }
+    taken = list(inspect.signature(function).parameters.values())
+    own = [item.name for item in taken if item.name not in groups and item.name != _CONFIG]
+    fields = {name: _parameters(group) for name, group in groups.items()}
+    flat = [
+        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for item in taken
+        if item.name != _CONFIG
+        for option in fields.get(item.name, [item.replace(annotation=hints[item.name])])
+    ] + (_added(also) if file else [])
+
+    def command(ctx: typer.Context, **given: Any) -> Any:
+        base = given.pop(_CONFIG, None)
+        if given.pop(_PRINT, False):
+            print(_written(ctx, base), end="")
+            raise typer.Exit
+        arguments = {name: given[name] for name in own}
+        for name, group in groups.items():
+            arguments[name] = group(**{item.name: given[item.name] for item in fields[name]})
+        if any(item.name == _CONFIG for item in taken):
+            arguments[_CONFIG] = base
+        return function(**arguments)
+
+    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    command.__signature__ = inspect.Signature([context, *flat])  # type: ignore[attr-defined]
+    command.__annotations__ = {item.name: item.annotation for item in (context, *flat)}
+    return command
+
+
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    """The options of a group."""
+    hints = typing.get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=hints[item.name],
+            default=inspect.Parameter.empty
+            if item.default is dataclasses.MISSING
+            else item.default,
+        )
+        for item in dataclasses.fields(group)
+    ]
+
+
+def _added(also: str) -> list[inspect.Parameter]:
+    """``--config`` and ``--print-config``."""
+
+    def read(ctx: typer.Context, path: Path | None) -> Path | None:
+        """Take the values of a TOML file as defaults; another file is for the verb itself."""
+        if path is None or (also and path.suffix.lower() == ".json"):
+            return path
+        values = _values(ctx, path)
+        base = values.pop(_CONFIG, None)
+        ctx.default_map = {**(ctx.default_map or {}), **values}
+        return None if base is None else Path(base)
+
+    file = typer.Option("--config", metavar="FILE", is_eager=True, callback=read, help=_HELP + also)
+    shown = typer.Option("--print-config", help="Print the options given as such a file.")
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(_CONFIG, keyword, default=None, annotation=Annotated[Path | None, file]),
+        inspect.Parameter(_PRINT, keyword, default=False, annotation=Annotated[bool, shown]),
+    ]
+
+
+def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
+    """The values of a file by parameter."""
+    from ortboost.core.errors import ConfigError, nearest
+
+    known = {_key(item): item for item in ctx.command.params if item.name != _PRINT}
+    values: dict[str, Any] = {}
+    for key, value in _toml(path).items():
+        name = key.replace("_", "-")
+        if name not in known:
+            raise ConfigError(f"Unknown option '{key}'.", where=str(path), fix=nearest(name, known))
+        many = bool(getattr(known[name], "multiple", False)) or known[name].nargs == -1
+        if isinstance(value, Mapping) or (isinstance(value, list) and not many):
+            raise ConfigError(
+                f"'{key}' is {value!r}; a text or number is needed.",
+                where=str(path),
+                fix=f'Write it as on the command line: {name} = "...".',
+            )
+        values[str(known[name].name)] = [value] if many and not isinstance(value, list) else value
+    return values
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    from ortboost.core.errors import FileError
+
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FileError(
+            "The configuration file cannot be read.",
+            where=f"{path}: {error}",
+            fix='Write TOML: keys are the names of options, for example epochs = 20 or lr = "cosine:0.1".',
+        ) from error
+    return data
+
+
+def _written(ctx: typer.Context, base: Path | None) -> str:
+    """The options that were given, on the command line or in a file, as TOML."""
+    given = {
+        _key(item): ctx.params.get(item.name or "")
+        for item in ctx.command.params
+        if _given(ctx, item)
+    }
+    if base is not None:
+        given[_CONFIG] = base
+    # What is JSON is TOML too, for texts, numbers, booleans and lists of them.
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}\n"
+        for key, value in given.items()
+    )
+
+
+def _given(ctx: typer.Context, item: Any) -> bool:
+    source = ctx.get_parameter_source(item.name)
+    return item.name not in (_CONFIG, _PRINT) and source is not None and source.name != "DEFAULT"
+
+
+def _key(item: Any) -> str:
+    """The name of an option in a file: the long one, without dashes before it."""
+    if item.param_type_name == "argument":
+        return str(item.name).replace("_", "-")
+    name: str = next((name for name in item.opts if name.startswith("--")), item.opts[0])
+    return name.lstrip("-")

@@ -1,0 +1,143 @@
+"""What stands in annotations, in words: ranges, and what is wrong with a value that does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from ortboost.core.errors import ConfigError, nearest
+
+__all__ = ["FAMILIES", "UNIONS", "Range", "UnfitError", "explain", "said"]
+
+UNIONS: Final = (typing.Union, types.UnionType)
+"""What the two ways to write a union come from."""
+
+_WORDS: Final[Mapping[Any, str]] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Which numbers a field may hold, as part of its annotation: finite ones.
+
+    Args:
+        least: The smallest.
+        most: The largest.
+        above: All are larger than this.
+        below: All are smaller than this.
+
+    Example:
+        >>> Range(1).text, Range(above=0, below=1).text
+        ('1 or more', 'a number above 0 and below 1')
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is finite and in the range."""
+        inside = self.least <= value <= self.most and self.above < value < self.below
+        return bool(inside and math.isfinite(value))
+
+    @property
+    def text(self) -> str:
+        """The range in words."""
+        if math.isfinite(self.least) and math.isinf(self.most) and math.isinf(self.below):
+            return f"{_number(self.least)} or more"
+        bounds = {
+            "from": self.least,
+            "above": self.above,
+            "to": self.most,
+            "below": self.below,
+        }
+        said = [f"{word} {_number(end)}" for word, end in bounds.items() if math.isfinite(end)]
+        return "a number " + " and ".join(said).replace(" and to ", " to ")
+
+
+FAMILIES: Final[dict[Any, tuple[str, dict[str, str]]]] = {}
+"""Families of configurations, see :func:`ortboost.core.field_types.describe_family`: in words, and in plain data."""
+
+
+class UnfitError(Exception):
+    """A value that is not of its annotation."""
+
+    def __init__(self, value: object, hint: Any) -> None:
+        super().__init__()
+        self.value, self.hint = value, hint
+
+
+def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
+    """The error of a field that does not fit: what was found, what is allowed, the nearest choice."""
+    value, hint = unfit.value, unfit.hint
+    shown = repr(value)
+    shown = shown if len(shown) < 60 else shown[:57] + "..."
+    wanted = said(hint)
+    if isinstance(value, str):
+        if any(typing.get_origin(one) in (tuple, Sequence) for one in _members_of(hint)):
+            return ConfigError(  # it would be taken letter by letter
+                f"'{name}' is one text, '{value}'; a list is needed.",
+                where=where,
+                fix=f"Write ('{value}',).",
+            )
+        choices = [
+            c for one in _members_of(hint) for c in typing.get_args(one) if isinstance(c, str)
+        ]
+        if choices:
+            return ConfigError(
+                f"'{name}' is {shown}; {wanted} is needed.",
+                where=where,
+                fix=nearest(value, choices),
+            )
+    fix = f"Give {wanted}."
+    for one in _members_of(hint):
+        if hint in FAMILIES or one in FAMILIES or dataclasses.is_dataclass(one):
+            example = FAMILIES.get(hint, FAMILIES.get(one, ("", "{...}")))[1]
+            fix = f"Give {wanted}, or plain data to from_dict: {{'{name}': {example}}}."
+    return ConfigError(f"'{name}' is {shown}; {wanted} is needed.", where=where, fix=fix)
+
+
+def _members_of(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
+
+
+def said(hint: Any) -> str:
+    """An annotation in words."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint in FAMILIES:
+        return FAMILIES[hint][0]
+    if origin in UNIONS:
+        return " or ".join(dict.fromkeys(said(one) for one in inner))
+    if hint is type(None):
+        return "None"
+    if origin is Annotated:
+        ranges = [mark.text for mark in inner[1:] if isinstance(mark, Range)]
+        return ranges[0] if ranges else said(inner[0])
+    if origin is Literal:
+        return " or ".join(f"'{one}'" for one in inner)
+    if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
+        return f"a list of {_plural(said(inner[0]))}"
+    if origin is tuple:
+        return f"a list of {len(inner)} items"
+    if origin is Mapping:
+        return f"an object with {said(inner[1]).removeprefix('a ')} values"
+    named = str(getattr(hint, "__name__", hint))
+    return _WORDS.get(hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")
+
+
+def _plural(words: str) -> str:
+    bare = words.removeprefix("a ").removeprefix("an ")
+    return f"lists{bare[4:]}" if bare.startswith("list ") else f"{bare}s"
+
+
+def _number(value: float) -> str:
+    return f"{value:.10g}"

@@ -1,0 +1,76 @@
+"""Inputs that have the same value in every batch, and lengths that are fixed, at the edge of a session."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.errors import UsageError, nearest
+from ortboost.graph.batch_axes import find_batch_axes
+from ortboost.graph.fix_inputs import constant_array
+from ortboost.graph.input_config import InputConfig, fit_dims
+from ortboost.program.catalogue import TensorSpec
+
+__all__ = ["fix_specs", "with_batch_axes"]
+
+
+def fix_specs(
+    specs: Sequence[TensorSpec], config: InputConfig
+) -> tuple[tuple[TensorSpec, ...], dict[str, NDArray[Any]]]:
+    """The inputs that are left to be fed, and the arrays of the others.
+
+    Args:
+        specs: The inputs of a model.
+        config: Values of inputs, and lengths of open dimensions.
+
+    Returns:
+        Inputs with the lengths that are known, and input to its value.
+
+    Raises:
+        UsageError: There is no such input or dimension, or a value does not fit.
+    """
+    shapes = {spec.name: spec.shape for spec in specs}
+    for name in config.values:
+        if name not in shapes:
+            raise UsageError(
+                f"The model has no input '{name}'.",
+                where=f"--input {name}",
+                fix=nearest(name, shapes),
+            )
+    constants = {
+        spec.name: constant_array(
+            spec.name, spec.shape, ir.DataType.from_numpy(spec.dtype), config.values[spec.name]
+        )
+        for spec in specs
+        if spec.name in config.values
+    }
+    lengths = dict(config.dims)
+    for name, array in constants.items():  # as fix_inputs does in the graph
+        for axis, length in enumerate(array.shape):
+            lengths.setdefault(f"{name}:{axis}", length)
+    fitted = fit_dims(shapes, lengths)
+    left = tuple(
+        dataclasses.replace(spec, shape=fitted[spec.name])
+        for spec in specs
+        if spec.name not in constants
+    )
+    return left, constants
+
+
+def with_batch_axes(specs: Sequence[TensorSpec], config: InputConfig) -> tuple[TensorSpec, ...]:
+    """The inputs with the batch axes that were given; the others keep theirs.
+
+    Raises:
+        UsageError: An axis was given for no input, or one that the input does not have.
+    """
+    axes = find_batch_axes({spec.name: spec.shape for spec in specs}, None, config.batch_axes)
+    return tuple(
+        dataclasses.replace(spec, batch_axis=axes[spec.name])
+        if spec.name in config.batch_axes
+        else spec
+        for spec in specs
+    )
