@@ -157,9 +157,8 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
             continue
         if node.domain == _ORT:
             reason = f"{_ORT}::{node.op_type} {_FOR_INFERENCE}"
-        told = refused.get(label(node))
-        if told is not None:
-            reason = told.removeprefix(f"{node.op_type}: ")
+        # A rule that refused the node says more than the engine.
+        reason = refused.get(label(node), reason)
         why, _, fix = reason.partition("; ")
         fix = f"{fix[:1].upper()}{fix[1:]}." if fix else _DEFAULT_FIX
         yield Blocker(label(node), node.op_type, why, fix)
