@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import checked
 from ortboost.deploy.bench import bench_files
 from ortboost.deploy.bench_feeds import Bind
 from ortboost.deploy.bench_results import BenchConfig, Measurement
@@ -21,6 +22,7 @@ from ortboost.training.data import ArraySource, bind_arrays, load_arrays
 __all__ = ["bench", "bench_to_dict", "machine"]
 
 
+@checked
 def bench(
     files: Sequence[str | os.PathLike[str]],
     config: BenchConfig | None = None,

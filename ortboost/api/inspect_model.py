@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError
 from ortboost.core.field_types import write_config
 from ortboost.core.report import Report
@@ -224,6 +225,7 @@ class ProgramDescription:
         }
 
 
+@checked
 def inspect(
     path: str | os.PathLike[str], *, parameters: Mapping[str, bool] | None = None
 ) -> ModelDescription | ProgramDescription:

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.api.inspect_model import ValueDescription, op_name
+from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import write_config
 from ortboost.deploy.bench import model_bytes
@@ -135,6 +136,7 @@ class PairDescription:
         return {"kind": "comparison", **data, "weights": weights}
 
 
+@checked
 def inspect_pair(
     before: str | os.PathLike[str],
     after: str | os.PathLike[str],

@@ -16,6 +16,7 @@ from ortboost.core.errors import OrtBoostError, ParityError, UsageError
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.graph import io
 from ortboost.graph.io import load_model, save_model
+from ortboost.runtime.model_evaluator import ModelEvaluator
 from tests.support import (
     ROOT,
     assert_three_lines,
@@ -187,13 +188,13 @@ def test_external_data_everywhere(tmp_path, monkeypatch):
     assert (tmp_path / "net.onnx.data").is_file()
 
     opened = []
-    original = api.ModelEvaluator.__init__
+    original = ModelEvaluator.__init__
 
     def watch(self, model, **kwargs):
         opened.append(type(model).__name__)
         original(self, model, **kwargs)
 
-    monkeypatch.setattr(api.ModelEvaluator, "__init__", watch)
+    monkeypatch.setattr(ModelEvaluator, "__init__", watch)
     result = api.export(source, out, device="cpu")
     assert result.parity.ok
     assert sorted(os.listdir(out.parent)) == ["net.onnx", "net.onnx.data"]

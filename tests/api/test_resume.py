@@ -21,7 +21,7 @@ from tests.support import MODELS, ROOT, assert_same_bits, text_model, weights
 # checkpoint has two or three), or a moment after the n-th step of the session, wherever it is then.
 CHILD = """
 import json, os, signal, sys, threading
-from ortboost.api import verbs as api
+from ortboost import api
 from ortboost.training import Callback
 
 folder, data, plan = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -12,7 +12,7 @@ from ortboost.api import check_target as targets
 from ortboost.cli import main
 from ortboost.cli.parse import parse_int8
 from ortboost.core.errors import UsageError
-from ortboost.deploy.tensorrt import engine as engine_module
+from ortboost.deploy.tensorrt import build_engine as engine_module
 from tests.deploy.tensorrt.fake import FakeTensorRT, toolkit
 from tests.support import MODELS
 
