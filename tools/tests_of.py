@@ -20,6 +20,17 @@ from pathlib import Path
 __all__ = ["changed_files", "mirrored_test", "tests_of", "unmirrored"]
 
 ROOT = Path(__file__).resolve().parents[1]
+# Found by no import: rules that are loaded by name, and tested with others of their kind.
+_RULES, _RULE_TESTS = "ortboost/autodiff/portable/rules", "tests/autodiff/portable"
+ELSEWHERE = {
+    f"{_RULES}/functions.py": [f"{_RULE_TESTS}/test_probe.py"],
+    f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
+    f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
+    f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
+    f"{_RULES}/softmax.py": [
+        f"{_RULE_TESTS}/rules/test_{x}.py" for x in ("activations", "reductions")
+    ],
+}
 # Cheap, and true of the package as a whole: they belong to every change.
 ALWAYS = ("tests/test_layers.py", "tests/test_public_api.py", "tests/test_dependencies.py")
 
@@ -69,7 +80,7 @@ def tests_of(module: str) -> list[str]:
     """The test files of a module: the one that mirrors it, then those that import it by name.
 
     A module that has neither is tested through others: then it is the mirrored tests of the
-    modules of its folder that import it, or else every file of the mirrored folder.
+    nearest modules of its folder that import it, or else every file of the mirrored folder.
 
     Args:
         module: The module's path from the root of the repository, as ``ortboost/graph/query.py``.
@@ -81,18 +92,18 @@ def tests_of(module: str) -> list[str]:
     mirror = mirrored_test(module)
     chosen = [mirror] if mirror in files else []
     chosen += [file for file, modules in files.items() if module in modules and file != mirror]
-    folder = Path(mirror).parent
-    if not chosen:
-        near = [other for other in _importers().get(module, ()) if _beside(other, module)]
+    chosen += [file for file in ELSEWHERE.get(module, []) if file in files]
+    near, seen = {module}, {module}
+    while not chosen and near:
+        near = {other for one in near for other in _importers().get(one, ())} - seen
+        near = {other for other in near if Path(other).parent == Path(module).parent}
+        seen |= near
         chosen = sorted(mirrored_test(other) for other in near if mirrored_test(other) in files)
+    folder = Path(mirror).parent
     while not chosen and folder != Path():
         chosen = [file for file in files if Path(file).parent == folder]
         folder = folder.parent
     return chosen
-
-
-def _beside(one: str, other: str) -> bool:
-    return Path(one).parent == Path(other).parent
 
 
 def changed_files(base: str) -> list[str]:
