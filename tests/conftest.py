@@ -30,7 +30,29 @@ settings.register_profile("random", _UNTIMED, derandomize=False, print_blob=True
 settings.load_profile("fixed")  # --hypothesis-profile=random comes before it where it is given
 
 # Folders and files whose tests read graphs, texts and numbers, and never ask a runtime.
-WITHOUT_RUNTIME: tuple[str, ...] = ()
+WITHOUT_RUNTIME = (
+    "api/test_cards.py",
+    "cli/test_parse.py",
+    "core",
+    "drawing/test_layout.py",
+    "drawing/test_picture.py",
+    "graph/test_batch_axes.py",
+    "graph/test_cost.py",
+    "graph/test_generated.py",
+    "graph/test_input_config.py",
+    "graph/test_origins.py",
+    "graph/test_parameters.py",
+    "graph/test_query.py",
+    "graph/test_reach.py",
+    "optimizers/test_config.py",
+    "test_dependencies.py",
+    "test_layers.py",
+    "tools",
+    "training",
+    "transforms/precision/test_cut.py",
+    "transforms/precision/test_policy.py",
+    "transforms/test_class_axis.py",
+)
 _START = time.monotonic()
 
 

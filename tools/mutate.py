@@ -114,7 +114,8 @@ def _live(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
                 yield from _live(ast.Expr(child.value))
             continue
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _live(ast.Module([*map(ast.Expr, child.args.defaults), *child.body], []))
+            yield from _live(ast.Tuple(child.args.defaults, ast.Load()))
+            yield from _live(ast.Module(child.body, []))
             continue
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
