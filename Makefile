@@ -41,7 +41,8 @@ quickstart: $(READY)
 # Under a minute: the tests stop when their time is over, and say how many were left out.
 BASE := main
 check: lint types
-	@$(PY) -m pytest -q $(PARALLEL) --budget 40 $$($(PY) tools/tests_of.py --changed --base $(BASE))
+	@files=$$($(PY) tools/tests_of.py --changed --base $(BASE)) && \
+	    $(PY) -m pytest -q $(PARALLEL) --budget 30 $$files
 
 format: $(READY)
 	$(PY) -m ruff check --fix .

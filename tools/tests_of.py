@@ -157,7 +157,12 @@ def main() -> int:
         print(*(f"no module: {path}" for path in tests), sep="\n")
         print(*(f"no test:   {path}" for path in modules), sep="\n")
     elif options.changed:
-        print(*tests_of_change(changed_files(options.base)), sep="\n")
+        try:
+            changed = changed_files(options.base)
+        except subprocess.CalledProcessError as error:
+            print(f"error: {error.stderr.strip()}\n  fix:   give --base BRANCH", file=sys.stderr)
+            return 2
+        print(*tests_of_change(changed), sep="\n")
     else:
         print(*dict.fromkeys(test for path in options.modules for test in tests_of(path)), sep="\n")
     return 0
