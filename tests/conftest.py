@@ -47,6 +47,7 @@ WITHOUT_RUNTIME = (
     "optimizers/test_config.py",
     "test_dependencies.py",
     "test_layers.py",
+    "test_suite.py",
     "tools",
     "training",
     "transforms/precision/test_cut.py",

@@ -46,7 +46,7 @@ def third_party(path: Path, *, at_import: bool) -> set[str]:
                 visit(child)
 
     visit(ast.parse(path.read_text(encoding="utf-8")))
-    return found - set(sys.stdlib_module_names) - {"ortboost", "__future__"}
+    return found - set(sys.stdlib_module_names) - {"ortboost", "tomllib"}  # the latter from 3.11 on
 
 
 MODULES = sorted((ROOT / "ortboost").rglob("*.py"))

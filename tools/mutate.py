@@ -37,7 +37,7 @@ import pytest
 from onnxscript import optimizer, rewriter, version_converter  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tests_of import ROOT, tests_of
+from tests_of import ROOT, mirrored_test, tests_of
 
 __all__ = ["Mutant", "mutants"]
 
@@ -170,15 +170,19 @@ def _constants(value: object) -> Iterator[ast.AST]:
 
 
 def selected(module: str, wide: bool) -> list[str]:
-    """The tests of a module: of its own folder, or with ``wide`` wherever it is imported."""
+    """The tests of a module: the file that mirrors it, or what else there is in that folder.
+
+    With ``wide`` whatever imports it, and all of the tests of its package.
+    """
     files = tests_of(module)
-    folder = Path("tests", *Path(module).parts[1:-1])
-    near = [file for file in files if folder in Path(file).parents]
     if wide:
         top = ROOT / "tests" / Path(module).parts[1]
         beside = sorted(path.relative_to(ROOT).as_posix() for path in top.rglob("test_*.py"))
         return list(dict.fromkeys([*files, *beside]))
-    return near or files
+    if files[0] == mirrored_test(module):
+        return files[:1]
+    folder = Path("tests", *Path(module).parts[1:-1])
+    return [file for file in files if folder in Path(file).parents] or files
 
 
 def run(tests: list[str], limit: float) -> str:
