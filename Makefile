@@ -42,7 +42,7 @@ quickstart: $(READY)
 BASE := main
 check: lint types
 	@files=$$($(PY) tools/tests_of.py --changed --base $(BASE)) && \
-	    $(PY) -m pytest -q $(PARALLEL) --budget 30 $$files
+	    $(PY) -m pytest -q -n auto --budget 30 $$files
 
 format: $(READY)
 	$(PY) -m ruff check --fix .
