@@ -124,6 +124,9 @@ def _live(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
             yield from _live(ast.Tuple(child.args.defaults, ast.Load()))
             yield from _live(ast.Module(child.body, []))
             continue
+        if isinstance(child, ast.ClassDef):  # not its bases and decorators
+            yield from _live(ast.Module(child.body, []))
+            continue
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             continue
         if isinstance(child, (ast.expr, ast.stmt)) and hasattr(child, "lineno"):

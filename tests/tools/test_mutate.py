@@ -23,6 +23,11 @@ def f(x: int, flag: bool = True) -> str | None:
         raise ValueError("some text")
     x += 1
     return "Relu" if not flag else None
+
+
+@dataclass(frozen=False)
+class Box:
+    size: int = 7
 '''
 
 
@@ -36,6 +41,7 @@ def changed(before: str) -> list[str]:
         ("x < 3", ["(x <= 3)"]),
         ("x < 3 and flag", ["(not (x < 3 and flag))", "(x < 3 or flag)"]),
         ("3", ["(4)"]),
+        ("7", ["(8)"]),
         ("True", ["(False)"]),
         ("x += 1", ["pass"]),
         ("1", ["(2)"]),
@@ -49,7 +55,7 @@ def test_what_is_changed(before, after):
 
 
 def test_what_says_nothing_is_left_alone():
-    for text in ('"f"', '"""A docstring."""', '"some text"', "None"):
+    for text in ('"f"', '"""A docstring."""', '"some text"', "None", "False"):
         assert changed(text) == []
 
 
