@@ -51,6 +51,7 @@ WITHOUT_RUNTIME = (
     "tools",
     "training",
     "transforms/precision/test_cut.py",
+    "transforms/precision/test_operators.py",
     "transforms/precision/test_policy.py",
     "transforms/test_class_axis.py",
 )

@@ -25,6 +25,17 @@ def test_names_and_requires_grad(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("word", "trained"),
+    [("true", True), ("1", True), ("Yes", True), ("false", False), ("0", False), ("no", False)],
+)
+@pytest.mark.parametrize("prefix", ["", "requires_grad="])
+def test_words_of_a_line(tmp_path, word, trained, prefix):
+    path = tmp_path / "list.txt"
+    path.write_text(f"weight {prefix}{word}\n")
+    assert read_parameters(path) == {"weight": trained}
+
+
+@pytest.mark.parametrize(
     ("content", "error"),
     [("a\nb\na false\n", ConfigError), ("# nothing\n", ConfigError), (b"\xff\xfe\x00", FileError)],
 )
