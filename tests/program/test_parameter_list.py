@@ -35,6 +35,12 @@ def test_words_of_a_line(tmp_path, word, trained, prefix):
     assert read_parameters(path) == {"weight": trained}
 
 
+def test_names_may_have_spaces_and_be_words(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("my weight\nmy bias false\ntrue\nno\n")
+    assert read_parameters(path) == {"my weight": True, "my bias": False, "true": True, "no": True}
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [("a\nb\na false\n", ConfigError), ("# nothing\n", ConfigError), (b"\xff\xfe\x00", FileError)],
