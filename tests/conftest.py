@@ -1,22 +1,107 @@
-"""Makes ``tests.support`` importable in every import mode of pytest, and fixes the seeds of hypothesis.
+"""Options of the suite, what runs with one runtime only, and fixed seeds for hypothesis.
 
 The suite tries the same examples everywhere and every time. ``make random`` tries others: it takes the
 profile ``random``, and prints how to reproduce what it finds.
+
+``make test`` runs the suite twice, with onnxruntime-training and with the onnxruntime of the day. What
+answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and held: such
+a test fails as soon as it opens a session or asks which runtime there is.
 """
 
 from __future__ import annotations
 
-import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import onnxruntime
+import pytest
 from hypothesis import HealthCheck, settings
 
-ROOT = str(Path(__file__).resolve().parents[1])
-if ROOT not in sys.path:
-    sys.path.insert(0, ROOT)
+from ortboost.autodiff.native import engine as native
+from ortboost.autodiff.portable import engine as portable
+
+TESTS = Path(__file__).resolve().parent
 
 # No deadline and no check of speed: a slow machine is no failure.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", _UNTIMED, derandomize=True, database=None)
 settings.register_profile("random", _UNTIMED, derandomize=False, print_blob=True)
 settings.load_profile("fixed")  # --hypothesis-profile=random comes before it where it is given
+
+# Folders and files whose tests read graphs, texts and numbers, and never ask a runtime.
+WITHOUT_RUNTIME = (
+    "api/test_cards.py",
+    "cli/test_parse.py",
+    "core",
+    "drawing/test_layout.py",
+    "drawing/test_picture.py",
+    "graph/test_batch_axes.py",
+    "graph/test_cost.py",
+    "graph/test_generated.py",
+    "graph/test_input_config.py",
+    "graph/test_origins.py",
+    "graph/test_parameters.py",
+    "graph/test_query.py",
+    "graph/test_reach.py",
+    "optimizers/test_config.py",
+    "test_dependencies.py",
+    "test_layers.py",
+    "test_suite.py",
+    "tools",
+    "training",
+    "transforms/precision/test_cut.py",
+    "transforms/precision/test_operators.py",
+    "transforms/precision/test_policy.py",
+    "transforms/test_class_axis.py",
+)
+_START = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ortboost")
+    group.addoption(
+        "--runtime-only", action="store_true", help="leave out what no runtime has a part in"
+    )
+    group.addoption(
+        "--budget", type=float, metavar="SECONDS", help="after so long, skip what is left"
+    )
+
+
+def without_runtime(path: Path) -> bool:
+    """Whether the tests of a file answer alike with every runtime."""
+    name = path.relative_to(TESTS).as_posix()
+    return any(name == one or name.startswith(f"{one}/") for one in WITHOUT_RUNTIME)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--runtime-only"):
+        left_out = [item for item in items if without_runtime(item.path)]
+        items[:] = [item for item in items if not without_runtime(item.path)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget = item.config.getoption("--budget")
+    if budget is not None and time.monotonic() - _START > budget:
+        pytest.skip(f"the {budget:g} seconds are over")
+
+
+def _refuse(*arguments: object, **options: object) -> None:
+    pytest.fail(
+        "This test asks the runtime: take its file from WITHOUT_RUNTIME in tests/conftest.py"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that should not need a runtime does not find one."""
+    if not without_runtime(item.path):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(onnxruntime, "InferenceSession", _refuse)
+        patched.setattr(onnxruntime, "get_available_providers", _refuse)
+        patched.setattr(native, "diagnose", _refuse)
+        patched.setattr(native, "_bindings", _refuse)
+        patched.setattr(portable, "_newest_here", _refuse)
+        return (yield)

@@ -16,7 +16,7 @@ from tests.support import run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from probe_cases import Case, cases
-from probe_gradients import probe, raw_gradients
+from probe_gradients import false_shapes, probe, raw_gradients
 
 __all__ = ["Case", "assert_gradients", "cases", "graph", "probe", "random_feeds", "raw_gradients"]
 
@@ -59,6 +59,8 @@ def assert_gradients(
     decompose(work, wrt=wrt, loss=loss, engine=get_engine(engine))
     result = differentiate(work, loss, wrt, engine)
     onnx.checker.check_model(ir.to_proto(work), full_check=True)
+    if engine == "portable":
+        assert not false_shapes(result, feeds)
     found = run(result, feeds)
     np.testing.assert_allclose(found[loss], value, rtol=1e-4, atol=1e-4)
     for name in wrt:

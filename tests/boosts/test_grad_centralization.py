@@ -32,19 +32,19 @@ def build(model=None, **fields):
     return build_program(model or small_mlp(), ProgramConfig(**fields))
 
 
-def grouped():
+def grouped(groups: int = 16):
     return text_model(
-        """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[batch,16,4,4] x, float[16,16,3,3] cw, float[16,1,3,3] dw, float[16] db,
-             float[3,16] fw) => (float[batch,3] logits) {
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,16,4,4] x, float[16,16,3,3] cw, float[16,{16 // groups},3,3] dw, float[16] db,
+             float[3,16] fw) => (float[batch,3] logits) {{
           [conv] c = Conv<pads = [1, 1, 1, 1]>(x, cw)
-          [depthwise] d = Conv<pads = [1, 1, 1, 1], group = 16>(c, dw, db)
+          [depthwise] d = Conv<pads = [1, 1, 1, 1], group = {groups}>(c, dw, db)
           [pool] p = GlobalAveragePool(d)
           [flat] f = Flatten(p)
           [fc] logits = Gemm<transB = 1>(f, fw)
-        }""",
+        }}""",
         cw=weights(16, 16, 3, 3),
-        dw=weights(16, 1, 3, 3, seed=1),
+        dw=weights(16, 16 // groups, 3, 3, seed=1),
         db=weights(16, seed=2),
         fw=weights(3, 16, seed=3),
     )
@@ -62,6 +62,13 @@ def test_weights_of_layers_are_chosen_and_the_rest_has_a_reason():
     found = report(build(small_convnet()))
     assert set(found.changed) == {"cw", "fw"}
     assert "norm_scale" in found.kept["s"]
+
+
+@pytest.mark.parametrize(("groups", "chosen"), [(1, True), (2, False), (16, False)])
+def test_a_convolution_in_groups_is_left_alone_however_few(groups, chosen):
+    found = report(build(grouped(groups)))
+    assert ("dw" in found.changed) == chosen
+    assert ("grouped" in found.kept.get("dw", "")) != chosen
 
 
 def test_the_rule_of_sixteen_is_the_default():

@@ -110,6 +110,15 @@ def test_no_boundary_is_left_in_the_step(name, engine):
     assert spec == ["x", "labels"]
 
 
+def test_the_report_names_the_first_tensors_of_each_group():
+    two = report(build(small_mlp(), 2)).notes
+    assert "scale group 1: 2 tensors, w1, b1" in two
+    assert "scale group 2: 2 tensors, w2, b2" in two
+    three = report(build(small_mlp(), (("w1", "b1", "w2"), ("b2",)))).notes
+    assert "scale group 1: 3 tensors, w1, b1, ..." in three
+    assert "scale group 2: 1 tensors, b2" in three
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_large_network(engine):

@@ -177,6 +177,7 @@ def test_a_reader_that_the_gate_waits_for_is_safe():
         "n = Transpose<perm = [1, 0]>(w)",
         "n = MatMul(w, g)",
         "n = Softmax(w)",
+        "c = Concat<axis = 0>(w, g) n, rest = Split<axis = 0, num_outputs = 2>(c)",
         "n = Identity(v)",  # w takes the old v, which the branch overwrites
         "n = Sub(w, g) late = ReduceSum<keepdims = 0>(w)",
         "t = Identity(w) n = Sub(w, g) late = ReduceSum<keepdims = 0>(t)",

@@ -54,6 +54,18 @@ def test_gradients_are_clipped_as_documented(by, limit, scale, engine):
         np.testing.assert_allclose(clean, expected[name], rtol=0, atol=1e-5 * size + 1.5e-7)
 
 
+@pytest.mark.parametrize("trainable", [("w2",), ("w2", "b2"), ("w1", "w2", "b2")])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_global_norm_is_that_of_all_that_is_trained(trainable, engine):
+    free, _ = moved(engine=engine, trainable=trainable)
+    norms = [np.linalg.norm(free[name]) for name in trainable]
+    limit = 0.5 * np.sqrt(sum(norm**2 for norm in norms))
+    bound = ClipConfig("global-norm", float(limit))
+    found, _ = moved(engine=engine, trainable=trainable, clip=bound)
+    for name in trainable:
+        np.testing.assert_allclose(found[name], 0.5 * free[name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_bound_is_for_the_norm_with_a_millionth(engine):
     """`c / (|g| + 1e-6)`: a limit of the gradient's own norm takes a little off."""

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import ConfigError, OrtBoostError
-from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
+from ortboost.core.loss_scale import (
+    NO_SCALE,
+    DynamicScaleConfig,
+    FixedScaleConfig,
+    GroupedScaleConfig,
+)
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Adam, AdamW, Lars, Sgd
 from ortboost.program.config import (
@@ -177,6 +182,15 @@ def test_decay_filters(decay, roles):
     assert kept == roles
 
 
-@pytest.mark.parametrize("scale", [NO_SCALE, FixedScaleConfig(3.0), DynamicScaleConfig(init=4.0)])
+SCALES = [
+    NO_SCALE,
+    FixedScaleConfig(3.0),
+    DynamicScaleConfig(init=4.0),
+    GroupedScaleConfig(groups=3),
+    GroupedScaleConfig((4.0, 8.0), (("fc*", "b"), ("*",)), marks=(("h", 1, 2),)),
+]
+
+
+@pytest.mark.parametrize("scale", SCALES)
 def test_scales_survive_json(scale):
     assert scale_from_dict(json.loads(json.dumps(scale_to_dict(scale)))) == scale

@@ -25,6 +25,23 @@ def test_names_and_requires_grad(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("word", "trained"),
+    [("true", True), ("1", True), ("Yes", True), ("false", False), ("0", False), ("no", False)],
+)
+@pytest.mark.parametrize("prefix", ["", "requires_grad="])
+def test_words_of_a_line(tmp_path, word, trained, prefix):
+    path = tmp_path / "list.txt"
+    path.write_text(f"weight {prefix}{word}\n")
+    assert read_parameters(path) == {"weight": trained}
+
+
+def test_names_may_have_spaces_and_be_words(tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text("my weight\nmy bias false\ntrue\nno\n")
+    assert read_parameters(path) == {"my weight": True, "my bias": False, "true": True, "no": True}
+
+
+@pytest.mark.parametrize(
     ("content", "error"),
     [("a\nb\na false\n", ConfigError), ("# nothing\n", ConfigError), (b"\xff\xfe\x00", FileError)],
 )

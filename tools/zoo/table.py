@@ -202,4 +202,4 @@ def write_table(results: Path, out: Path) -> None:
         "",
     ]
     head = out.read_text().split(_MARK)[0] if out.exists() else "# The zoo\n\n"
-    out.write_text(head + "\n".join(lines))
+    out.write_text(head + "\n".join(lines).rstrip() + "\n")

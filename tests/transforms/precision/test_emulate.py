@@ -222,7 +222,9 @@ def test_constants_attributes_and_subgraphs():
     made.attributes["value"] = half
     emulate_precision(model, ir.DataType.FLOAT16)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    once = ir.to_proto(model).SerializeToString(deterministic=True)
     assert not emulate_precision(model, ir.DataType.FLOAT16).changed
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == once
     x, k = np.array([1.0, 40000.0], np.float16), np.array([2049.0, 1.0], np.float16)
     for chosen in (True, False):
         found = run(model, {"x": x, "c": np.array(chosen)})

@@ -108,7 +108,7 @@ def _as_run(b: Backward, axis: int) -> ir.Value | None:
         front = b.op("Add", joined(b, [length(b, x, axis)]), b.ints(flat[0]), dtype=INT64)
         pads = [front, -flat[0] - taken]
     if pads == [0, 0]:
-        return g if places.ndim else reshape_like(b, g, x)
+        return g
     return padded(b, g, {axis: (pads[0], pads[1])}, len(shape), x.shape)
 
 

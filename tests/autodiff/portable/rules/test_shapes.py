@@ -31,6 +31,18 @@ def test_reshape(shape, named, fed, random):
     assert_adjoint("Reshape", shape, [ints(*target)], named=named, fed=fed)
 
 
+def test_a_slice_from_the_front_needs_no_place_to_be_found():
+    model = graph(
+        """g (float[N,3] x) => (float loss) <int64[1] s = {0}, int64[1] e = {2}, int64[1] a = {0}> {
+        y = Slice(x, s, e, a) q = Mul(y, y) loss = ReduceSum<keepdims = 0>(q) }"""
+    )
+    result = differentiate(model, "loss", ["x"], "portable")
+    assert "Less" not in {node.op_type for node in result.graph}
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    expected = np.where(np.arange(4)[:, None] < 2, 2 * x, 0)
+    np.testing.assert_array_equal(run(result, {"x": x})["x_grad"], expected)
+
+
 def test_reshape_of_zeros():
     assert_adjoint("Reshape", (2, 3, 4), [ints(0, -1, 2)], named=1)
     assert_adjoint("Reshape", (2, 0, 4), [ints(0, 3)], allowzero=1)

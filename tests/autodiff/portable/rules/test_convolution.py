@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ortboost.autodiff.engine import differentiate, get_engine
 from ortboost.autodiff.portable.registry import conditions
 from ortboost.core.errors import DependencyError, ModelError
+from tests.autodiff.numeric import evaluate
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run
 
@@ -215,6 +216,30 @@ def test_a_weight_used_twice_gets_both_gradients():
         s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }"""
     )
     assert_gradients(model, ["x", "w"], random_feeds(model), engine="portable", tolerance=5e-3)
+
+
+@pytest.mark.parametrize("side", [16, 4])
+def test_the_factor_of_a_normalization_goes_into_the_weight(side):
+    """Where the image is large, what multiplies each channel of it multiplies the weight instead."""
+    model = graph(
+        f"""g (float[2,2,{side},{side}] x, float[16,2,3,3] w, float[16] s, float[16] t, float[16] m,
+               float[16] v, float[2,16,{side},{side}] r) => (float loss) {{
+        c = Conv<pads = [1, 1, 1, 1]>(x, w)
+        y, nm, nv = BatchNormalization<training_mode = 1>(c, s, t, m, v)
+        z = Mul(y, r) loss = ReduceSum<keepdims = 0>(z) }}"""
+    )
+    result = differentiate(model, "loss", ["x", "w"], "portable")
+    kinds = [node.op_type for node in result.graph]
+    assert kinds.count("Sqrt") == (1 if side == 16 else 0)  # the factor of each channel, apart
+    feeds = random_feeds(model, seed=5)
+    found = run(result, feeds)
+    rng = np.random.default_rng(3)
+    for name in ("x", "w"):
+        step = 1e-3 * rng.standard_normal(feeds[name].shape)
+        moved = [{**feeds, name: feeds[name] + sign * step} for sign in (1, -1)]
+        ahead, behind = (evaluate(model, feed, ["loss"])[0] for feed in moved)
+        slope = np.sum(found[f"{name}_grad"].astype(np.float64) * step)
+        assert slope == pytest.approx((ahead - behind) / 2, rel=1e-3)
 
 
 def test_only_what_is_wanted_is_computed():

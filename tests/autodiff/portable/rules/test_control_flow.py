@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -35,6 +37,12 @@ def make(then: str, other: str, tail: str = SQUARE, two: bool = False) -> ir.Mod
     )
 
 
+def value_names(model: ir.Model) -> collections.Counter[str]:
+    """How often each name is given, branches included."""
+    nodes = model.graph.all_nodes()
+    return collections.Counter(out.name for node in nodes for out in node.outputs if out.name)
+
+
 def assert_both_branches(model: ir.Model, wrt: list[str]) -> ir.Model:
     rng = np.random.default_rng(0)
     feeds = {
@@ -44,6 +52,8 @@ def assert_both_branches(model: ir.Model, wrt: list[str]) -> ir.Model:
     }
     result = differentiate(model, "loss", wrt, "portable")
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
+    before, after = value_names(model), value_names(result)
+    assert all(after[name] <= max(before[name], 1) for name in after)  # no name is given anew
     for choice in (True, False):
         given = {**feeds, "c": np.array(choice)}
         expected = numeric_gradients(model, "loss", wrt, given)

@@ -1,0 +1,55 @@
+"""The options of the suite, and that what is said to need no runtime finds none (tests/conftest.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import onnxruntime
+import pytest
+
+from ortboost.autodiff.native.engine import NativeEngine
+from ortboost.autodiff.portable.engine import PortableEngine
+from tests import conftest
+from tests.support import ROOT
+
+
+def suite(*words: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def test_what_needs_no_runtime_exists():
+    assert [name for name in conftest.WITHOUT_RUNTIME if not (conftest.TESTS / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: onnxruntime.InferenceSession(b""),
+        lambda: onnxruntime.get_available_providers(),  # by name, at the call
+        lambda: NativeEngine().unavailable(),
+        lambda: PortableEngine().opsets,
+    ],
+    ids=["session", "providers", "native", "portable"],
+)
+def test_a_test_without_runtime_finds_none(ask):
+    """This file is one of them."""
+    with pytest.raises(pytest.fail.Exception, match="WITHOUT_RUNTIME"):
+        ask()
+
+
+def test_what_needs_no_runtime_can_be_left_out():
+    files = ("tests/core/test_report.py", "tests/runtime/test_diagnosis.py")
+    found = suite("--collect-only", "--runtime-only", *files)
+    assert "test_diagnosis.py" in found
+    assert "test_report.py" not in found
+    assert "deselected" in found
+
+
+def test_what_is_left_when_the_time_is_over_is_skipped_and_told():
+    found = suite("--budget", "0", "tests/core/test_report.py")
+    assert "the 0 seconds are over" in found
+    assert " skipped" in found
+    assert "passed" not in found

@@ -1,0 +1,172 @@
+"""Which test files belong to which module; `make check` and `tools/mutate.py` choose by it.
+
+    python tools/tests_of.py ortboost/graph/query.py    the test files of a module, the nearest first
+    python tools/tests_of.py --changed                  those of everything that differs from the main branch
+    python tools/tests_of.py --unmirrored               test files without a module of that name, and the reverse
+
+A test file mirrors its module: ``ortboost/graph/query.py`` and ``tests/graph/test_query.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+__all__ = ["changed_files", "mirrored_test", "tests_of", "unmirrored"]
+
+ROOT = Path(__file__).resolve().parents[1]
+# Found by no import: rules that are loaded by name, and tested with others of their kind.
+_RULES, _RULE_TESTS = "ortboost/autodiff/portable/rules", "tests/autodiff/portable"
+ELSEWHERE = {
+    f"{_RULES}/functions.py": [f"{_RULE_TESTS}/test_probe.py"],
+    f"{_RULES}/padding.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
+    f"{_RULES}/recurrent.py": [f"{_RULE_TESTS}/rewrites/test_recurrent.py"],
+    f"{_RULES}/slicing.py": [f"{_RULE_TESTS}/rules/test_shapes.py"],
+    f"{_RULES}/softmax.py": [
+        f"{_RULE_TESTS}/rules/test_{x}.py" for x in ("activations", "reductions")
+    ],
+}
+# Cheap, and true of the package as a whole: they belong to every change.
+ALWAYS = ("tests/test_layers.py", "tests/test_public_api.py", "tests/test_dependencies.py")
+
+
+def mirrored_test(module: str) -> str:
+    """The path of the test file that mirrors a module, whether it exists or not."""
+    path = Path(module).relative_to("ortboost")
+    return (Path("tests") / path.parent / f"test_{path.name}").as_posix()
+
+
+@cache
+def _test_files() -> dict[str, frozenset[str]]:
+    """Every test file with the modules that it imports by name."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return {file.relative_to(ROOT).as_posix(): _imported(file) for file in files}
+
+
+def _imported(file: Path) -> frozenset[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        found.update(path for path in (_module(name) for name in names) if path)
+    return frozenset(found)
+
+
+def _module(name: str) -> str | None:
+    path = f"{name.replace('.', '/')}.py"
+    return path if (ROOT / path).is_file() else None
+
+
+@cache
+def _importers() -> dict[str, frozenset[str]]:
+    """Every module that others of the package import, with those others."""
+    found: dict[str, set[str]] = {}
+    for file in sorted((ROOT / "ortboost").rglob("*.py")):
+        for module in _imported(file):
+            found.setdefault(module, set()).add(file.relative_to(ROOT).as_posix())
+    return {module: frozenset(others) for module, others in found.items()}
+
+
+def tests_of(module: str) -> list[str]:
+    """The test files of a module: the one that mirrors it, then those that import it by name.
+
+    A module that has neither is tested through others: then it is the mirrored tests of the
+    nearest modules of its folder that import it, or else every file of the mirrored folder.
+
+    Args:
+        module: The module's path from the root of the repository, as ``ortboost/graph/query.py``.
+
+    Returns:
+        Paths from the root of the repository.
+    """
+    files = _test_files()
+    mirror = mirrored_test(module)
+    chosen = [mirror] if mirror in files else []
+    chosen += [file for file, modules in files.items() if module in modules and file != mirror]
+    chosen += [file for file in ELSEWHERE.get(module, []) if file in files]
+    near, seen = {module}, {module}
+    while not chosen and near:
+        near = {other for one in near for other in _importers().get(one, ())} - seen
+        near = {other for other in near if Path(other).parent == Path(module).parent}
+        seen |= near
+        chosen = sorted(mirrored_test(other) for other in near if mirrored_test(other) in files)
+    folder = Path(mirror).parent
+    while not chosen and folder != Path():
+        chosen = [file for file in files if Path(file).parent == folder]
+        folder = folder.parent
+    return chosen
+
+
+def changed_files(base: str) -> list[str]:
+    """The files that differ from where this branch left another one, new files included."""
+
+    def git(*arguments: str) -> list[str]:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return done.stdout.splitlines()
+
+    [start] = git("merge-base", "HEAD", base)
+    changed = git("diff", "--name-only", start) + git("ls-files", "--others", "--exclude-standard")
+    return sorted(file for file in set(changed) if (ROOT / file).is_file())
+
+
+def tests_of_change(changed: Iterable[str]) -> list[str]:
+    """Changed test files, the mirrored tests of changed modules, then what else imports these."""
+    files, own, mirrored, others = _test_files(), [], [], []
+    for file in changed:
+        if file in files:
+            own.append(file)
+        elif file.startswith("ortboost/") and file.endswith(".py"):
+            mirror = mirrored_test(file)
+            mirrored += [mirror] if mirror in files else []
+            others += [test for test in tests_of(file) if test != mirror]
+    chosen = [*ALWAYS, *own, *mirrored, *others]
+    return [file for file in dict.fromkeys(chosen) if (ROOT / file).is_file()]
+
+
+def unmirrored() -> tuple[list[str], list[str]]:
+    """Test files without a module of their name, and modules without a test file of theirs."""
+    modules = {
+        mirrored_test(path): path
+        for file in (ROOT / "ortboost").rglob("*.py")
+        if (path := file.relative_to(ROOT).as_posix()) and file.name != "__init__.py"
+    }
+    files = set(_test_files())
+    return sorted(files - set(modules)), sorted(modules[test] for test in set(modules) - files)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="*", help="paths from the root of the repository")
+    parser.add_argument("--changed", action="store_true", help="of what differs from --base")
+    parser.add_argument("--base", default="main", help="the branch to compare with (main)")
+    parser.add_argument("--unmirrored", action="store_true", help="what has no counterpart")
+    options = parser.parse_args()
+    if options.unmirrored:
+        tests, modules = unmirrored()
+        print(*(f"no module: {path}" for path in tests), sep="\n")
+        print(*(f"no test:   {path}" for path in modules), sep="\n")
+    elif options.changed:
+        try:
+            changed = changed_files(options.base)
+        except subprocess.CalledProcessError as error:
+            print(f"error: {error.stderr.strip()}\n  fix:   give --base BRANCH", file=sys.stderr)
+            return 2
+        print(*tests_of_change(changed), sep="\n")
+    else:
+        print(*dict.fromkeys(test for path in options.modules for test in tests_of(path)), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
