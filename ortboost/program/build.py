@@ -125,6 +125,11 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     raw_next = _rename_raw(model, forward.next_of)
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
+    # From here on outputs, so that no rewrite takes the next statistics for unused.
+    raw = set(raw_next.values())
+    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
+    kept += [output for node in model.graph for output in node.outputs if output.name in raw]
+    model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     groups, freezing = _groups(model, trained, config)
     scale_groups = None
     if isinstance(config.loss_scale, GroupedScaleConfig):
@@ -135,10 +140,6 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     reports += freezing
     reports += engine.prepare(model)
     bypass_identity_transposes(model)
-    raw = set(raw_next.values())
-    kept = [_value(model, loss.loss), _value(model, loss.prediction)]
-    kept += [output for node in model.graph for output in node.outputs if output.name in raw]
-    model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     objective, scale = _scale_loss(model, config, loss, scale_groups)
     values = {**state, **scale}
     plan = _Plan(forward, config, engine, objective, values, raw_next, centralized, scale_groups)

@@ -500,3 +500,25 @@ def test_the_garbage_collector_is_as_it_was(enabled):
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_running_statistics_survive_what_is_removed_as_unused():
+    """A Resize by matrices leaves Transposes that keep the order; what removes them removes no state."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,4,4] x, float[2,1,3,3] w, float[2] s, float[2] t, float[2] m, float[2] v,
+             float[4] sizes) => (float[N,2] y) {
+          c = Conv(x, w) b = BatchNormalization(c, s, t, m, v)
+          r = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(b, , sizes)
+          p = GlobalAveragePool(r) y = Flatten(p) }""",
+        w=weights(2, 1, 3, 3),
+        s=weights(2, seed=1),
+        t=weights(2, seed=2),
+        m=weights(2, seed=3),
+        v=np.ones(2, np.float32),
+        sizes=np.array([1, 1, 2, 2], np.float32),
+    )
+    program = build_program(model, ProgramConfig(engine="portable"))
+    assert {e.name for e in program.catalogue.state if e.next} >= {"w", "s", "t", "m", "v"}
+    made = {node.op_type for node in program.step.graph.all_nodes()}
+    assert "Resize" not in made
