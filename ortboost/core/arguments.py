@@ -105,6 +105,7 @@ def fits(value: object, hint: Any) -> bool:
         >>> fits(1, float | None), fits(True, int), fits(["a", 1], tuple[str, ...])
         (True, False, False)
     """
+    hint = _without_alias(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -132,6 +133,15 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
+def _without_alias(hint: Any) -> Any:
+    """What a ``type`` statement stands for; numpy 2.5 defines ``NDArray`` by one."""
+    while True:
+        alias = typing.get_origin(hint) or hint
+        if not hasattr(alias, "__value__"):
+            return hint
+        hint = alias.__value__
+
+
 def _is_number(value: Any, *, whole: bool) -> bool:
     kind: Any = type(value)
     if kind is bool or not issubclass(kind, numbers.Integral if whole else numbers.Real):
@@ -148,6 +158,7 @@ def described(hint: Any) -> str:
         >>> described(int | None), described(tuple[str, ...])
         ('a whole number or None', 'a list of texts')
     """
+    hint = _without_alias(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if is_union(hint):
         return " or ".join(dict.fromkeys(described(one) for one in inner))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked, described, fits
 from ortboost.core.errors import ArgumentTypeError, UsageError
@@ -89,6 +90,14 @@ def test_arrays_and_scalars_of_numpy():
     assert fits(np.float32(3), float)
     assert not fits(np.float32(3), int)
     assert not fits(np.zeros(1), float)
+
+
+def test_arrays_by_their_alias():
+    """A generic alias in older versions of numpy, the name of a ``type`` statement in newer ones."""
+    assert fits(np.zeros(1), NDArray[Any])
+    assert fits({"a": np.zeros(1)}, str | Mapping[str, NDArray[Any]])
+    assert not fits([0.0], NDArray[Any])
+    assert described(NDArray[Any]) == "a ndarray"
 
 
 def test_words_for_annotations():
