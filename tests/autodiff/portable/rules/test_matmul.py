@@ -72,17 +72,6 @@ def test_one_matrix_makes_no_transposed_copy():
     assert "Transpose" not in {node.op_type for node in result.graph}
 
 
-def test_the_shapes_of_two_matrices_stay_known():
-    model = graph(
-        """g (float[5,4] x, float[4,3] w) => (float loss) {
-        y = MatMul(x, w) q = Mul(y, y) loss = ReduceSum<keepdims = 0>(q) }"""
-    )
-    work = model.clone()
-    result = differentiate(work, "loss", ["x", "w"], "portable")
-    products = [node.outputs[0] for node in result.graph if node.op_type == "Gemm"]
-    assert sorted(list(value.shape) for value in products) == [[4, 3], [5, 4]]
-
-
 def test_empty_batch():
     model = graph(
         """g (float[N,2,4] x, float[4,3] w) => (float loss) {

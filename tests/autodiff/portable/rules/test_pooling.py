@@ -145,7 +145,14 @@ def test_lp_pool(norm, declared, attributes):
         "LpPool", (2, 2, 5, 4), {"kernel_shape": [2, 3], "p": norm, **attributes}, declared
     )
     feeds = {"x": random_feeds(model, N=2, C=2, L0=5, L1=4)["x"]}
-    feeds["r"] = np.random.default_rng(2).standard_normal((1, 1, 1, 1)).astype(np.float32)
+    strides, pads = attributes.get("strides", [1, 1]), attributes.get("pads", [0, 0, 0, 0])
+    out = [
+        (n + before + after - k) // step + 1
+        for n, before, after, k, step in zip(
+            (5, 4), pads[:2], pads[2:], (2, 3), strides, strict=True
+        )
+    ]
+    feeds["r"] = np.random.default_rng(2).standard_normal((2, 2, *out)).astype(np.float32)
     assert_gradients(model, ["x"], feeds, engine="portable")
 
 
