@@ -246,8 +246,8 @@ def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
     """The loss scale as JSON data.
 
     Example:
-        >>> scale_to_dict(NoScaleConfig())
-        {'kind': 'off'}
+        >>> scale_to_dict(DynamicScaleConfig(window=10))["kind"]
+        'dynamic'
     """
     return write_config(scale)
 

@@ -70,6 +70,20 @@ def test_the_run_learned_and_left_its_files(finished):
     assert events[-1]["event"] == "end"
 
 
+def test_a_batch_axis_is_given_to_training(tmp_path):
+    folder = converted(tmp_path / "run")
+    error = caught(UsageError, api.train, folder, DIGITS, batch_axes={"q": 0}, **CPU)
+    assert "no input 'q'" in error.what
+    error = caught(UsageError, api.train, folder, DIGITS, batch_axes={"x": 2}, **CPU)
+    assert "no axis 2" in error.what
+    # One sample for all batches: then the labels alone say how many samples there are.
+    data = {"x": np.zeros((16, 64), np.float32), "labels": np.zeros(48, np.int64)}
+    summary = api.train(
+        folder, data, batch_axes={"x": None, "labels": 0}, batch_size=16, epochs=1, **CPU
+    )
+    assert summary.steps == 3
+
+
 def test_evaluating_the_run_and_the_export_agree(finished, tmp_path):
     folder, summary = finished
     best = max(entry["value"] for entry in summary.best.values())
