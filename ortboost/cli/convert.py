@@ -196,7 +196,6 @@ def convert(
     from ortboost.cli.parse_scale import parse_loss_scale
     from ortboost.program.boosted import split_settings, with_settings
     from ortboost.program.choose_trainable import CHOOSE_TRAINABLE
-    from ortboost.program.combine import enabled_boosts
 
     printer = Output(json, quiet, verbose)
     settled = _config(
@@ -244,7 +243,7 @@ def convert(
     printer.pairs(
         [
             ("program", f"{out} (not written)" if dry_run else out),
-            ("boosts", ", ".join(enabled_boosts(program.config))),
+            ("boosts", ", ".join(b.name for b in program.config.enabled_boosts)),
             ("engine", program.engine),
             ("trained", counted.removeprefix("trains ")),
             ("loss", _loss(program)),
