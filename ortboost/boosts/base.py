@@ -43,7 +43,7 @@ from ortboost.graph.parameters import Parameter
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Boost", "GraphContext", "Stage", "State", "UpdateContext"]
+__all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
 """Where a boost acts first and foremost: for people, and the default place in the table."""
@@ -95,25 +95,34 @@ class GraphContext:
 
 
 @dataclass
-class UpdateContext:
-    """What a boost may read and write within the update.
+class StepContext:
+    """What a boost may read in a step, after the gradients.
 
     Args:
         b: Gets the nodes.
         trained: What this graph trains.
         states: State name to its value before the step: parameters, slots, what ``states`` declared.
         memory: See :class:`GraphContext`.
-        step: float64 scalar, the number of this update, 1 for the first.
-        next_of: State name to its next value. A boost adds those of its own states that move; the
-            others keep their value, and on a skipped step all do.
     """
 
     b: Builder
     trained: Sequence[Parameter]
     states: Mapping[str, ir.Value]
     memory: Mapping[str, Any]
-    step: ir.Value | None = None
-    next_of: dict[str, ir.Value] = field(default_factory=dict)
+
+
+@dataclass
+class UpdateContext(StepContext):
+    """What a boost may read and write within the update.
+
+    Args:
+        step: float64 scalar, the number of this update, 1 for the first.
+        next_of: State name to its next value. A boost adds those of its own states that move; the
+            others keep their value, and on a skipped step all do.
+    """
+
+    step: ir.Value
+    next_of: dict[str, ir.Value]
 
 
 class Boost:

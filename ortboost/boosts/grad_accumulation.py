@@ -6,7 +6,7 @@ With a window of `N` micro-batches, `g` the un-scaled gradient and `k` the micro
     a <- a + g / N          otherwise
     k <- k + 1;   if k = N:  update with a;  k <- 0
 
-A micro-batch that overflows is skipped and does not count; the learning rate is per update. What is left of a
+A micro-batch that overflows is skipped and does not count; the learning rate is per step. What is left of a
 window can be applied as the mean over its `k` micro-batches.
 
 Source: MindSpore Boost 2.10, ``GradientAccumulation`` (a mean, too); ``MultiSteps`` of optax.
@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.boosts.base import State, UpdateContext
+from ortboost.boosts.base import State, StepContext
 from ortboost.boosts.roles import GradientGatherer
 from ortboost.core.errors import ConfigError
 from ortboost.graph.parameters import Parameter
@@ -84,10 +84,10 @@ class GradAccumulation(GradientGatherer):
         return [*means, State(MICRO_STEPS, np.zeros((), np.int64))]
 
     def gather(
-        self, update: UpdateContext, gradients: Callable[[], Mapping[str, ir.Value]]
+        self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """Add a micro-batch to the window; the algebra is at the top."""
-        b, done = update.b, update.states[MICRO_STEPS]
+        b, done = step.b, step.states[MICRO_STEPS]
         started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
         count = b.op("Add", done, b.const(1, _INT64))
         full = b.op("GreaterOrEqual", count, b.const(self.steps, _INT64), dtype=_BOOL, shape=())
@@ -96,32 +96,28 @@ class GradAccumulation(GradientGatherer):
         found = {}
         for name, grad in gradients().items():
             state = accumulator_name(name)
-            old = b.op("Mul", update.states[state], keep)
+            old = b.op("Mul", step.states[state], keep)
             found[state] = b.op("Add", old, b.op("Div", grad, divisor))
         found[MICRO_STEPS] = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
         return found, full
 
-    def gathered(
-        self, update: UpdateContext, states: Mapping[str, ir.Value]
-    ) -> dict[str, ir.Value]:
+    def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """The means."""
-        return {p.name: states[accumulator_name(p.name)] for p in update.trained}
+        return {p.name: states[accumulator_name(p.name)] for p in step.trained}
 
-    def remainder(
-        self, update: UpdateContext
-    ) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
+    def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
         """The mean over the `k` micro-batches that there are: `a N / k`."""
-        b, done = update.b, update.states[MICRO_STEPS]
+        b, done = step.b, step.states[MICRO_STEPS]
         some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name="flushed", shape=())
         share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
         factor = b.op("Div", b.const(float(self.steps)), share)
 
         def means() -> dict[str, ir.Value]:
-            sums = self.gathered(update, update.states)
+            sums = self.gathered(step, step.states)
             return {name: b.op("Mul", value, factor) for name, value in sums.items()}
 
         return some, means
 
-    def cleared(self, update: UpdateContext) -> dict[str, ir.Value]:
+    def cleared(self, step: StepContext) -> dict[str, ir.Value]:
         """An empty window."""
-        return {MICRO_STEPS: update.b.const(0, _INT64)}
+        return {MICRO_STEPS: step.b.const(0, _INT64)}

@@ -1,4 +1,4 @@
-"""Three jobs that one boost of a program can have: scale the loss, gather gradients, split the update."""
+"""Three jobs that one boost of a program can have: scale the loss, gather gradients, split the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.boosts.base import Boost, GraphContext, Stage, UpdateContext
+from ortboost.boosts.base import Boost, GraphContext, Stage, StepContext
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 
@@ -100,35 +100,31 @@ class LossScaler(Boost, ABC):
 
 
 class GradientGatherer(Boost, ABC):
-    """Gathers the gradients of a window of steps for one update."""
+    """Gathers the gradients of a window of steps for one step."""
 
     stage: ClassVar[Stage] = "gradients"
 
     @abstractmethod
     def gather(
-        self, update: UpdateContext, gradients: Callable[[], Mapping[str, ir.Value]]
+        self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
         """The next values of its states, and whether the window is full: bool scalar.
 
         Args:
-            update: The graph.
+            step: The graph.
             gradients: Makes the un-scaled gradients of the step.
         """
 
     @abstractmethod
-    def gathered(
-        self, update: UpdateContext, states: Mapping[str, ir.Value]
-    ) -> dict[str, ir.Value]:
+    def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """Parameter name to the gradient of a full window, from the states of :meth:`gather`."""
 
     @abstractmethod
-    def remainder(
-        self, update: UpdateContext
-    ) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
+    def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
         """Whether a window has begun, bool scalar, and what makes the gradients of what there is."""
 
     @abstractmethod
-    def cleared(self, update: UpdateContext) -> dict[str, ir.Value]:
+    def cleared(self, step: StepContext) -> dict[str, ir.Value]:
         """Its states after an update with the remainder."""
 
 

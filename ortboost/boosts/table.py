@@ -23,6 +23,7 @@ so that the command line finds it, too; ``docs/own_boost.md`` has an example.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
@@ -67,7 +68,23 @@ def registered() -> tuple[type[Boost], ...]:
         >>> [boost.name for boost in registered()][:2]
         ['less-bn', 'full-norm-head']
     """
+    _import_installed()
     return tuple(_TABLE)
+
+
+@functools.cache
+def _import_installed() -> None:
+    """Register the boosts of installed packages, once."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            boost = entry.load()
+        except Exception as error:  # whatever the package does when it is imported
+            raise ConfigError(
+                "A boost of another package cannot be imported.",
+                where=f"entry point {entry.name} = {entry.value}: {error!r}",
+                fix="Repair that package, or uninstall it.",
+            ) from error
+        register(boost)
 
 
 def register(boost: _B, *, after: str | None = None) -> _B:
@@ -115,13 +132,10 @@ def find_boost(name: str) -> type[Boost]:
         ConfigError: It is not registered; the nearest one is named.
     """
     wanted = name.replace("_", "-").lower()
-    for attempt in ("known", "installed"):
-        for boost in _TABLE:
+    for known in (lambda: _TABLE, registered):
+        for boost in known():
             if boost.name == wanted:
                 return boost
-        if attempt == "known":
-            for entry in entry_points(group=ENTRY_POINTS):
-                register(entry.load())
     raise ConfigError(
         f"There is no boost '{name}'.",
         where="boosts",

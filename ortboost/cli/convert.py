@@ -6,6 +6,7 @@ What takes time to import is imported inside the verbs, so that ``--help`` answe
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -157,8 +158,12 @@ def convert(
         Path | None, typer.Option(help="JSON file with the configuration; options overrule it.")
     ] = None,
     boost: Annotated[
-        str | None,
-        typer.Option(metavar="LEVEL", help="O0, O1 or O2: add the boosts of a level."),
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:KEY=VALUE|LEVEL",
+            help="A boost with its settings, as grad-freeze:p=0.4,by=cost (see 'ortboost list'), or a "
+            "level, O0, O1 or O2: a set of them (repeatable).",
+        ),
     ] = None,
     boost_config: Annotated[
         Path | None, typer.Option(help="JSON file with settings of the boosts.")
@@ -235,8 +240,9 @@ def convert(
         seed=seed,
     )
     boost_sets, own_sets = split_settings(parse_settings(settings or []))
-    settled = with_settings(settled, own_sets)
-    boosts = _boosts(boost, boost_config, boost_sets)
+    level, chosen = _split_boosts(boost or [])
+    settled = with_settings(settled, own_sets).with_boosts(*chosen)
+    boosts = _boosts(level, boost_config, boost_sets)
     program = api.convert(model, out, settled, boost=boosts, overwrite=overwrite, dry_run=dry_run)
     counted = next(r.notes[0] for r in program.reports if r.rewrite == CHOOSE_TRAINABLE)
     printer.result({"path": str(out), "dry_run": dry_run, **program.manifest()})
@@ -399,6 +405,20 @@ def _optimizer(name: str | None, arguments: list[str] | None) -> Any:
     return optimizer_from_dict({"name": name or "momentum", **pairs})
 
 
+def _split_boosts(texts: list[str]) -> tuple[str | None, list[Any]]:
+    """The level, if one is given, and the boosts."""
+    from ortboost.cli.parse import parse_boost
+    from ortboost.core.errors import UsageError
+
+    levels = [text for text in texts if re.fullmatch(r"[oO]\d*", text)]
+    if len(levels) > 1:
+        raise UsageError(
+            f"There are {len(levels)} boost levels.", where="--boost", fix="Give one of them."
+        )
+    chosen = [parse_boost(text) for text in texts if text not in levels]
+    return (levels[0] if levels else None), chosen
+
+
 def _boosts(level: str | None, path: Path | None, settings: list[tuple[str, Any]]) -> Any:
     """The boosts that the options ask for; ``None`` if they ask for nothing."""
     from ortboost.program.boost_config import resolve_boost
@@ -503,6 +523,7 @@ Examples:
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
   ortboost convert model.onnx -o run --parameters model.txt
+  ortboost convert model.onnx -o run --boost less-bn --boost grad-freeze:p=0.4,by=cost
   ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
   ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'""",
     ),

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from ortboost.boosts.base import Boost
+from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ClipConfig, ParameterGroup
 
 __all__ = [
+    "parse_boost",
     "parse_clip",
     "parse_group",
     "parse_inputs",
@@ -45,6 +48,27 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
             )
         found[key.strip().replace("-", "_")] = parse_value(value.strip())
     return found
+
+
+def parse_boost(text: str) -> Boost:
+    """Read ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; a list has ``|`` between its items, or at its end.
+
+    Raises:
+        UsageError: A part has another form.
+        ConfigError: An unknown boost or setting, or a value that makes no sense.
+
+    Example:
+        >>> parse_boost("grad-freeze:p=0.4,by=cost").by
+        'cost'
+        >>> parse_boost("grad-centralization:patterns=fc*|").patterns
+        ('fc*',)
+    """
+    name, _, rest = text.strip().partition(":")
+    pairs = parse_pairs([part for part in rest.split(",") if part], f"--boost {name}")
+    for key, value in pairs.items():
+        if isinstance(value, str) and "|" in value:
+            pairs[key] = [parse_value(item) for item in value.split("|") if item]
+    return boost_from_dict({"name": name, **pairs})
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
@@ -186,7 +210,7 @@ def parse_clip(text: str) -> ClipConfig:
 
     Example:
         >>> parse_clip("global-norm:1.0")
-        ClipConfig(by='global-norm', limit=1.0)
+        Clip(by='global-norm', limit=1.0)
     """
     by, colon, limit = text.strip().partition(":")
     number = parse_value(limit)

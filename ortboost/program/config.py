@@ -241,6 +241,24 @@ class ProgramConfig:
         """The boost that splits the update into several graphs."""
         return next((b for b in self.enabled_boosts if isinstance(b, UpdateSplitter)), None)
 
+    def with_boosts(self, *boosts: Boost) -> ProgramConfig:
+        """The same with these boosts, each in the place of its like: one of its name, or its loss scale.
+
+        Example:
+            >>> from ortboost.boosts import GradAccumulation, GroupLossScale
+            >>> config = ProgramConfig().with_boosts(GroupLossScale(), GradAccumulation(2))
+            >>> [boost.name for boost in config.boosts]
+            ['group-loss-scale', 'grad-accumulation']
+        """
+        names = {boost.name for boost in boosts}
+        scaled = any(isinstance(boost, LossScaler) for boost in boosts)
+        kept = [
+            boost
+            for boost in self.boosts
+            if boost.name not in names and not (scaled and isinstance(boost, LossScaler))
+        ]
+        return dataclasses.replace(self, boosts=(*kept, *boosts))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, written into the manifest."""
         data: dict[str, Any] = {}
@@ -295,7 +313,9 @@ class ProgramConfig:
         if isinstance(arguments.get("optimizer"), Mapping):
             arguments["optimizer"] = optimizer_from_dict(arguments["optimizer"])
         if "boosts" in arguments:
-            arguments["boosts"] = tuple(map(boost_from_dict, arguments["boosts"]))
+            boosts = arguments["boosts"]
+            if isinstance(boosts, (list, tuple)):
+                arguments["boosts"] = tuple(map(boost_from_dict, boosts))
         if "groups" in arguments:
             arguments["groups"] = tuple(
                 ParameterGroup(**_listed(_known(ParameterGroup, group, "groups"), "patterns"))

@@ -20,14 +20,14 @@ the scale is for the boost that scales the loss to say (:class:`ortboost.boosts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.boosts.base import GraphContext, UpdateContext
+from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
@@ -137,7 +137,7 @@ class _Writer:
         self.group = group
         self.b = Builder(self.graph, "ortboost/update")
         self.inputs = {value.name or "": value for value in self.graph.inputs}
-        self.context = UpdateContext(self.b, self.trained, self.inputs, graph.memory)
+        self.context = StepContext(self.b, self.trained, self.inputs, graph.memory)
         self.boosts = config.enabled_boosts
         self.gatherer = config.gatherer
         self.scaler = config.scaler
@@ -363,7 +363,7 @@ class _Writer:
         counts = {name: b.op("Add", self.inputs[name], one) for name in counters}
         step = b.op("Cast", counts[counters[-1]], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
         next_of: dict[str, ir.Value] = {}
-        context = replace(self.context, step=step, next_of=next_of)
+        context = UpdateContext(**vars(self.context), step=step, next_of=next_of)
         gradients = means()
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)

@@ -46,7 +46,8 @@ def test_one_card_is_shown(capsys):
 def test_the_list_as_json(capsys):
     assert run(["list", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in data] == sorted(cards())
+    names = {*cards(), *(boost.name for boost in registered())}
+    assert [entry["name"] for entry in data] == sorted(names)
     assert all(entry["tldr"] and entry["source"] for entry in data)
 
 
