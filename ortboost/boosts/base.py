@@ -34,8 +34,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import check_kinds, read_config
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
@@ -162,20 +161,8 @@ class Boost:
         Raises:
             ConfigError: An unknown setting (the nearest is named), a missing one, or a wrong value.
         """
-        where = f"boost '{cls.name}'"
-        names = [item.name for item in dataclasses.fields(cls)]  # type: ignore[arg-type]
         settings = {key: value for key, value in data.items() if key != "name"}
-        for key in settings:
-            if key not in names:
-                raise ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, names))
-        try:
-            return cls(**{key: _as_tuple(value) for key, value in settings.items()})
-        except TypeError as error:
-            raise ConfigError(
-                "A setting of a boost is missing or of another type than is needed.",
-                where=f"{where}: {error}",
-                fix="Give every key that it needs, each with a value of its type.",
-            ) from error
+        return read_config(cls, settings, f"boost '{cls.name}'")
 
     def opsets(self, opsets: range) -> range:
         """The opset versions that it can work with, of those that the engine can."""
@@ -211,8 +198,3 @@ class Boost:
     ) -> ir.Value:
         """A gradient after the weight decay, before the optimizer's own algebra."""
         return gradient
-
-
-def _as_tuple(value: Any) -> Any:
-    """JSON lists as tuples, at any depth."""
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

@@ -6,7 +6,7 @@ With a window of `N` micro-batches, `g` the un-scaled gradient and `k` the micro
     a <- a + g / N          otherwise
     k <- k + 1;   if k = N:  update with a;  k <- 0
 
-A micro-batch that overflows is skipped and does not count; the learning rate is per step. What is left of a
+A micro-batch that overflows is skipped and does not count; the learning rate is per update. What is left of a
 window can be applied as the mean over its `k` micro-batches.
 
 Source: MindSpore Boost 2.10, ``GradientAccumulation`` (a mean, too); ``MultiSteps`` of optax.
@@ -22,14 +22,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts.base import State, StepContext
-from ortboost.boosts.roles import GradientGatherer
+from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientGatherer
 from ortboost.core.errors import ConfigError
 from ortboost.graph.parameters import Parameter
 
-__all__ = ["MICRO_STEPS", "GradAccumulation", "accumulator_name"]
+__all__ = ["GradAccumulation", "accumulator_name"]
 
-MICRO_STEPS: Final = "ortboost/micro_steps"
-"""Name of the state that counts the micro-batches of a window."""
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _LONGEST: Final = 2**31
 
@@ -108,7 +106,7 @@ class GradAccumulation(GradientGatherer):
     def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
         """The mean over the `k` micro-batches that there are: `a N / k`."""
         b, done = step.b, step.states[MICRO_STEPS]
-        some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name="flushed", shape=())
+        some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name=FLUSHED, shape=())
         share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
         factor = b.op("Div", b.const(float(self.steps)), share)
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.base import GraphContext
 from ortboost.boosts.roles import SCALE, LossScaler
 from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
@@ -206,15 +207,5 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
         raise ConfigError(
             f"Unknown loss scale '{kind}'.", where="loss_scale, kind", fix=nearest(kind, _KINDS)
         )
-    names = [item.name for item in dataclasses.fields(_KINDS[kind])]
-    for key in arguments:
-        if key not in names:
-            raise ConfigError(f"Unknown key '{key}'.", where="loss_scale", fix=nearest(key, names))
-    if kind == "grouped":
-        for key in ("init", "groups", "marks"):
-            if isinstance(arguments.get(key), list):
-                arguments[key] = tuple(
-                    tuple(item) if isinstance(item, list) else item for item in arguments[key]
-                )
-    scale: ScaleConfig = _KINDS[kind](**arguments)
+    scale: ScaleConfig = read_config(_KINDS[kind], arguments, "loss_scale")
     return scale

@@ -1,4 +1,4 @@
-"""Three jobs that one boost of a program can have: scale the loss, gather gradients, split the step."""
+"""Three jobs that one boost of a program can have: scale the loss, gather gradients, split the update."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from ortboost.boosts.base import Boost, GraphContext, Stage, StepContext
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 
-__all__ = ["SCALE", "GradientGatherer", "LossScaler", "UpdateSplitter"]
+__all__ = ["FLUSHED", "MICRO_STEPS", "SCALE", "GradientGatherer", "LossScaler", "UpdateSplitter"]
 
 SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
+FLUSHED: Final = "flushed"
+"""Name of the output of a flush that says whether there was anything to apply."""
+MICRO_STEPS: Final = "ortboost/micro_steps"
+"""Name of the state that counts the steps of a window."""
 
 
 class LossScaler(Boost, ABC):
@@ -100,8 +104,14 @@ class LossScaler(Boost, ABC):
 
 
 class GradientGatherer(Boost, ABC):
-    """Gathers the gradients of a window of steps for one step."""
+    """Gathers the gradients of a window of steps for one update.
 
+    Attributes:
+        steps: Steps of a window. The host counts them, too, to know which update comes next; in the graph the
+            count is the state :data:`MICRO_STEPS`, one of :meth:`states`.
+    """
+
+    steps: int
     stage: ClassVar[Stage] = "gradients"
 
     @abstractmethod
@@ -121,7 +131,12 @@ class GradientGatherer(Boost, ABC):
 
     @abstractmethod
     def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
-        """Whether a window has begun, bool scalar, and what makes the gradients of what there is."""
+        """What a flush needs.
+
+        Returns:
+            Whether a window has begun, a bool scalar called :data:`FLUSHED`, and what makes the gradients of
+            what there is.
+        """
 
     @abstractmethod
     def cleared(self, step: StepContext) -> dict[str, ir.Value]:

@@ -37,16 +37,17 @@ def list_boosts(
         printer.line(card.text)
         return
     known = cards()
-    rows = {name: card.to_dict() for name, card in known.items()}
+    rows = {name: {**card.to_dict(), "acts_on": ""} for name, card in known.items()}
     for boost in boosts.values():  # also those without a card of their own
         tldr = (boost.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         own = {"name": boost.name, "class": boost.__qualname__, "tldr": tldr}
-        rows.setdefault(boost.name, {**own, "functional": "", "source": boost.__module__})
+        row = rows.setdefault(boost.name, {**own, "functional": "", "source": boost.__module__})
+        row["acts_on"] = boost.stage
     listed = [rows[name] for name in sorted(rows)]
     printer.result(listed)
     printer.table(
-        ["boost", "class", "what it does"],
-        [(row["name"], row["class"], row["tldr"]) for row in listed],
+        ["boost", "class", "acts on", "what it does"],
+        [(row["name"], row["class"], row["acts_on"], row["tldr"]) for row in listed],
     )
     printer.line(f"\nnext: ortboost list {next(iter(known), 'NAME')}")
 

@@ -11,13 +11,14 @@ import functools
 import numbers
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar
 
-from ortboost.core.errors import ConfigError
+from ortboost.core.errors import ConfigError, nearest
 
-__all__ = ["check_kinds"]
+__all__ = ["check_kinds", "read_config"]
 
+T = TypeVar("T")
 _INT64: Final = 2**63  # what a graph can hold
 _DOUBLE: Final = 2**1023  # a larger int is no float
 _UNIONS = (typing.Union, types.UnionType)
@@ -69,6 +70,41 @@ def check_kinds(config: Any, where: str) -> None:
                 where=f"{where}, {name}",
                 fix=f"Give {_said(hint)}.",
             )
+
+
+def read_config(kind: type[T], data: Mapping[str, Any], where: str, more: Iterable[str] = ()) -> T:
+    """Build a configuration of plain data; keys may stay out, lists become tuples.
+
+    Args:
+        kind: The dataclass, which checks its values.
+        data: Its fields.
+        where: What is read, for the error.
+        more: Keywords that it takes besides its fields.
+
+    Raises:
+        ConfigError: An unknown key (the nearest one is named), a missing one, or a value that does not fit.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"{data!r} has no keys.", where=where, fix="Give an object of keys and values."
+        )
+    names = [*(item.name for item in dataclasses.fields(kind)), *more]  # type: ignore[arg-type]
+    for key in data:
+        if key not in names:
+            raise ConfigError(f"Unknown key {key!r}.", where=where, fix=nearest(str(key), names))
+    try:
+        return kind(**{key: _as_tuple(value) for key, value in data.items()})
+    except TypeError as error:  # a missing key, or a value that cannot even be looked at
+        raise ConfigError(
+            "A key is missing, or a value is of another type than is needed.",
+            where=f"{where}: {error}",
+            fix="Give every key that it needs, each with a value of its type.",
+        ) from error
+
+
+def _as_tuple(value: Any) -> Any:
+    """JSON lists as tuples, at any depth."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 @functools.cache

@@ -40,7 +40,7 @@ from ortboost.boosts import (
 )
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import check_kinds, read_config
 from ortboost.core.files import read_json
 
 __all__ = [
@@ -337,17 +337,12 @@ def _switches(
     level: str, given: dict[str, Any]
 ) -> tuple[str, Switches, frozenset[str], dict[str, str]]:
     """Mode, what is on, what of it was asked for by name, and what changes nothing."""
-    for name in given:
-        if name not in ("mode", *_SWITCHES):
-            raise ConfigError(
-                f"Unknown key {name!r}.", where="boost", fix=nearest(name, ("mode", *_SWITCHES))
-            )
     mode = given.pop("mode", "auto")
     if mode not in MODES:
         raise ConfigError(
             f"Unknown boost mode {mode!r}.", where="boost, mode", fix=nearest(str(mode), MODES)
         )
-    Switches(**given)
+    read_config(Switches, given, "boost", ["mode"])
     if mode in ("enable_all", "disable_all"):
         on = Switches(**dict.fromkeys(_SWITCHES, mode == "enable_all"))
         return mode, on, frozenset(_SWITCHES if mode == "enable_all" else ()), {}
@@ -364,15 +359,7 @@ def _switches(
 
 
 def _section(name: str, given: Mapping[str, Any]) -> Any:
-    kind = _SECTIONS[name]
-    if kind is FreezeConfig:
-        return FreezeConfig.from_dict(given)
-    names = [item.name for item in fields(kind)]
-    for key in given:
-        if key not in names:
-            raise ConfigError(f"Unknown key {key!r}.", where=name, fix=nearest(key, names))
-    arguments = dict(given)
-    points = arguments.get("gradient_split_groups")
+    points = given.get("gradient_split_groups")
     if points is not None:
         if not isinstance(points, list | tuple | int) or isinstance(points, bool):
             raise ConfigError(
@@ -380,8 +367,9 @@ def _section(name: str, given: Mapping[str, Any]) -> Any:
                 where="common, gradient_split_groups",
                 fix="Give positions in the list of parameters, for example [50, 100].",
             )
-        arguments["gradient_split_groups"] = (points,) if isinstance(points, int) else tuple(points)
-    return kind(**arguments)
+        points = (points,) if isinstance(points, int) else points
+        given = {**given, "gradient_split_groups": points}
+    return read_config(_SECTIONS[name], given, name)
 
 
 def _split(key: str) -> tuple[str, str]:

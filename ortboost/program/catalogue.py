@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.boosts.grad_accumulation import MICRO_STEPS, accumulator_name
+from ortboost.boosts.grad_accumulation import accumulator_name
 from ortboost.boosts.loss_scale import GOOD_STEPS, LIVES
-from ortboost.boosts.roles import SCALE
+from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, SCALE
 from ortboost.core.errors import FileError
 from ortboost.graph.batch_axes import BatchAxis
 
@@ -63,7 +63,6 @@ LOSS_SCALE = "loss_scale"
 LOSS_SCALES = "loss_scales"
 LEARNING_RATE = "learning_rate"
 STEP = "ortboost/step"
-FLUSHED = "flushed"
 LAST_SKIPPED = "ortboost/last_skipped"
 CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"

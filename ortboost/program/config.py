@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -13,7 +13,7 @@ from ortboost.boosts.loss_scale import scale_from_dict, scale_to_dict
 from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.field_types import check_kinds, read_config
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import (
@@ -290,38 +290,21 @@ class ProgramConfig:
         Raises:
             ConfigError: Unknown keys; the nearest one is named. Or a value of another kind.
         """
-        try:
-            return cls._from_dict(data)
-        except TypeError as error:  # a part that needs more keys, a number where a list belongs
-            raise ConfigError(
-                "The configuration has a value of another kind than is needed.",
-                where=f"configuration: {error}",
-                fix="Give every key that a part needs, each with a value of its kind.",
-            ) from error
-
-    @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> ProgramConfig:
-        plain = {key: value for key, value in data.items() if key not in FORMER}
-        arguments = {**_known(cls, plain, "configuration", FORMER), **former_from_dict(data)}
-        if isinstance(arguments.get("loss"), Mapping):
-            loss = _known(LossConfig, arguments["loss"], "loss")
-            if loss.get("label_shape") is not None:
-                loss["label_shape"] = tuple(loss["label_shape"])
-            arguments["loss"] = LossConfig(**loss)
-        if isinstance(arguments.get("inputs"), Mapping):
-            arguments["inputs"] = InputConfig(**_known(InputConfig, arguments["inputs"], "inputs"))
+        former = former_from_dict(data)
+        arguments = {**data, **former}
+        for key, kind in (("loss", LossConfig), ("inputs", InputConfig)):
+            if isinstance(arguments.get(key), Mapping):
+                arguments[key] = read_config(kind, arguments[key], key)
         if isinstance(arguments.get("optimizer"), Mapping):
             arguments["optimizer"] = optimizer_from_dict(arguments["optimizer"])
-        if "boosts" in arguments:
-            boosts = arguments["boosts"]
-            if isinstance(boosts, (list, tuple)):
-                arguments["boosts"] = tuple(map(boost_from_dict, boosts))
-        if "groups" in arguments:
-            arguments["groups"] = tuple(
-                ParameterGroup(**_listed(_known(ParameterGroup, group, "groups"), "patterns"))
-                for group in arguments["groups"]
-            )
-        return cls(**_listed(arguments, "trainable", "freeze", "frozen_norm", "metrics", "adapt"))
+        for key, read in (("boosts", boost_from_dict), ("groups", _read_group)):
+            if isinstance(arguments.get(key), (list, tuple)):
+                arguments[key] = tuple(map(read, arguments[key]))
+        return read_config(cls, arguments, "configuration", FORMER)
+
+
+def _read_group(data: Any) -> ParameterGroup:
+    return read_config(ParameterGroup, data, "groups")
 
 
 def decays(parameter: Parameter, decay: DecayFilter) -> bool:
@@ -338,19 +321,3 @@ def _check_decay(value: float | None, where: str) -> None:
         raise ConfigError(
             f"A weight decay of {value} makes no sense.", where=where, fix="Give 0 or more."
         )
-
-
-def _known(
-    cls: Any, data: Mapping[str, Any], where: str, more: Iterable[str] = ()
-) -> dict[str, Any]:
-    names = [*(item.name for item in dataclasses.fields(cls)), *more]
-    for key in data:
-        if key not in names:
-            raise ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, names))
-    return dict(data)
-
-
-def _listed(arguments: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """JSON lists as tuples; one text stays one, to be refused."""
-    lists = {key: tuple(v) for key, v in arguments.items() if key in keys and isinstance(v, list)}
-    return {**arguments, **lists}

@@ -23,10 +23,10 @@ from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale, scale_from_dict, scale_to_dict
 from ortboost.boosts.mixed_precision import MixedPrecision
-from ortboost.boosts.roles import LossScaler
+from ortboost.boosts.roles import GradientGatherer, LossScaler
 from ortboost.boosts.table import arranged
-from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import check_kinds, read_config
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig, ScaleConfig
 from ortboost.transforms.precision import PrecisionConfig
 
@@ -80,15 +80,6 @@ class _Former:
     example: str = ""
 
 
-def _precision(data: Mapping[str, Any]) -> PrecisionConfig:
-    known = [item.name for item in dataclasses.fields(PrecisionConfig)]
-    for key in data:
-        if key not in known:
-            raise ConfigError(f"Unknown key '{key}'.", where="precision", fix=nearest(key, known))
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return PrecisionConfig(**values)
-
-
 FORMER: Final[Mapping[str, _Former]] = {
     "less_bn": _Former(LessBN, lambda b: True, lambda v: LessBN() if v else None),
     "full_norm_head": _Former(
@@ -105,7 +96,7 @@ FORMER: Final[Mapping[str, _Former]] = {
         MixedPrecision,
         lambda b: PrecisionConfig(**vars(b)),
         lambda v: None if v == PrecisionConfig() else MixedPrecision(**vars(v)),
-        _precision,
+        lambda data: read_config(PrecisionConfig, data, "precision"),
         "'compute': 'fp16'",
     ),
     "loss_scale": _Former(
@@ -116,7 +107,7 @@ FORMER: Final[Mapping[str, _Former]] = {
         "'kind': 'fixed', 'scale': 1024",
     ),
     "accumulate": _Former(
-        GradAccumulation, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
+        GradientGatherer, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
     ),
     "clip": _Former(
         Clip, lambda b: b, lambda v: v, Clip.from_dict, "'by': 'global-norm', 'limit': 1.0"
@@ -130,6 +121,7 @@ FORMER: Final[Mapping[str, _Former]] = {
     ),
 }
 """The fields by name."""
+_DEFAULTS: Final = _Values()
 
 
 def with_former_fields(config: _C) -> _C:
@@ -156,7 +148,7 @@ def _read(name: str, config: Any) -> Any:
     for boost in config.boosts:
         if isinstance(boost, former.boost):
             return former.read(boost)
-    return getattr(_Values(), name)
+    return getattr(_DEFAULTS, name)
 
 
 def _joined(boosts: Iterable[Boost], given: Mapping[str, Any]) -> tuple[Boost, ...]:
@@ -182,7 +174,7 @@ def former_to_dict(boosts: Iterable[Boost]) -> dict[str, Any]:
 
     All others are listed under ``boosts``, with their names.
     """
-    values, rest = dataclasses.asdict(_Values()), list(boosts)
+    values, rest = dataclasses.asdict(_DEFAULTS), list(boosts)
     values["loss_scale"] = scale_to_dict(NO_SCALE)
     for boost in tuple(rest):
         for name, former in FORMER.items():
@@ -201,12 +193,21 @@ def _is_object(value: object) -> bool:
     return dataclasses.is_dataclass(value)
 
 
-def former_from_dict(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The former fields of a document, to be given to the configuration."""
-    found: dict[str, Any] = {}
-    for name, former in FORMER.items():
-        if name in data:
-            value = data[name]
-            object_ = former.parse is not None and isinstance(value, Mapping)
-            found[name] = former.parse(value) if object_ and former.parse else value
+def former_from_dict(data: object) -> dict[str, Any]:
+    """The former fields of a document, to be given to the configuration.
+
+    Raises:
+        ConfigError: It is no object of keys and values, or one of the fields makes no sense.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"{data!r} is no configuration.",
+            where="configuration",
+            fix="Give an object of keys and values.",
+        )
+    found: dict[str, Any] = {name: data[name] for name in FORMER if name in data}
+    for name, value in found.items():
+        parse = FORMER[name].parse
+        if parse is not None and isinstance(value, Mapping):
+            found[name] = parse(value)
     return found
