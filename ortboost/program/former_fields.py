@@ -49,14 +49,14 @@ class _Values:
     grad_freeze: FreezeConfig | None = None
 
     def __post_init__(self) -> None:
-        for key, former in FORMER.items():
-            value = getattr(self, key)
-            if former.example and isinstance(value, (str, int, float, Mapping)):
+        for name, former in FORMER.items():
+            value = getattr(self, name)
+            if former.parse is not None and isinstance(value, (str, int, float, Mapping)):
                 raise ConfigError(
-                    f"'{key}' is {value!r}, plain data.",
-                    where=key,
-                    fix=f"Build the configuration of plain data: "
-                    f"ProgramConfig.from_dict({{'{key}': {{{former.example}}}}}).",
+                    f"'{name}' is {value!r}, plain data.",
+                    where=name,
+                    fix="Give an object, or build the configuration of plain data: "
+                    f"ProgramConfig.from_dict({{'{name}': {{...}}}}).",
                 )
         check_kinds(self, "configuration")
 
@@ -70,14 +70,12 @@ class _Former:
         read: Boost to value.
         make: Value to boost, ``None`` for no boost.
         parse: JSON object to value.
-        example: Plain data that it does not take, for the error.
     """
 
     boost: type[Boost]
     read: Callable[[Any], Any]
     make: Callable[[Any], Boost | None]
     parse: Callable[[Mapping[str, Any]], Any] | None = None
-    example: str = ""
 
 
 FORMER: Final[Mapping[str, _Former]] = {
@@ -90,34 +88,28 @@ FORMER: Final[Mapping[str, _Former]] = {
         lambda b: b,
         lambda v: v,
         GradCentralization.from_dict,
-        "'multiple_of': 1",
     ),
     "precision": _Former(
         MixedPrecision,
         lambda b: PrecisionConfig(**vars(b)),
         lambda v: None if v == PrecisionConfig() else MixedPrecision(**vars(v)),
         lambda data: read_config(PrecisionConfig, data, "precision"),
-        "'compute': 'fp16'",
     ),
     "loss_scale": _Former(
         LossScaler,
         lambda b: getattr(b, "policy", NO_SCALE),
         lambda v: GroupLossScale(v) if isinstance(v, GroupedScaleConfig) else LossScale(v),
         scale_from_dict,
-        "'kind': 'fixed', 'scale': 1024",
     ),
     "accumulate": _Former(
         GradientGatherer, lambda b: b.steps, lambda v: None if v == 1 else GradAccumulation(v)
     ),
-    "clip": _Former(
-        Clip, lambda b: b, lambda v: v, Clip.from_dict, "'by': 'global-norm', 'limit': 1.0"
-    ),
+    "clip": _Former(Clip, lambda b: b, lambda v: v, Clip.from_dict),
     "grad_freeze": _Former(
         GradFreeze,
         lambda b: b.config,
         lambda v: None if v is None else GradFreeze.of(v),
         FreezeConfig.from_dict,
-        "'freeze_p': 0.7",
     ),
 }
 """The fields by name."""
