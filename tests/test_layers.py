@@ -24,7 +24,7 @@ ARROWS = {
     "api": "core graph transforms autodiff program runtime training deploy",
     "mindspore": "core graph transforms optimizers boosts program runtime training",
     "drawing": "core graph program",
-    "cli": "core graph optimizers program training deploy api drawing",
+    "cli": "core graph optimizers boosts program training deploy api drawing",
 }
 # The public names of the package, the aliases of MindSpore's packages, `python -m ortboost`.
 DOORS = {

@@ -1,1 +1,38 @@
-"""One file a boost."""
+"""The boosts, one file each.
+
+Example:
+    >>> from ortboost.boosts import GradFreeze, LessBN
+    >>> from ortboost.program.config import ProgramConfig
+    >>> [b.name for b in ProgramConfig(boosts=(GradFreeze(p=0.4, by="cost"), LessBN())).boosts]
+    ['less-bn', 'loss-scale', 'grad-freeze']
+"""
+
+from ortboost.boosts.base import Boost, GraphContext, State, UpdateContext
+from ortboost.boosts.clip import Clip
+from ortboost.boosts.full_norm_head import FullNormHead
+from ortboost.boosts.grad_accumulation import GradAccumulation
+from ortboost.boosts.grad_centralization import GradCentralization
+from ortboost.boosts.grad_freeze import GradFreeze
+from ortboost.boosts.group_loss_scale import GroupLossScale
+from ortboost.boosts.less_bn import LessBN
+from ortboost.boosts.loss_scale import LossScale
+from ortboost.boosts.mixed_precision import MixedPrecision
+from ortboost.boosts.table import register, registered
+
+__all__ = [
+    "Boost",
+    "Clip",
+    "FullNormHead",
+    "GradAccumulation",
+    "GradCentralization",
+    "GradFreeze",
+    "GraphContext",
+    "GroupLossScale",
+    "LessBN",
+    "LossScale",
+    "MixedPrecision",
+    "State",
+    "UpdateContext",
+    "register",
+    "registered",
+]

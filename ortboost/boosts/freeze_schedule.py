@@ -20,14 +20,14 @@ The schedule follows from the configuration alone: a run that is resumed goes on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds
+from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import check_kinds, read_config
 
 __all__ = [
     "CONTINUOUS",
@@ -122,29 +122,7 @@ class FreezeConfig:
         Raises:
             ConfigError: An unknown key; the nearest one is named.
         """
-        names = [item.name for item in fields(cls)]
-        for key in data:
-            if key not in names:
-                raise ConfigError(
-                    f"Unknown key {key!r}.", where="grad_freeze", fix=nearest(key, names)
-                )
-        arguments = dict(data)
-        for key in ("groups", "sequence"):
-            value = arguments.get(key)
-            inner = value if key == "groups" and isinstance(value, list | tuple) else ()
-            if not isinstance(value, list | tuple | None) or any(
-                not isinstance(item, list | tuple) for item in inner
-            ):
-                raise ConfigError(
-                    f"{key} = {value!r} is no list{' of lists' if key == 'groups' else ''}.",
-                    where=f"grad_freeze, {key}",
-                    fix="Give [['fc.weight', 'fc.bias'], ...] for groups, [0, 1, 0] for a sequence.",
-                )
-        if arguments.get("groups") is not None:
-            arguments["groups"] = tuple(tuple(group) for group in arguments["groups"])
-        if arguments.get("sequence") is not None:
-            arguments["sequence"] = tuple(arguments["sequence"])
-        return cls(**arguments)
+        return read_config(cls, data, "grad_freeze")
 
 
 def generate_freeze_index_sequence(

@@ -18,10 +18,12 @@ Source: MindSpore Boost, ``LessBN(network, fn_flag=True)``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.boosts.grad_centralization import HEAD_MARK
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
@@ -31,7 +33,7 @@ from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import ROLE_MARK, known_shape, static_shape
 from ortboost.transforms.new_head import DenseLayer, find_head
 
-__all__ = ["EPSILON", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]
+__all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]
 
 EPSILON = 1e-4
 """What the squared length of a row is at least."""
@@ -40,7 +42,20 @@ _PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "R
 
 
 @dataclass(frozen=True)
-class FullNormHead:
+class FullNormHead(Boost):
+    """Make the last layer a full-normalization head."""
+
+    name: ClassVar[str] = "full-norm-head"
+    stage: ClassVar[Stage] = "forward"
+    card: ClassVar[str] = "less-bn"
+
+    def rewrite_network(self, graph: GraphContext) -> Report:
+        """See :func:`full_norm`."""
+        return full_norm(graph.model, output=graph.output)
+
+
+@dataclass(frozen=True)
+class FoundHead:
     """A full-normalization head in a graph.
 
     Args:
@@ -132,7 +147,7 @@ def full_norm(model: ir.Model, *, output: str | None = None) -> Report:
     return report
 
 
-def find_full_norm(model: ir.Model, output: str | None = None) -> FullNormHead | None:
+def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | None:
     """The full-normalization head that makes an output, if there is one.
 
     Args:
@@ -150,7 +165,7 @@ def find_full_norm(model: ir.Model, output: str | None = None) -> FullNormHead |
     return None
 
 
-def read_full_norm(node: ir.Node) -> FullNormHead | None:
+def read_full_norm(node: ir.Node) -> FoundHead | None:
     """Read a Mul as the end of a head; ``None`` if it is none.
 
     Args:
@@ -167,7 +182,7 @@ def read_full_norm(node: ir.Node) -> FullNormHead | None:
     if normalized is None or read is None or _read_normalized(product.inputs[0]) is None:
         return None
     weight, axis, epsilon = read
-    return FullNormHead(node, product, normalized, weight, multiplier, axis, epsilon)
+    return FoundHead(node, product, normalized, weight, multiplier, axis, epsilon)
 
 
 def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | None:

@@ -30,23 +30,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
 
 import onnx_ir as ir
 
+from ortboost.boosts.base import Boost, GraphContext, Stage, UpdateContext
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import check_kinds
 from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 
-__all__ = ["HEAD_MARK", "CentralizeConfig", "centralize"]
+__all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize"]
 
 HEAD_MARK = "ortboost.full_norm"
 """Metadata key of the weight of a full-normalization head; its gradient is not centralized."""
 
 
 @dataclass(frozen=True)
-class CentralizeConfig:
+class GradCentralization(Boost):
     """Gradient centralization.
 
     Args:
@@ -62,6 +64,10 @@ class CentralizeConfig:
     patterns: tuple[str, ...] | None = None
     multiple_of: int = 16
 
+    name: ClassVar[str] = "grad-centralization"
+    stage: ClassVar[Stage] = "update"
+    card: ClassVar[str] = "grad-centralization"
+
     def __post_init__(self) -> None:
         check_kinds(self, "centralize")
         if self.multiple_of < 1:
@@ -70,6 +76,26 @@ class CentralizeConfig:
                 where="centralize, multiple_of",
                 fix="Give 1 for every weight, or 16 for MindSpore's rule.",
             )
+
+    def rewrite_forward(self, graph: GraphContext) -> Report:
+        """Choose the parameters: layers are known before they are taken apart."""
+        graph.memory[self.name], report = centralize(graph.model, graph.trained, self)
+        return report
+
+    def after_decay(
+        self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
+    ) -> ir.Value:
+        """Take the mean off."""
+        axes: tuple[int, ...] = update.memory[self.name].get(parameter.name, ())
+        if not axes:
+            return gradient
+        b = update.b
+        mean = b.op("ReduceMean", gradient, b.ints(*axes), keepdims=1)
+        return b.op("Sub", gradient, mean)
+
+
+CentralizeConfig: TypeAlias = GradCentralization
+"""The former name of :class:`GradCentralization`."""
 
 
 def centralize(

@@ -28,10 +28,16 @@ come from an Ascend kernel, and groups are consecutive by the user's own calls).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
+from ortboost.boosts.base import GraphContext
+from ortboost.boosts.loss_scale import multiply_loss, scale_from_dict, scale_to_dict
+from ortboost.boosts.roles import SCALE, LossScaler
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.report import Report
@@ -39,9 +45,12 @@ from ortboost.graph.build import Builder
 from ortboost.graph.layers import find_layers
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
-from ortboost.graph.reach import Reach, reach, uses_inside
+from ortboost.graph.reach import Reach, reach, uses_inside, values_by_name
 
-__all__ = ["Boundary", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Boundary", "GroupLossScale", "ScaleGroups", "insert_boundaries", "resolve_boundaries"]
 
 _PREFIX = "ortboost/boundary"
 
@@ -78,6 +87,111 @@ class ScaleGroups:
     number: int
     boundaries: tuple[Boundary, ...]
     loss: int
+
+
+@dataclass(frozen=True)
+class GroupLossScale(LossScaler):
+    """A loss scale for each group of layers.
+
+    Args:
+        policy: The groups, and how their scales move.
+    """
+
+    policy: GroupedScaleConfig = field(default_factory=GroupedScaleConfig)
+
+    name: ClassVar[str] = "group-loss-scale"
+    card: ClassVar[str] = "group-loss-scale"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and settings of the policy."""
+        return {**scale_to_dict(self.policy), "name": self.name}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`to_dict`."""
+        settings = {key: value for key, value in data.items() if key != "name"}
+        return cls(scale_from_dict({"kind": "grouped", **settings}))  # type: ignore[arg-type]
+
+    @property
+    def moves(self) -> bool:
+        """Always: each scale grows or shrinks at every step."""
+        return True
+
+    @property
+    def smallest(self) -> float:
+        """The lower bound, 0 if there is none."""
+        return self.policy.min_scale or 0.0
+
+    @property
+    def number(self) -> int:
+        """Number of groups."""
+        return self.policy.number
+
+    def start(self) -> NDArray[np.float32]:
+        """float32 ``[groups]``."""
+        return self.policy.starts()
+
+    def scale_loss(self, graph: GraphContext, scale: ir.Value) -> Report:
+        """Put boundaries between the groups; the loss gets the scale of the group that computes it."""
+        found, report = insert_boundaries(graph.model, graph.trained, graph.objective, self.policy)
+        graph.memory[self.name] = found
+        if found.loss <= found.number:  # otherwise a mark brings the scale in
+            multiply_loss(graph, scale, found.loss - 1)
+        return report
+
+    def groups(self, graph: GraphContext) -> Mapping[str, int]:
+        """As :func:`insert_boundaries` found them."""
+        found: ScaleGroups = graph.memory[self.name]
+        return found.of
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Make the ratios of the boundaries real."""
+        scale = next(value for value in graph.model.graph.inputs if value.name == SCALE)
+        crossing = resolve_boundaries(graph.model, graph.memory[self.name], scale)
+        # By name: an emulated precision puts rounded tensors in the place of these.
+        graph.memory[f"{self.name}/incoming"] = {
+            ends: [value.name or "" for value in values] for ends, values in crossing.items()
+        }
+
+    def incoming(self, graph: GraphContext) -> Mapping[tuple[int, int], Sequence[ir.Value]]:
+        """What crosses the boundaries downward."""
+        made = values_by_name(graph.model.graph)
+        crossing = graph.memory[f"{self.name}/incoming"]
+        return {ends: [made[name] for name in names] for ends, names in crossing.items()}
+
+    def passed(
+        self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
+    ) -> dict[str, ir.Value]:
+        """`S_i <- S_i grow` for the groups that are trained."""
+        factors = np.ones(self.number, np.float32)
+        factors[[number - 1 for number in groups]] = self.policy.grow
+        return {SCALE: self._bounded(b, b.op("Mul", scale, b.const(factors)))}
+
+    def skipped(
+        self,
+        b: Builder,
+        states: Mapping[str, ir.Value],
+        scale: ir.Value,
+        blamed: Mapping[int, ir.Value],
+    ) -> dict[str, ir.Value]:
+        """`S_i <- S_i shrink` for the groups that overflowed, `S_i grow` for the others."""
+        shrink, grow = b.const(self.policy.shrink), b.const(self.policy.grow)
+        factors = []
+        for number in range(1, self.number + 1):
+            factor = b.const(1.0)  # nothing of this group is trained by this graph
+            if number in blamed:
+                dtype = ir.DataType.FLOAT
+                factor = b.op("Where", blamed[number], shrink, grow, dtype=dtype, shape=())
+            factors.append(b.op("Reshape", factor, b.ints(1), shape=(1,)))
+        ratio = b.op("Concat", *factors, axis=0, shape=(self.number,))
+        return {SCALE: self._bounded(b, b.op("Mul", scale, ratio))}
+
+    def _bounded(self, b: Builder, scales: ir.Value) -> ir.Value:
+        if self.policy.min_scale is not None:
+            scales = b.op("Max", scales, b.const(self.policy.min_scale))
+        if self.policy.max_scale is not None:
+            scales = b.op("Min", scales, b.const(self.policy.max_scale))
+        return scales
 
 
 def insert_boundaries(

@@ -23,10 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.boosts.less_bn_patterns import (
     BLOCKS,
     SHORTCUTS,
@@ -39,9 +41,22 @@ from ortboost.boosts.less_bn_patterns import (
 from ortboost.core.report import Report
 from ortboost.transforms.trainable_norm import batch_norms
 
-__all__ = ["less_bn"]
+__all__ = ["LessBN", "less_bn"]
 
 _ORDINALS = ("first", "second", "third")
+
+
+@dataclass(frozen=True)
+class LessBN(Boost):
+    """Remove the batch normalizations that a block's structure makes redundant."""
+
+    name: ClassVar[str] = "less-bn"
+    stage: ClassVar[Stage] = "forward"
+    card: ClassVar[str] = "less-bn"
+
+    def rewrite_network(self, graph: GraphContext) -> Report:
+        """See :func:`less_bn`."""
+        return less_bn(graph.model, frozen=graph.frozen_norm)
 
 
 @dataclass(frozen=True)

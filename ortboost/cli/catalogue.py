@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
@@ -20,18 +21,33 @@ def list_boosts(
 ) -> None:
     """List the boosts, or show the card of one."""
     from ortboost.api.cards import cards, find_card
+    from ortboost.boosts.table import registered
 
     printer = console.printer()
+    boosts = {boost.name: boost for boost in registered()}
     if name is not None:
-        card = find_card(name)
+        boost = boosts.get(name.replace("_", "-").lower())
+        if boost is not None and boost.card is None:
+            text = inspect.cleandoc(boost.__doc__ or boost.__qualname__)
+            printer.result({"name": boost.name, "class": boost.__qualname__, "card": text})
+            printer.line(text)
+            return
+        card = find_card(name if boost is None or boost.card is None else boost.card)
         printer.result({**card.to_dict(), "card": card.text})
         printer.line(card.text)
         return
     known = cards()
-    printer.result([card.to_dict() for card in known.values()])
+    rows = {name: {**card.to_dict(), "acts_on": ""} for name, card in known.items()}
+    for boost in boosts.values():  # also those without a card of their own
+        tldr = (boost.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        own = {"name": boost.name, "class": boost.__qualname__, "tldr": tldr}
+        row = rows.setdefault(boost.name, {**own, "functional": "", "source": boost.__module__})
+        row["acts_on"] = boost.stage
+    listed = [rows[name] for name in sorted(rows)]
+    printer.result(listed)
     printer.table(
-        ["boost", "class", "what it does"],
-        [(card.name, card.title, card.tldr) for card in known.values()],
+        ["boost", "class", "acts on", "what it does"],
+        [(row["name"], row["class"], row["acts_on"], row["tldr"]) for row in listed],
     )
     printer.line(f"\nnext: ortboost list {next(iter(known), 'NAME')}")
 

@@ -82,12 +82,10 @@ def convert(
 
 
 def _show(printer: Output, program: Program, path: str) -> None:
-    from ortboost.program.combine import enabled_boosts
-
     printer.pairs(
         [
             ("program", path),
-            ("boosts", ", ".join(enabled_boosts(program.config))),
+            ("boosts", ", ".join(boost.name for boost in program.config.enabled_boosts)),
             ("engine", program.engine),
             ("trained", _counted(program).removeprefix("trains ")),
             ("loss", _loss(program)),
@@ -149,6 +147,7 @@ Examples:
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
   ortboost convert model.onnx -o run --parameters model.txt
+  ortboost convert model.onnx -o run --boost less-bn --boost grad-freeze:p=0.4,by=cost
   ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
   ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'
   ortboost convert model.onnx -o run --lr 0.1 --print-config > run.toml

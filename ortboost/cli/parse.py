@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ortboost.boosts.base import Boost
+from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import SCALES, ScaleConfig
@@ -20,6 +22,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
 __all__ = [
+    "parse_boost",
     "parse_clip",
     "parse_group",
     "parse_inputs",
@@ -103,6 +106,27 @@ def parse_kind(
     if parts and "=" not in parts[0] and key:
         parts[0] = f"{key}={parts[0]}"
     return kind, parse_pairs(parts, f"{option} {text}", example=f"{option} {example}")
+
+
+def parse_boost(text: str) -> Boost:
+    """Read ``NAME`` or ``NAME:KEY=VALUE,KEY=VALUE``; a list has ``|`` between its items, or at its end.
+
+    Raises:
+        UsageError: A part has another form.
+        ConfigError: An unknown boost or setting, or a value that makes no sense.
+
+    Example:
+        >>> parse_boost("grad-freeze:p=0.4,by=cost").by
+        'cost'
+        >>> parse_boost("grad-centralization:patterns=fc*|").patterns
+        ('fc*',)
+    """
+    name, _, rest = text.strip().partition(":")
+    pairs = parse_pairs([part for part in rest.split(",") if part], f"--boost {name}")
+    for key, value in pairs.items():
+        if isinstance(value, str) and "|" in value:
+            pairs[key] = [parse_value(item) for item in value.split("|") if item]
+    return boost_from_dict({"name": name, **pairs})
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:
@@ -230,7 +254,7 @@ def parse_clip(text: str) -> ClipConfig:
 
     Example:
         >>> parse_clip("global-norm:1.0")
-        ClipConfig(by='global-norm', limit=1.0)
+        Clip(by='global-norm', limit=1.0)
     """
     by, pairs = parse_kind(text, "--clip", "global-norm:1.0", first="limit")
     if not isinstance(pairs.get("limit"), int | float):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -13,6 +14,7 @@ import typer
 from ortboost.cli.options import InputOptions
 
 if TYPE_CHECKING:
+    from ortboost.boosts.base import Boost
     from ortboost.program.boost_config import BoostConfig
     from ortboost.program.config import ProgramConfig
 
@@ -256,8 +258,12 @@ class BoostOptions:
     """Which boosts."""
 
     boost: Annotated[
-        str | None,
-        typer.Option(metavar="LEVEL", help="O0, O1 or O2: add the boosts of a level."),
+        _Texts,
+        typer.Option(
+            metavar="NAME:KEY=VALUE|LEVEL",
+            help="A boost with its settings, as grad-freeze:p=0.4,by=cost (see 'ortboost list'), or a "
+            "level, O0, O1 or O2: a set of them (repeatable).",
+        ),
     ] = None
     boost_config: Annotated[
         Path | None, typer.Option(help="JSON file with settings of the boosts.")
@@ -278,10 +284,25 @@ class BoostOptions:
         from ortboost.program.boosted import split_settings, with_settings
 
         boost_sets, own_sets = split_settings(parse_settings(self.settings or []))
-        config = with_settings(config, own_sets)
-        if self.boost is None and self.boost_config is None and not boost_sets:
+        level, chosen = _split_boosts(self.boost or [])
+        config = with_settings(config, own_sets).with_boosts(*chosen)
+        if level is None and self.boost_config is None and not boost_sets:
             return config, None
-        return config, resolve_boost(self.boost or "O0", self.boost_config, boost_sets)
+        return config, resolve_boost(level or "O0", self.boost_config, boost_sets)
+
+
+def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:
+    """The level, if one is given, and the boosts."""
+    from ortboost.cli.parse import parse_boost
+    from ortboost.core.errors import UsageError
+
+    levels = [text for text in texts if re.fullmatch(r"[oO]\d*", text)]
+    if len(levels) > 1:
+        raise UsageError(
+            f"There are {len(levels)} boost levels.", where="--boost", fix="Give one of them."
+        )
+    chosen = [parse_boost(text) for text in texts if text not in levels]
+    return (levels[0] if levels else None), chosen
 
 
 def read_program_config(path: Path | None) -> ProgramConfig | None:

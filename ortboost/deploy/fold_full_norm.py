@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.boosts.full_norm_head import FullNormHead, read_full_norm
+from ortboost.boosts.full_norm_head import FoundHead, read_full_norm
 from ortboost.core.report import Report
 from ortboost.graph.build import all_names
 
@@ -45,7 +45,7 @@ def fold_full_norm(model: ir.Model) -> Report:
     return report
 
 
-def _obstacle(head: FullNormHead) -> str | None:
+def _obstacle(head: FoundHead) -> str | None:
     for value in (head.weight, head.multiplier):
         if value.const_value is None:
             return f"'{value.name}' is computed, not stored"
@@ -55,7 +55,7 @@ def _obstacle(head: FullNormHead) -> str | None:
     return None
 
 
-def _fold(graph: ir.Graph, head: FullNormHead) -> str:
+def _fold(graph: ir.Graph, head: FoundHead) -> str:
     """Replace the head; the name of the new weight."""
     old, multiplier = head.weight, head.multiplier
     if old.const_value is None or multiplier.const_value is None:

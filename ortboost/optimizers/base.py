@@ -6,7 +6,7 @@ To add an optimizer: one file beside this one with a frozen dataclass that has `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol, TypeAlias, runtime_checkable
 
@@ -35,8 +35,8 @@ class UpdateInputs:
         step: float64 scalar, number of this update, 1 for the first.
         weight_decay: Coefficient for this parameter, 0 for none.
         adapt: Whether layer-wise adaptation (LARS) is wanted for this parameter.
-        centralize: The axes over which the mean is taken off the gradient, after the weight decay
-            has been added to it; none to leave it.
+        after_decay: What becomes of the gradient after the weight decay has been added to it; ``None``
+            to leave it.
     """
 
     weight: ir.Value
@@ -46,7 +46,7 @@ class UpdateInputs:
     step: ir.Value
     weight_decay: float = 0.0
     adapt: bool = True
-    centralize: tuple[int, ...] = ()
+    after_decay: Callable[[ir.Value], ir.Value] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,10 @@ class Optimizer(Protocol):
 
 
 def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
-    """The gradient with weight decay, centralized.
+    """The gradient with weight decay, and what boosts make of it.
 
         g <- g + wd w
-        g <- g - mean(g, the given axes)     if the parameter is to be centralized
-
-    Source of the second line: Yong et al., "Gradient Centralization", ECCV 2020, equation 1; the order
-    is that of MindSpore's optimizers.
+        g <- after_decay(g)
 
     Args:
         b: Gets the nodes.
@@ -93,7 +90,4 @@ def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
     grad = p.grad
     if decay and p.weight_decay:
         grad = b.op("Add", grad, b.op("Mul", p.weight, b.const(p.weight_decay)))
-    if p.centralize:
-        axes = b.ints(*p.centralize)
-        grad = b.op("Sub", grad, b.op("ReduceMean", grad, axes, keepdims=1))
-    return grad
+    return grad if p.after_decay is None else p.after_decay(grad)

@@ -67,7 +67,7 @@ class Lars:
         if p.weight_decay:
             decay = b.op("Mul", weight_norm, b.const(p.weight_decay))
             denominator = b.op("Add", denominator, decay)
-        grad = regularized(b, replace(p, centralize=()))
+        grad = regularized(b, replace(p, after_decay=None))
         ratio = b.op("Div", b.op("Mul", weight_norm, b.const(self.coefficient)), denominator)
         zero = b.const(0.0)
         both = b.op(

@@ -1,4 +1,4 @@
-"""The boosts by level: MindSpore's configuration of AutoBoost, resolved to fields of a program.
+"""The boosts by level: MindSpore's configuration of AutoBoost, resolved to boosts.
 
 A level decides which boosts are on, a dictionary (or a JSON file of the same form) can decide
 otherwise, and every boost has a section with its hyper-parameters::
@@ -27,10 +27,20 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
+from ortboost.boosts import (
+    Boost,
+    FullNormHead,
+    GradAccumulation,
+    GradCentralization,
+    GradFreeze,
+    LessBN,
+)
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.field_types import check_kinds, read_config
 from ortboost.core.files import read_json
 
 __all__ = [
@@ -47,6 +57,7 @@ __all__ = [
     "resolve_boost",
 ]
 
+_LARGEST: Final = 2**31
 LEVELS: Final = ("O0", "O1", "O2")
 MODES: Final = ("auto", "manual", "enable_all", "disable_all")
 _ON: Final[Mapping[str, tuple[str, ...]]] = {
@@ -56,9 +67,30 @@ _ON: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+class _Section:
+    """A section: types are checked here, and the least and greatest numbers of its fields."""
+
+    NAME: ClassVar[str]
+    LEAST: ClassVar[Mapping[str, int]] = {}
+
+    def __post_init__(self) -> None:
+        check_kinds(self, self.NAME)
+        for name, least in self.LEAST.items():
+            value = getattr(self, name)
+            numbers = value if isinstance(value, (list, tuple)) else (value,)
+            if not all(number is None or least <= number < _LARGEST for number in numbers):
+                raise ConfigError(
+                    f"{name} = {value!r} makes no sense.",
+                    where=f"{self.NAME}, {name}",
+                    fix=f"Give a whole number of at least {least} and below {_LARGEST}.",
+                )
+
+
 @dataclass(frozen=True)
-class Switches:
+class Switches(_Section):
     """Which boosts are on."""
+
+    NAME = "boost"
 
     less_bn: bool = False
     grad_freeze: bool = False
@@ -67,12 +99,9 @@ class Switches:
     dim_reduce: bool = False
     loss_scale_group: bool = False
 
-    def __post_init__(self) -> None:
-        _check_bools("boost", self)
-
 
 @dataclass(frozen=True)
-class CommonSection:
+class CommonSection(_Section):
     """What several boosts share.
 
     Args:
@@ -82,17 +111,15 @@ class CommonSection:
         device_number: Devices of a server.
     """
 
+    NAME = "common"
+    LEAST = MappingProxyType({"gradient_split_groups": 0, "device_number": 1})
+
     gradient_split_groups: tuple[int, ...] | None = None
     device_number: int = 8
 
-    def __post_init__(self) -> None:
-        for point in self.gradient_split_groups or ():
-            _check_whole("common", "gradient_split_groups", point, 0)
-        _check_whole("common", "device_number", self.device_number, 1)
-
 
 @dataclass(frozen=True)
-class LessBnSection:
+class LessBnSection(_Section):
     """LessBN, and what comes with it.
 
     Args:
@@ -102,33 +129,34 @@ class LessBnSection:
             without saying so).
     """
 
+    NAME = "less_bn"
+    LEAST = MappingProxyType({"gc_multiple_of": 1})
+
     fn_flag: bool = True
     gc_flag: bool = True
     gc_multiple_of: int = 16
 
-    def __post_init__(self) -> None:
-        _check_bools("less_bn", self)
-        _check_whole("less_bn", "gc_multiple_of", self.gc_multiple_of, 1)
-
 
 @dataclass(frozen=True)
-class AccumulationSection:
+class AccumulationSection(_Section):
     """Gradient accumulation.
 
     Args:
         grad_accumulation_step: Micro-batches an update; 1 is none.
     """
 
-    grad_accumulation_step: int = 1
+    NAME = "grad_accumulation"
+    LEAST = MappingProxyType({"grad_accumulation_step": 1})
 
-    def __post_init__(self) -> None:
-        value = self.grad_accumulation_step
-        _check_whole("grad_accumulation", "grad_accumulation_step", value, 1)
+    grad_accumulation_step: int = 1
 
 
 @dataclass(frozen=True)
-class DimReduceSection:
+class DimReduceSection(_Section):
     """Dimension reduction, which is not in this version; its section is read and checked."""
+
+    NAME = "dim_reduce"
+    LEAST = MappingProxyType({"n_components": 1, "timeout": 0})
 
     rho: float = 0.55
     gamma: float = 0.9
@@ -140,22 +168,13 @@ class DimReduceSection:
     timeout: int = 1800
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("rho", "gamma", "alpha", "sigma"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(
-                    f"{name} = {value!r} makes no sense.",
+                    f"{name} = {getattr(self, name)!r} makes no sense.",
                     where=f"dim_reduce, {name}",
                     fix="Give a number from 0 to below 1.",
-                )
-        _check_whole("dim_reduce", "n_components", self.n_components, 1)
-        _check_whole("dim_reduce", "timeout", self.timeout, 0)
-        for name in ("pca_mat_path", "weight_load_dir"):
-            if not isinstance(getattr(self, name), str | None):
-                raise ConfigError(
-                    f"{name} = {getattr(self, name)!r} is no path.",
-                    where=f"dim_reduce, {name}",
-                    fix="Give a text, or leave it out.",
                 )
 
 
@@ -187,6 +206,28 @@ class BoostConfig:
     dim_reduce: DimReduceSection = field(default_factory=DimReduceSection)
     idle: Mapping[str, str] = field(default_factory=dict)
 
+    def boosts(self) -> dict[str, Boost]:
+        """The boosts that are on, by the switch or flag that turned them on.
+
+        AdaSum and a grouped loss scale are none: the first has nothing to do in one process, the second is
+        a setting of the loss scale.
+        """
+        found: dict[str, Boost] = {}
+        if self.on.less_bn:
+            found["less_bn"] = LessBN()
+            if self.less_bn.fn_flag:
+                found["less_bn.fn_flag"] = FullNormHead()
+            if self.less_bn.gc_flag:
+                multiple = self.less_bn.gc_multiple_of
+                found["less_bn.gc_flag"] = GradCentralization(multiple_of=multiple)
+        if self.on.grad_freeze:
+            found["grad_freeze"] = GradFreeze.of(self.grad_freeze)
+        if self.on.grad_accumulation:
+            found["grad_accumulation"] = GradAccumulation(
+                self.grad_accumulation.grad_accumulation_step
+            )
+        return found
+
 
 _SECTIONS: Final[Mapping[str, type[Any]]] = {
     "common": CommonSection,
@@ -196,7 +237,6 @@ _SECTIONS: Final[Mapping[str, type[Any]]] = {
     "dim_reduce": DimReduceSection,
 }
 _SWITCHES: Final = tuple(item.name for item in fields(Switches))
-_LARGEST: Final = 2**31
 SECTIONS: Final = ("boost", *_SECTIONS)
 """Names of the sections of a configuration."""
 
@@ -297,17 +337,12 @@ def _switches(
     level: str, given: dict[str, Any]
 ) -> tuple[str, Switches, frozenset[str], dict[str, str]]:
     """Mode, what is on, what of it was asked for by name, and what changes nothing."""
-    for name in given:
-        if name not in ("mode", *_SWITCHES):
-            raise ConfigError(
-                f"Unknown key {name!r}.", where="boost", fix=nearest(name, ("mode", *_SWITCHES))
-            )
     mode = given.pop("mode", "auto")
     if mode not in MODES:
         raise ConfigError(
             f"Unknown boost mode {mode!r}.", where="boost, mode", fix=nearest(str(mode), MODES)
         )
-    Switches(**given)
+    read_config(Switches, given, "boost")
     if mode in ("enable_all", "disable_all"):
         on = Switches(**dict.fromkeys(_SWITCHES, mode == "enable_all"))
         return mode, on, frozenset(_SWITCHES if mode == "enable_all" else ()), {}
@@ -324,15 +359,7 @@ def _switches(
 
 
 def _section(name: str, given: Mapping[str, Any]) -> Any:
-    kind = _SECTIONS[name]
-    if kind is FreezeConfig:
-        return FreezeConfig.from_dict(given)
-    names = [item.name for item in fields(kind)]
-    for key in given:
-        if key not in names:
-            raise ConfigError(f"Unknown key {key!r}.", where=name, fix=nearest(key, names))
-    arguments = dict(given)
-    points = arguments.get("gradient_split_groups")
+    points = given.get("gradient_split_groups")
     if points is not None:
         if not isinstance(points, list | tuple | int) or isinstance(points, bool):
             raise ConfigError(
@@ -340,8 +367,9 @@ def _section(name: str, given: Mapping[str, Any]) -> Any:
                 where="common, gradient_split_groups",
                 fix="Give positions in the list of parameters, for example [50, 100].",
             )
-        arguments["gradient_split_groups"] = (points,) if isinstance(points, int) else tuple(points)
-    return kind(**arguments)
+        points = (points,) if isinstance(points, int) else points
+        given = {**given, "gradient_split_groups": points}
+    return read_config(_SECTIONS[name], given, name)
 
 
 def _split(key: str) -> tuple[str, str]:
@@ -366,24 +394,3 @@ def _names(kind: type[Any]) -> list[str]:
 
 def _because(level: str, mode: str) -> str:
     return f"level {level}" if mode == "auto" else f"level {level}, mode {mode}"
-
-
-def _check_bools(section: str, config: Any) -> None:
-    for item in fields(config):
-        value = getattr(config, item.name)
-        if isinstance(item.default, bool) and not isinstance(value, bool):
-            raise ConfigError(
-                f"{item.name} = {value!r} is neither true nor false.",
-                where=f"{section}, {item.name}",
-                fix="Give true or false.",
-            )
-
-
-def _check_whole(section: str, name: str, value: Any, least: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not (whole and least <= value < _LARGEST):
-        raise ConfigError(
-            f"{name} = {value!r} makes no sense.",
-            where=f"{section}, {name}",
-            fix=f"Give a whole number of at least {least} and below {_LARGEST}.",
-        )

@@ -1,12 +1,10 @@
-"""From the boosts of a level to the fields of a program configuration."""
+"""From the boosts of a level, and single settings, to a program configuration."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.core.report import Report
@@ -74,32 +72,16 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
             fix=f"Turn it off: boost.mode=manual, boost.{missing}=false.",
         )
     report = Report("auto_boost")
-    changes: dict[str, Any] = {}
-
-    def add(name: str, boosts: str, value: Any, none: Any) -> None:
-        """Set a field that the configuration leaves at its default."""
-        if getattr(config, name) != none:
-            report.kept[boosts] = f"the configuration has '{name}' of its own"
-            return
-        changes[name] = value
-        report.changed[boosts] = f"{name} = {_said(value)}"
-
-    if boost.on.less_bn:
-        less = boost.less_bn
-        add("less_bn", "less_bn", True, False)
-        if less.fn_flag:
-            add("full_norm_head", "less_bn.fn_flag", True, False)
-        if less.gc_flag:
-            centering = CentralizeConfig(multiple_of=less.gc_multiple_of)
-            add("centralize", "less_bn.gc_flag", centering, None)
-    if boost.on.grad_freeze:
-        add("grad_freeze", "grad_freeze", boost.grad_freeze, None)
-    if boost.on.grad_accumulation:
-        window = boost.grad_accumulation.grad_accumulation_step
-        if window > 1:
-            add("accumulate", "grad_accumulation", window, 1)
+    known = {own.name for own in config.boosts}
+    added = []
+    for switch, new in boost.boosts().items():
+        if new.name in known:
+            report.kept[switch] = f"the configuration has '{new.name}' of its own"
+        elif new.enabled:
+            added.append(new)
+            report.changed[switch] = str(new)
         else:
-            report.kept["grad_accumulation"] = "grad_accumulation_step is 1"
+            report.kept[switch] = "grad_accumulation_step is 1"
     if boost.on.loss_scale_group:
         if not isinstance(config.loss_scale, GroupedScaleConfig):
             raise ConfigError(
@@ -111,7 +93,7 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
     if boost.on.adasum:
         report.kept["adasum"] = ADASUM_IDLE
     report.kept.update(boost.idle)
-    return dataclasses.replace(config, **changes), report
+    return config.with_boosts(*added), report
 
 
 def split_settings(
@@ -170,11 +152,3 @@ def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> Pro
             where=f"settings: {error}",
             fix="Give every key that a part needs, each with a value of its kind.",
         ) from error
-
-
-def _said(value: Any) -> str:
-    """A setting in few words: of a configuration the fields that are set."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return str(value)
-    pairs = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
-    return ", ".join(f"{key}={content}" for key, content in pairs.items() if content is not None)

@@ -10,30 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine, gradient_name
-from ortboost.boosts.freeze_groups import freeze_groups
-from ortboost.boosts.grad_centralization import centralize
-from ortboost.boosts.group_loss_scale import (
-    ScaleGroups,
-    insert_boundaries,
-    resolve_boundaries,
-)
+from ortboost.boosts.base import GraphContext
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, ModelError
-from ortboost.core.loss_scale import GroupedScaleConfig, NoScaleConfig, initial_state
 from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.graph.build import Builder
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.reach import find_value, values_by_name
+from ortboost.graph.reach import find_value
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import (
     FLUSH_GRAPH,
@@ -44,18 +36,15 @@ from ortboost.program.catalogue import (
     merged,
 )
 from ortboost.program.choose_engine import choose_engine, refuse_blockers
-from ortboost.program.combine import check_combination
 from ortboost.program.config import ProgramConfig
-from ortboost.program.forward import Forward, lower_precision
+from ortboost.program.forward import Forward
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
 from ortboost.transforms.inference_norm import to_inference
-from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["build_program"]
 
-_SCALED_LOSS = "ortboost/scaled_loss"
 _RANDOM_OPS = (
     "Bernoulli",
     "Dropout",
@@ -105,7 +94,6 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         'x'
     """
     config = config or ProgramConfig()
-    check_combination(config)
     chosen = choose_engine(source, config)
     engine, forward = chosen.engine, chosen.forward
     model, loss, trained = forward.model, forward.loss, forward.trained
@@ -114,35 +102,33 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     to_inference(evaluation)
 
     refuse_blockers(chosen, source, config)
-    # All that looks at layers comes before what makes several nodes of one, and before boundaries.
-    centralized: dict[str, tuple[int, ...]] = {}
-    if config.centralize is not None:
-        centralized, centering = centralize(model, trained, config.centralize)
-        reports.append(centering)
-    reports.append(lower_precision(forward, config, engine))
+    graph = GraphContext(
+        model,
+        config.loss.output,
+        prediction=loss.prediction,
+        objective=loss.objective,
+        parameters=forward.parameters,
+        trained=trained,
+        fp32_operators=engine.fp32_operators,
+    )
+    # All that looks at layers comes before what makes several nodes of one.
+    found = [boost.rewrite_forward(graph) for boost in config.enabled_boosts]
     wrt = [parameter.name for parameter in trained]
-    reports.append(decompose(model, wrt=wrt, loss=loss.objective, engine=engine))
+    found.append(decompose(model, wrt=wrt, loss=graph.objective, engine=engine))
     raw_next = _rename_raw(model, forward.next_of)
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
+    groups, splitting = _groups(graph, config)
     # From here on outputs, so that no rewrite takes the next statistics for unused.
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
-    groups, freezing = _groups(model, trained, config)
-    scale_groups = None
-    if isinstance(config.loss_scale, GroupedScaleConfig):
-        scale_groups, grouping = insert_boundaries(
-            model, trained, loss.objective, config.loss_scale
-        )
-        reports.append(grouping)
-    reports += freezing
-    reports += engine.prepare(model)
+    found += [*splitting, *engine.prepare(model)]
     bypass_identity_transposes(model)
-    objective, scale = _scale_loss(model, config, loss, scale_groups)
-    values = {**state, **scale}
-    plan = _Plan(forward, config, engine, objective, values, raw_next, centralized, scale_groups)
+    scale, scaling = _scale_loss(graph, config)
+    reports += [report for report in (*found, scaling) if report is not None]
+    plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)
     graphs, catalogue, initial = _build_graphs(plan, groups)
     _stamp(evaluation, None, "eval")
     return Program(
@@ -194,21 +180,22 @@ def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
 
 
 def _groups(
-    model: ir.Model, trained: Sequence[Parameter], config: ProgramConfig
+    graph: GraphContext, config: ProgramConfig
 ) -> tuple[list[tuple[Parameter, ...]], list[Report]]:
-    """The parameters that each step graph trains; one graph if nothing is frozen in turns."""
-    if config.grad_freeze is None:
-        return [tuple(trained)], []
-    members, report = freeze_groups(model, trained, config.grad_freeze)
-    return [tuple(p for p in trained if p.name in names_) for names_ in members], [report]
+    """The parameters that each step graph trains; one graph if nothing splits the update."""
+    splitter = config.splitter
+    if splitter is None:
+        return [tuple(graph.trained)], []
+    members, report = splitter.split(graph)
+    return [tuple(p for p in graph.trained if p.name in names_) for names_ in members], [report]
 
 
 def _build_graphs(
     plan: _Plan, groups: Sequence[Sequence[Parameter]]
 ) -> tuple[dict[str, ir.Model], Catalogue, dict[str, NDArray[Any]]]:
     """All graphs that train, by name, the catalogue of the program, and its initial state."""
-    freezing = plan.config.grad_freeze
-    separate = freezing is not None and freezing.separate_state
+    splitter = plan.config.splitter
+    separate = splitter is not None and splitter.separate_state
     graphs: dict[str, ir.Model] = {}
     catalogues: list[Catalogue] = []
     initial: dict[str, NDArray[Any]] = {}
@@ -219,7 +206,7 @@ def _build_graphs(
         _stamp(step, catalogue, STEP_GRAPH)
         catalogues.append(catalogue)
         initial = {**values, **initial}
-        if plan.config.accumulate > 1:
+        if plan.config.gatherer is not None:
             flush, catalogue = _build_flush(plan, trained, group, step)
             graphs[names.graph_name(FLUSH_GRAPH, number)] = flush
             _stamp(flush, catalogue, FLUSH_GRAPH)
@@ -228,32 +215,19 @@ def _build_graphs(
 
 
 def _scale_loss(
-    model: ir.Model, config: ProgramConfig, loss: AttachedLoss, groups: ScaleGroups | None
-) -> tuple[str, dict[str, NDArray[Any]]]:
-    """Multiply the loss by the scale: the name of the product, and the scale as a state."""
-    law = config.loss_scale
-    if isinstance(law, NoScaleConfig):
-        return loss.objective, {}
-    start = (
-        law.starts()
-        if isinstance(law, GroupedScaleConfig)
-        else np.asarray(initial_state(law).scale, np.float32)
-    )
-    builder = Builder(model.graph, "ortboost/scale")
+    graph: GraphContext, config: ProgramConfig
+) -> tuple[dict[str, NDArray[Any]], Report | None]:
+    """Multiply the loss by the scale; the scale as a state."""
+    scaler = config.scaler
+    if scaler is None:
+        return {}, None
+    start = scaler.start()
     scale = ir.Value(
         name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(start.shape)
     )
-    model.graph.inputs.append(scale)
-    factor = scale
-    if groups is not None:
-        if groups.loss > groups.number:  # a mark brings the scale in
-            return loss.objective, {names.SCALE: start}
-        index = builder.const(groups.loss - 1, ir.DataType.INT64)
-        factor = builder.op("Gather", scale, index, shape=())
-    unscaled = _value(model, loss.objective)
-    scaled = builder.op("Mul", unscaled, factor, name=_SCALED_LOSS, shape=())
-    builder.flush()
-    return scaled.name or "", {names.SCALE: start}
+    graph.model.graph.inputs.append(scale)
+    _value(graph.model, graph.objective)
+    return {names.SCALE: start}, scaler.scale_loss(graph, scale)
 
 
 @dataclass(frozen=True)
@@ -264,21 +238,22 @@ class _Plan:
         forward: The forward graph, its weights inputs; ready to be differentiated.
         config: The configuration.
         engine: The engine.
-        objective: Name of the scaled loss.
+        graph: What the boosts know of the forward graph; its objective is the scaled loss.
         values: Parameters, buffers and scale: name to initial value.
         buffers_next: Buffer to the raw next value that the forward pass computes.
-        centralized: Parameter to the axes over which its gradient is centralized.
-        scale_groups: Groups of the loss scale, if it is grouped.
     """
 
     forward: Forward
     config: ProgramConfig
     engine: Engine
-    objective: str
+    graph: GraphContext
     values: Mapping[str, NDArray[Any]]
     buffers_next: Mapping[str, str]
-    centralized: Mapping[str, tuple[int, ...]]
-    scale_groups: ScaleGroups | None
+
+    def context(self, model: ir.Model, trained: Sequence[Parameter]) -> GraphContext:
+        """The same knowledge of another graph, with a memory that may go on by itself."""
+        memory = dict(self.graph.memory)
+        return dataclasses.replace(self.graph, model=model, trained=trained, memory=memory)
 
     def entries(self) -> list[StateEntry]:
         """Parameters, buffers and scale as state."""
@@ -301,19 +276,12 @@ def _build_step(
     config, loss = plan.config, plan.forward.loss
     entries = plan.entries()
     states = {entry.name for entry in entries}
-    step = plan.engine.differentiate(plan.forward.model, plan.objective, [p.name for p in trained])
+    names_ = [p.name for p in trained]
+    step = plan.engine.differentiate(plan.forward.model, plan.graph.objective, names_)
     bypass_identity_transposes(step)
-    groups, incoming = plan.scale_groups, None
-    named: dict[tuple[int, int], list[str]] = {}
-    if groups is not None:
-        scales = next(value for value in step.graph.inputs if value.name == names.SCALE)
-        incoming = resolve_boundaries(step, groups, scales)
-        named = {ends: [value.name or "" for value in found] for ends, found in incoming.items()}
-    if config.precision.emulate and config.precision.low is not None:
-        emulate_precision(step, config.precision.low)
-        if incoming is not None:  # the rounded tensors have taken the names over
-            made = values_by_name(step.graph)
-            incoming = {ends: [made[name] for name in found] for ends, found in named.items()}
+    graph = plan.context(step, trained)
+    for boost in reversed(config.enabled_boosts):  # what was put in last is resolved first
+        boost.rewrite_gradients(graph)
     batch = [value for value in step.graph.inputs if value.name not in states]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(
@@ -324,9 +292,7 @@ def _build_step(
         {buffer: values[raw] for buffer, raw in plan.buffers_next.items()},
         values.get(names.SCALE),
         group=group,
-        centralized=plan.centralized,
-        scale_groups=None if groups is None else groups.of,
-        incoming=incoming,
+        graph=graph,
     )
     shown = [
         values[loss.loss],
@@ -361,7 +327,7 @@ def _build_flush(
     ]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports=like.opset_imports, name="flush")
     model = ir.Model(graph, ir_version=like.ir_version)
-    parts = append_flush(model, plan.config, trained, group=group, centralized=plan.centralized)
+    parts = append_flush(plan.context(model, trained), plan.config, group=group)
     return model, _close(model, parts, entries, (), [parts.overflow])
 
 

@@ -20,6 +20,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.boosts.grad_accumulation import accumulator_name
+from ortboost.boosts.loss_scale import GOOD_STEPS, LIVES
+from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, SCALE
 from ortboost.core.errors import FileError
 from ortboost.graph.batch_axes import BatchAxis
 
@@ -59,12 +62,7 @@ OVERFLOW = "overflow"
 LOSS_SCALE = "loss_scale"
 LOSS_SCALES = "loss_scales"
 LEARNING_RATE = "learning_rate"
-SCALE = "ortboost/loss_scale"
-GOOD_STEPS = "ortboost/good_steps"
-LIVES = "ortboost/lives"
 STEP = "ortboost/step"
-MICRO_STEPS = "ortboost/micro_steps"
-FLUSHED = "flushed"
 LAST_SKIPPED = "ortboost/last_skipped"
 CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"
@@ -98,16 +96,6 @@ def slot_name(slot: str, parameter: str, group: int = 0) -> str:
         'ortboost/slot/momentum.2/fc1.weight'
     """
     return f"ortboost/slot/{slot}{f'.{group}' if group else ''}/{parameter}"
-
-
-def accumulator_name(parameter: str) -> str:
-    """The state that sums the gradients of a window of accumulation.
-
-    Example:
-        >>> accumulator_name("fc1.weight")
-        'ortboost/accumulated/fc1.weight'
-    """
-    return f"ortboost/accumulated/{parameter}"
 
 
 def group_step(group: int) -> str:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ortboost.boosts.freeze_schedule import FreezeConfig
-from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.boosts.base import Boost
+from ortboost.boosts.clip import ClipConfig
+from ortboost.boosts.loss_scale import scale_from_dict, scale_to_dict
+from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
+from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import Range, check_kinds, read_config, write_config
-from ortboost.core.loss_scale import (
-    DynamicScaleConfig,
-    GroupedScaleConfig,
-    ScaleConfig,
-)
+from ortboost.core.field_types import check_kinds, read_config, write_config
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.parameters import Parameter
-from ortboost.optimizers import (
-    Momentum,
-    Optimizer,
+from ortboost.optimizers import Momentum, Optimizer
+from ortboost.program.former_fields import (
+    FORMER,
+    former_from_dict,
+    former_to_dict,
+    join_boosts,
+    with_former_fields,
 )
 from ortboost.transforms.attach_loss import LossConfig
-from ortboost.transforms.precision import PrecisionConfig
+
+if TYPE_CHECKING:
+    from ortboost.boosts.freeze_schedule import FreezeConfig
+    from ortboost.boosts.grad_centralization import CentralizeConfig
+    from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
+    from ortboost.transforms.precision import PrecisionConfig
 
 __all__ = [
     "ClipConfig",
@@ -36,32 +44,7 @@ __all__ = [
 
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
 _METRICS = ("accuracy",)
-_LONGEST: Final = 2**31  # micro-batches
 _TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals are of the range of float32
-
-
-@dataclass(frozen=True)
-class ClipConfig:
-    """Gradient clipping, after un-scaling and before the optimizer.
-
-    - ``value``: `g <- min(max(g, -c), c)` elementwise;
-    - ``norm``: `g <- g min(1, c / (|g| + 1e-6))` for each tensor by itself;
-    - ``global-norm``: the same with the norm of all gradients together
-      (Pascanu et al., 2013; the 1e-6 is that of `torch.nn.utils.clip_grad_norm_`).
-
-    Args:
-        by: ``value``, ``norm`` or ``global-norm``.
-        limit: The bound `c`, above 0.
-
-    Raises:
-        ConfigError: Unknown kind, or a limit that is not positive.
-    """
-
-    by: Literal["value", "norm", "global-norm"]
-    limit: Annotated[float, Range(above=_TINY, below=_HUGE)]
-
-    def __post_init__(self) -> None:
-        check_kinds(self, "clip")
 
 
 @dataclass(frozen=True)
@@ -93,11 +76,18 @@ class ParameterGroup:
         _check_decay(self.weight_decay, f"parameter group '{self.name}'")
 
 
+@with_former_fields
 @dataclass(frozen=True)
 class ProgramConfig:
     """How a model becomes a training program.
 
+    ``less_bn``, ``full_norm_head``, ``centralize``, ``precision``, ``loss_scale``, ``accumulate``, ``clip`` and
+    ``grad_freeze`` are the former names of boosts: given as keywords they replace the boost that they stand
+    for, and they can be read, see :mod:`ortboost.program.former_fields`.
+
     Args:
+        boosts: The boosts, in any order; they are kept in the order in which they act. Without a
+            loss scale among them, :class:`~ortboost.boosts.loss_scale.LossScale` is added.
         loss: Which loss, over which output.
         inputs: Lengths of dimensions, fixed values and batch axes of the inputs.
         optimizer: The update rule.
@@ -107,30 +97,20 @@ class ProgramConfig:
         decay: Which parameters decay: ``no-norm`` all but the scale and shift of normalizations (as
             MindSpore's optimizers with a flat parameter list), ``weights`` neither biases, ``all``.
         groups: Parameter groups.
-        loss_scale: Dynamic, fixed, or :data:`ortboost.core.loss_scale.NO_SCALE`.
         check_finite: Skip the update when a gradient is not finite. Without it a step updates
             whatever comes.
         gate_buffers: On a skipped step, running statistics keep their values too. MindSpore and
             PyTorch let them move.
         gradient_divisor: Gradients are divided by this after un-scaling (the ``loss_scale`` argument
             of MindSpore's optimizers).
-        clip: Gradient clipping.
-        accumulate: Micro-batches an update; the update is with the mean of their gradients.
-        centralize: Gradient centralization, or ``None``.
-        grad_freeze: Train a part of the network only at some updates, or ``None``.
         adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
         parameters: Names of float tensors and whether they are trained; no other tensor is. Without it the
             graph decides, see :func:`ortboost.graph.parameters.find_parameters`.
         trainable: Patterns; if any, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
         new_head: Number of outputs of a fresh last layer, or ``None``.
-        less_bn: Remove the normalizations that the blocks make redundant, see
-            :mod:`ortboost.boosts.less_bn`.
-        full_norm_head: Make the last layer a full-normalization head, see
-            :mod:`ortboost.boosts.full_norm_head`.
         frozen_norm: Patterns of BatchNormalization nodes (or of their parameters) that stay in
             inference mode.
-        precision: The number format in which the network computes; parameters stay in float32.
         running_variance: ``unbiased`` as PyTorch and MindSpore, or ``onnx`` (biased).
         metrics: Metrics computed in the step, ``accuracy`` for sparse cross entropy.
         engine: Engine of the gradients, ``auto`` for the first that can run.
@@ -147,27 +127,29 @@ class ProgramConfig:
     weight_decay: float = 0.0
     decay: DecayFilter = "no-norm"
     groups: tuple[ParameterGroup, ...] = ()
-    loss_scale: ScaleConfig = field(default_factory=lambda: DynamicScaleConfig(init=2.0**16))
     check_finite: bool = True
     gate_buffers: bool = True
     gradient_divisor: float = 1.0
-    clip: ClipConfig | None = None
-    accumulate: int = 1
-    centralize: CentralizeConfig | None = None
-    grad_freeze: FreezeConfig | None = None
     adapt: tuple[str, ...] | None = None
     parameters: Mapping[str, bool] | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     new_head: int | None = None
-    less_bn: bool = False
-    full_norm_head: bool = False
     frozen_norm: tuple[str, ...] = ()
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     running_variance: Literal["unbiased", "onnx"] = "unbiased"
     metrics: tuple[str, ...] = ()
     engine: str = "auto"
     seed: int = 0
+    boosts: tuple[Boost, ...] = ()
+    if TYPE_CHECKING:  # the former names of boosts
+        less_bn: bool = False
+        full_norm_head: bool = False
+        centralize: CentralizeConfig | None = None
+        precision: PrecisionConfig = PrecisionConfig()
+        loss_scale: ScaleConfig = DynamicScaleConfig()
+        accumulate: int = 1
+        clip: ClipConfig | None = None
+        grad_freeze: FreezeConfig | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.learning_rate, str):
@@ -191,30 +173,62 @@ class ProgramConfig:
                     where="groups",
                     fix="Give each group its own name.",
                 )
-        if not 1 <= self.accumulate < _LONGEST:
-            raise ConfigError(
-                f"accumulate = {self.accumulate} makes no sense.",
-                where="accumulate",
-                fix="Give the number of micro-batches of an update, 1 for no accumulation, "
-                f"below {_LONGEST}.",
-            )
         if not _TINY < self.gradient_divisor < _HUGE:
             raise ConfigError(
                 f"gradient_divisor = {self.gradient_divisor} makes no sense.",
                 where="gradient_divisor",
                 fix="Give a number above 0; it and its reciprocal must be of the range of float32.",
             )
-        moving = isinstance(self.loss_scale, (DynamicScaleConfig, GroupedScaleConfig))
-        if moving and not self.check_finite:
+        if self.scaler is not None and self.scaler.moves and not self.check_finite:
             raise ConfigError(
                 "A loss scale that moves needs the finite check.",
                 where="check_finite",
                 fix="Leave check_finite on, or use a fixed scale.",
             )
 
+    @property
+    def enabled_boosts(self) -> tuple[Boost, ...]:
+        """The boosts that do something, in the order in which they act."""
+        return tuple(boost for boost in self.boosts if boost.enabled)
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """The boost that scales the loss."""
+        return next((b for b in self.enabled_boosts if isinstance(b, LossScaler)), None)
+
+    @property
+    def gatherer(self) -> GradientGatherer | None:
+        """The boost that gathers gradients over several steps."""
+        return next((b for b in self.enabled_boosts if isinstance(b, GradientGatherer)), None)
+
+    @property
+    def splitter(self) -> UpdateSplitter | None:
+        """The boost that splits the update into several graphs."""
+        return next((b for b in self.enabled_boosts if isinstance(b, UpdateSplitter)), None)
+
+    def with_boosts(self, *boosts: Boost) -> ProgramConfig:
+        """The same with these boosts, each in the place of its like: one of its name, or its loss scale.
+
+        Example:
+            >>> from ortboost.boosts import GradAccumulation, GroupLossScale
+            >>> config = ProgramConfig().with_boosts(GroupLossScale(), GradAccumulation(2))
+            >>> [boost.name for boost in config.boosts]
+            ['group-loss-scale', 'grad-accumulation']
+        """
+        names = {boost.name for boost in boosts}
+        scaled = any(isinstance(boost, LossScaler) for boost in boosts)
+        kept = [
+            boost
+            for boost in self.boosts
+            if boost.name not in names and not (scaled and isinstance(boost, LossScaler))
+        ]
+        return dataclasses.replace(self, boosts=(*kept, *boosts))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, written into the manifest."""
-        return write_config(self)
+        items = [item.name for item in dataclasses.fields(self) if item.name != "boosts"]
+        data = {name: write_config(getattr(self, name)) for name in items}
+        return data | former_to_dict(self.boosts)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProgramConfig:
@@ -223,7 +237,18 @@ class ProgramConfig:
         Raises:
             ConfigError: Unknown keys; the nearest one is named. Or a value of another kind.
         """
-        return read_config(cls, data)
+        former = former_from_dict(data)
+        plain = {key: value for key, value in data.items() if key not in former}
+        names = [*(item.name for item in dataclasses.fields(cls)), *FORMER]
+        for key in plain:
+            if key not in names:
+                raise ConfigError(
+                    f"Unknown key '{key}'.", where="configuration", fix=nearest(str(key), names)
+                )
+        boosts = plain.get("boosts", ())
+        if isinstance(boosts, (list, tuple)):
+            boosts = tuple(map(boost_from_dict, boosts))
+        return read_config(cls, {**plain, "boosts": join_boosts(boosts, former)})
 
 
 def decays(parameter: Parameter, decay: DecayFilter) -> bool:
@@ -240,23 +265,3 @@ def _check_decay(value: float | None, where: str) -> None:
         raise ConfigError(
             f"A weight decay of {value} makes no sense.", where=where, fix="Give 0 or more."
         )
-
-
-def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
-    """The loss scale as JSON data.
-
-    Example:
-        >>> scale_to_dict(DynamicScaleConfig(window=10))["kind"]
-        'dynamic'
-    """
-    return write_config(scale)
-
-
-def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
-    """Rebuild from :func:`scale_to_dict`.
-
-    Raises:
-        ConfigError: Unknown kind or key; the nearest one is named.
-    """
-    scale: ScaleConfig = read_config(ScaleConfig, data, "loss_scale")  # type: ignore[arg-type]
-    return scale

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
-from ortboost.boosts.full_norm_head import full_norm
-from ortboost.boosts.less_bn import less_bn
+from ortboost.boosts.base import GraphContext
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
@@ -20,7 +19,6 @@ from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import Parameter, find_parameters
 from ortboost.graph.query import match_names
-from ortboost.graph.reach import find_value
 from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
@@ -29,16 +27,9 @@ from ortboost.transforms.attach_loss import AttachedLoss, attach_loss
 from ortboost.transforms.batch_statistics import write_out_batch_statistics
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.new_head import new_head
-from ortboost.transforms.precision import PLACE_PRECISION, PrecisionConfig, place_precision
 from ortboost.transforms.trainable_norm import batch_norms, to_training
 
-__all__ = ["Forward", "lower_precision", "prepare_forward"]
-
-_ALL_BFLOAT16 = 22
-_ON_CPU = {
-    "fp16": "onnxruntime computes float16 in float32 on a CPU",
-    "bf16": "onnxruntime has no bfloat16 kernels for the CPU",
-}
+__all__ = ["Forward", "prepare_forward"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         ModelError: A stage refuses the model.
         UsageError: A name or pattern matches nothing.
     """
-    opsets = _opsets(config.precision, engine)
+    opsets = engine.opsets
+    for boost in config.enabled_boosts:
+        opsets = boost.opsets(opsets)
     fixed = fix_inputs(model, config.inputs)
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     require_network(model)
@@ -96,10 +89,9 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
         )
     frozen = _frozen(model, config)
-    if config.less_bn:
-        reports.append(less_bn(model, frozen=frozen))
-    if config.full_norm_head:
-        reports.append(full_norm(model, output=config.loss.output))
+    network = GraphContext(model, output=config.loss.output, frozen_norm=frozen)
+    found = [boost.rewrite_network(network) for boost in config.enabled_boosts]
+    reports += [report for report in found if report is not None]
     loss = attach_loss(model, config.loss)
     axes, batching = _batch_axes(model, loss, config)
     for name in _reserved(config):
@@ -151,74 +143,6 @@ def _batch_axes(
             f"{', '.join(n for n, axis in axes.items() if axis is not None)} would tear them apart"
         )
     return axes, report
-
-
-def _opsets(precision: PrecisionConfig, engine: Engine) -> range:
-    """Where the engine can, an opset that has bfloat16 in all operators: 22."""
-    newer = range(max(_ALL_BFLOAT16, engine.opsets.start), engine.opsets.stop)
-    return newer if precision.compute == "bf16" and len(newer) else engine.opsets
-
-
-def lower_precision(forward: Forward, config: ProgramConfig, engine: Engine) -> Report:
-    """Give the forward graph its mixed precision, in place.
-
-    Parameters stay float32, and so does everything after the prediction: the loss.
-
-    Raises:
-        UsageError: A pattern matches no node, or a node that is to be low cannot be.
-        ModelError: No node can compute in the shorter format.
-    """
-    precision, model = config.precision, forward.model
-    if precision.low is None:
-        return Report(PLACE_PRECISION)
-    roles = forward.parameters.items()
-    report = place_precision(
-        model,
-        precision,
-        masters=[name for name, parameter in roles if parameter.role != "constant"],
-        fixed=dict.fromkeys(_after(model, forward.loss.prediction), "a part of the loss"),
-        unsupported=engine.fp32_operators,
-    )
-    if not report.changed:
-        reasons = sorted({why.partition(": ")[2] for why in report.kept.values()})
-        raise ModelError(
-            f"No operator of the model would compute in {precision.compute}.",
-            where=f"{source_name(model)}: {'; '.join(reasons[:3])}",
-            fix="Stay with fp32, name operators with force_low, or (for bf16) take --engine portable "
-            "with an onnxruntime that knows opset 22.",
-        )
-    if precision.emulate:
-        report.notes.append(
-            f"{precision.compute} is emulated: the step computes in float32 and rounds every tensor "
-            f"that would be {precision.compute}, so it is slower than fp32"
-        )
-    else:
-        report.notes.append(
-            f"{_ON_CPU[precision.compute]}; there ortboost rounds by itself what would be "
-            f"{precision.compute}, which is slower than fp32 (--emulate writes it into the step file)"
-        )
-    missing = [why for why in report.kept.values() if " at opset " in why]
-    if missing:
-        report.notes.append(
-            f"{len(missing)} nodes stay in float32: {missing[0].partition(': ')[2]} "
-            "(--engine portable raises the opset if onnxruntime knows it)"
-        )
-    return report
-
-
-def _after(model: ir.Model, name: str) -> list[str]:
-    """Nodes that read a value, directly or not."""
-    found: list[str] = []
-    start = find_value(model.graph, name)
-    pending = [] if start is None else [start]
-    seen: set[int] = set()
-    while pending:
-        for usage in pending.pop().uses():
-            if id(usage.node) not in seen:
-                seen.add(id(usage.node))
-                found.append(usage.node.name or "")
-                pending += usage.node.outputs
-    return found
 
 
 def _leave_prefix(model: ir.Model) -> None:

@@ -1,11 +1,10 @@
-r"""What happens to gradients between the engine and the optimizer: check, un-scale, clip.
+r"""What happens to gradients between the engine and the boosts: check and un-scale.
 
 With scaled gradients `G = S g` from the engine, and `d` the gradient divisor:
 
     finite = all(G is finite)      as sum(0 * G) == 0: 0 * inf and 0 * nan are nan, and a sum of finite
                                    zeros cannot overflow, which a sum of G can
     g      = G / S / d             a multiplication with the rounded reciprocal, as in MindSpore
-    g      = clipped g             see :class:`ortboost.program.config.ClipConfig`
 
 `G` is checked before it is un-scaled, which is the same as long as un-scaling only shrinks; where the
 configuration allows `S d < 1`, what is checked is `g`.
@@ -23,12 +22,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig, GroupedScaleConfig
+from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
-from ortboost.program.config import ClipConfig, ProgramConfig
 
-__all__ = ["ScaledGradients", "clipped"]
+__all__ = ["ScaledGradients"]
 
 _SMALL = 8192  # elements; larger gradients are not worth a copy
 _BOOL = ir.DataType.BOOL
@@ -39,7 +37,8 @@ class ScaledGradients:
 
     Args:
         b: Gets the nodes.
-        config: The configuration.
+        scaler: What scaled the loss; ``None`` for no scaling.
+        divisor: `d`.
         trained: The parameters, in order.
         gradients: Parameter name to its scaled gradient.
         scale: `S`, float32 scalar, or ``[groups]`` with groups; ``None`` for no scaling.
@@ -50,14 +49,16 @@ class ScaledGradients:
     def __init__(
         self,
         b: Builder,
-        config: ProgramConfig,
+        scaler: LossScaler | None,
+        divisor: float,
         trained: Sequence[Parameter],
         gradients: Mapping[str, ir.Value],
         scale: ir.Value | None,
         groups: Mapping[str, int] | None = None,
         incoming: Mapping[tuple[int, int], Sequence[ir.Value]] | None = None,
     ) -> None:
-        self.b, self.config, self.gradients = b, config, gradients
+        self.b, self.gradients = b, gradients
+        self.scaler, self.divisor = scaler, divisor
         self.incoming = incoming or {}
         members: dict[int, list[Parameter]] = {}
         for parameter in trained:
@@ -82,10 +83,13 @@ class ScaledGradients:
     def blamed(self) -> dict[int, ir.Value]:
         """Scale group to whether it overflowed, and nothing that came in from above did: bool scalars.
 
+        Nothing with one scale.
         What a group sends down counts too: it may overflow where the gradients of its parameters do not, and
         a group that this graph does not train has nothing else. The last group is always to blame for
         what is not finite in it.
         """
+        if not self._groups:
+            return {}
         crossing = {
             ends: [_zero_sum(self.b, value) for value in values]
             for ends, values in self.incoming.items()
@@ -107,8 +111,7 @@ class ScaledGradients:
 
     @property
     def _groups(self) -> int:
-        law = self.config.loss_scale
-        return law.number if isinstance(law, GroupedScaleConfig) else 0
+        return 0 if self.scaler is None else self.scaler.number
 
     def unscaled(self) -> dict[str, ir.Value]:
         """Parameter name to `G / S / d`."""
@@ -132,21 +135,15 @@ class ScaledGradients:
                 index = self.b.const(group - 1, ir.DataType.INT64)
                 scale = self.b.op("Gather", scale, index, shape=())
             factor = self.b.op("Reciprocal", scale, shape=())
-        if self.config.gradient_divisor != 1.0:
-            divisor = self.b.const(np.float32(1.0) / np.float32(self.config.gradient_divisor))
+        if self.divisor != 1.0:
+            divisor = self.b.const(np.float32(1.0) / np.float32(self.divisor))
             factor = divisor if factor is None else self.b.op("Mul", factor, divisor)
         return factor
 
     def _unscaling_may_overflow(self) -> bool:
         """Whether `1 / (S d)` can be above 1, so that a finite `G` may have an infinite `g`."""
-        law, smallest = self.config.loss_scale, 1.0
-        if isinstance(law, DynamicScaleConfig):
-            smallest = min(law.init, law.min_scale)
-        elif isinstance(law, FixedScaleConfig):
-            smallest = law.scale
-        elif isinstance(law, GroupedScaleConfig):
-            smallest = law.min_scale or 0.0
-        return smallest * min(self.config.gradient_divisor, 1.0) < 1.0
+        smallest = 1.0 if self.scaler is None else self.scaler.smallest
+        return smallest * min(self.divisor, 1.0) < 1.0
 
 
 class _Bundle:
@@ -212,33 +209,3 @@ def _zero_sum(b: Builder, value: ir.Value) -> ir.Value:
 def _is_zero(b: Builder, sums: Sequence[ir.Value]) -> ir.Value:
     total = b.op("Sum", *sums, shape=()) if len(sums) > 1 else sums[0]
     return b.op("Equal", total, b.const(0.0), dtype=_BOOL, shape=())
-
-
-def clipped(
-    b: Builder, clip: ClipConfig | None, gradients: Mapping[str, ir.Value]
-) -> dict[str, ir.Value]:
-    """Gradients after clipping.
-
-    Args:
-        b: Gets the nodes.
-        clip: How; ``None`` changes nothing.
-        gradients: Parameter name to un-scaled gradient.
-    """
-    if clip is None:
-        return dict(gradients)
-    if clip.by == "value":
-        low, high = b.const(-clip.limit), b.const(clip.limit)
-        return {name: b.op("Clip", g, low, high) for name, g in gradients.items()}
-    norms = {name: b.op("ReduceL2", g, keepdims=0, shape=()) for name, g in gradients.items()}
-    if clip.by == "norm":
-        factors = {name: _clip_factor(b, norm, clip) for name, norm in norms.items()}
-    else:
-        squares = [b.op("Mul", norm, norm) for norm in norms.values()]
-        total = b.op("Sum", *squares, shape=()) if len(squares) > 1 else squares[0]
-        factors = dict.fromkeys(norms, _clip_factor(b, b.op("Sqrt", total), clip))
-    return {name: b.op("Mul", g, factors[name]) for name, g in gradients.items()}
-
-
-def _clip_factor(b: Builder, norm: ir.Value, clip: ClipConfig) -> ir.Value:
-    ratio = b.op("Div", b.const(clip.limit), b.op("Add", norm, b.const(1e-6)))
-    return b.op("Min", ratio, b.const(1.0))

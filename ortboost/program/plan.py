@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.boosts.freeze_schedule import freeze_schedule
 from ortboost.program.config import ProgramConfig
 
 __all__ = ["step_plan"]
 
 
 def step_plan(config: ProgramConfig) -> NDArray[np.int64]:
-    """The freeze group of each update; after the last one it starts again.
+    """The graph of each update; after the last one it starts again.
 
     It follows from the configuration alone, and the place in it is the number of applied updates: a
     run that is resumed goes on with the same groups, and an overflow tries the same group again.
@@ -21,6 +20,5 @@ def step_plan(config: ProgramConfig) -> NDArray[np.int64]:
         >>> step_plan(ProgramConfig())
         array([0])
     """
-    if config.grad_freeze is None:
-        return np.zeros(1, np.int64)
-    return freeze_schedule(config.grad_freeze)
+    splitter = config.splitter
+    return np.zeros(1, np.int64) if splitter is None else splitter.schedule()

@@ -201,7 +201,7 @@ class Program:
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(
                 "The program has another format than this ortboost knows.",
-                where=f"{source / MANIFEST}: format",
+                where=f"{source / MANIFEST}: format, {_written_by(manifest)}",
                 fix=again,
             )
         try:
@@ -223,10 +223,18 @@ class Program:
                     if name != STEP_GRAPH and _GRAPH.fullmatch(name)
                 },
             )
-        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        except (
+            ConfigError
+        ) as error:  # an older version, an edited file, a boost that is not registered
+            raise FileError(
+                f"The configuration of the program cannot be read: {error.what}",
+                where=f"{source / MANIFEST}, {_written_by(manifest)}: {error.where}",
+                fix=f"{error.fix} Or convert the model again.",
+            ) from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileError(
                 "The manifest of the program is damaged.",
-                where=f"{source / MANIFEST}: {error.what if isinstance(error, ConfigError) else repr(error)}",
+                where=f"{source / MANIFEST}, {_written_by(manifest)}: {error!r}",
                 fix=again,
             ) from error
         check_state(program.catalogue, program.initial, where=str(source / STATE))
@@ -258,6 +266,11 @@ class Program:
                 fix=again,
             )
         return program
+
+
+def _written_by(manifest: Any) -> str:
+    version = manifest.get("ortboost") if isinstance(manifest, dict) else None
+    return f"written by ortboost {version or 'of an unknown version'}"
 
 
 def _file(graph: str) -> str:

@@ -10,46 +10,39 @@ every gradient, so whatever reads a state to make a gradient has run before anyt
 what makes updating in place right (see :mod:`ortboost.program.aliasing`). A skipped step costs almost
 nothing.
 
-**Accumulation** over `N` micro-batches, with `g` the un-scaled gradient and `k` the micro-batches so far:
-
-    a <- g / N              if k = 0
-    a <- a + g / N          otherwise
-    k <- k + 1;   if k = N:  update with a;  k <- 0
-
-A micro-batch that overflows is skipped and does not count; the learning rate is per update. So it is in
-MindSpore's `GradientAccumulation`, a mean. What is left of a window can be applied as the mean over its
-`k` micro-batches: :func:`flush_graph`.
+With a boost that gathers gradients (:mod:`ortboost.boosts.grad_accumulation`) a step that is not skipped adds
+to its window. What is left of a window can be applied by :func:`append_flush`.
 
 Overflow means non-finite gradients; the loss itself is not looked at, as in MindSpore. What becomes of
-the scale: :mod:`ortboost.program.scale_policy`.
+the scale is for the boost that scales the loss to say (:class:`ortboost.boosts.roles.LossScaler`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.loss_scale import GroupedScaleConfig
+from ortboost.boosts.base import GraphContext, StepContext, UpdateContext
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 from ortboost.optimizers import UpdateInputs
 from ortboost.program import catalogue as names
-from ortboost.program import scale_policy
 from ortboost.program.catalogue import StateEntry
 from ortboost.program.config import ProgramConfig, decays
 from ortboost.program.gate import choose
-from ortboost.program.gradients import ScaledGradients, clipped
+from ortboost.program.gradients import ScaledGradients
 
 __all__ = ["StepParts", "append_flush", "append_update"]
 
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _FULL = "ortboost/full"
+_SKIPS = (names.LAST_SKIPPED, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS)
 
 
 @dataclass(frozen=True)
@@ -85,11 +78,9 @@ def append_update(
     scale: ir.Value | None,
     *,
     group: int | None = None,
-    centralized: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    scale_groups: Mapping[str, int] | None = None,
-    incoming: Mapping[tuple[int, int], Sequence[ir.Value]] | None = None,
+    graph: GraphContext | None = None,
 ) -> StepParts:
-    """Append finite check, gate, un-scaling, clipping, optimizer and scale update to a gradient graph.
+    """Append finite check, gate, un-scaling, boosts, optimizer and scale update to a gradient graph.
 
     Args:
         model: The gradient graph; parameters are its inputs. Changed in place.
@@ -100,58 +91,58 @@ def append_update(
         scale: The loss-scale input; ``None`` for no scaling.
         group: Number of the freeze group that has an optimizer state of its own; ``None`` if there
             is one state for all.
-        centralized: Parameter to the axes over which its gradient is centralized.
-        scale_groups: Parameter to its scale group, with a grouped loss scale.
-        incoming: A scale group and the one above it, to the gradients that come from there into it,
-            with a grouped loss scale.
+        graph: What the boosts know of the gradient graph.
     """
-    writer = _Writer(model, config, trained, group, centralized)
+    graph = graph or GraphContext(model, trained=trained)
+    writer = _Writer(graph, config, group)
     writer.declare_step()
-    scaled = ScaledGradients(writer.b, config, trained, gradients, scale, scale_groups, incoming)
+    if writer.scaler is None:
+        scaled = ScaledGradients(writer.b, None, config.gradient_divisor, trained, gradients, None)
+    else:
+        scaled = ScaledGradients(
+            writer.b,
+            writer.scaler,
+            config.gradient_divisor,
+            trained,
+            gradients,
+            scale,
+            writer.scaler.groups(graph),
+            writer.scaler.incoming(graph),
+        )
     if config.check_finite:
         return writer.gated(scaled, buffers_next, scale)
     return writer.ungated(scaled, buffers_next, scale)
 
 
 def append_flush(
-    model: ir.Model,
-    config: ProgramConfig,
-    trained: Sequence[Parameter],
-    *,
-    group: int | None = None,
-    centralized: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    graph: GraphContext, config: ProgramConfig, *, group: int | None = None
 ) -> StepParts:
-    """Append the update with what a window of accumulation holds so far, see :func:`append_update`.
+    """Append the update with what a window of gradients holds so far, see :func:`append_update`.
 
     Args:
-        model: A graph whose inputs are the parameters. Changed in place.
+        graph: A graph whose inputs are the parameters, and what is trained. Changed in place.
         config: The configuration.
-        trained: Parameters to update.
         group: See :func:`append_update`.
-        centralized: See :func:`append_update`.
     """
-    writer = _Writer(model, config, trained, group, centralized)
-    return writer.flush()
+    return _Writer(graph, config, group).flush()
 
 
 class _Writer:
     """Appends the update to one graph."""
 
-    def __init__(
-        self,
-        model: ir.Model,
-        config: ProgramConfig,
-        trained: Sequence[Parameter],
-        group: int | None,
-        centralized: Mapping[str, tuple[int, ...]],
-    ) -> None:
-        self.graph = model.graph
+    def __init__(self, graph: GraphContext, config: ProgramConfig, group: int | None) -> None:
+        self.graph = graph.model.graph
         self.config = config
-        self.trained = trained
+        self.trained = graph.trained
         self.group = group
-        self.centralized = centralized
-        self.b = Builder(model.graph, "ortboost/update")
-        self.inputs = {value.name or "": value for value in model.graph.inputs}
+        self.b = Builder(self.graph, "ortboost/update")
+        self.inputs = {value.name or "": value for value in self.graph.inputs}
+        self.context = StepContext(self.b, self.trained, self.inputs, graph.memory)
+        self.boosts = config.enabled_boosts
+        self.gatherer = config.gatherer
+        self.scaler = config.scaler
+        self.own: list[str] = []  # states of boosts, which move with the update
+        self.gathering: list[str] = []  # those of the gatherer, which move at every step
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
@@ -167,18 +158,24 @@ class _Writer:
                 self._learning_rate(group.name)
         for parameter in self.trained:
             for slot in self.config.optimizer.slots:
-                self._add_zeros(self._slot(slot, parameter), "slot", parameter, slot)
-        if self.config.accumulate > 1:
-            for parameter in self.trained:
-                self._add_zeros(names.accumulator_name(parameter.name), "slot", parameter, "mean")
-            self._add_state(names.MICRO_STEPS, "counter", np.int64(0))
+                zeros = np.zeros(parameter.shape, parameter.dtype.numpy())
+                self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
+        for boost in self.boosts:
+            for state in boost.states(self.trained):
+                self._add_state(state.name, state.kind, state.initial, state.role)
+                if boost is self.gatherer:
+                    self.gathering.append(state.name)
+                else:
+                    self.own.append(state.name)
         if self.group is not None:
             self._add_state(names.group_step(self.group), "counter", np.int64(0))
         self._add_state(names.STEP, "counter", np.int64(0))
 
     def declare_step(self) -> None:
         """What the gate reads and keeps."""
-        for name, start in scale_policy.counters(self.config).items():
+        counters = {} if self.scaler is None else self.scaler.counters()
+        skips = dict.fromkeys(_SKIPS, 0) if self.config.check_finite else {}
+        for name, start in {**counters, **skips}.items():
             self._add_state(name, "counter", np.int64(start))
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
@@ -190,9 +187,6 @@ class _Writer:
     def _learning_rate(self, group: str | None) -> None:
         name = names.learning_rate_name(group)
         self.hyper[name] = self._input(name, _FLOAT, ())
-
-    def _add_zeros(self, name: str, kind: str, like: Parameter, role: str) -> None:
-        self._add_state(name, kind, np.zeros(like.shape, like.dtype.numpy()), role)
 
     def _add_state(
         self, name: str, kind: str, initial: NDArray[np.generic] | np.generic, role: str = ""
@@ -219,29 +213,23 @@ class _Writer:
         scaled.pack()
         finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
-        grouped = isinstance(self.config.loss_scale, GroupedScaleConfig)
-        blamed = scaled.blamed() if grouped else {}
+        blamed = scaled.blamed()
         self.b.flush()
-        accumulating = self.config.accumulate > 1
 
         def good() -> dict[str, ir.Value]:
-            moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-            groups = tuple(scaled.bundles) if grouped else ()
-            law = scale_policy.passed(self.b, self.config, self.inputs, scale, groups)
-            return {**moved, **buffers_next, **law}
+            moved = self._moved(scaled)
+            return {**moved, **buffers_next, **self._passed(scaled, scale)}
 
         def bad() -> dict[str, ir.Value]:
-            kept = self._waiting() if accumulating else self._unchanged()
+            kept = self._unchanged() if self.gatherer is None else self._waiting()
             buffers = {
                 name: self.inputs[name] if self.config.gate_buffers else raw
                 for name, raw in buffers_next.items()
             }
-            law = scale_policy.skipped(self.b, self.config, self.inputs, scale, blamed)
-            return {**kept, **buffers, **law}
+            return {**kept, **buffers, **self._skipped(scale, blamed)}
 
         results = choose(self.b, "ortboost/gate", finite, good, bad, names.next_name, self.inputs)
-        if accumulating:
-            results |= self._update_if_full(results)
+        results |= self._update_if_full(results)
         return self._parts(results, scale, overflow)
 
     def ungated(
@@ -252,55 +240,82 @@ class _Writer:
     ) -> StepParts:
         """Update whatever comes."""
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
-        accumulating = self.config.accumulate > 1
-        moved = self._accumulated(scaled) if accumulating else self._updated(scaled.unscaled)
-        law = scale_policy.passed(self.b, self.config, self.inputs, scale)
-        results = self._named({**moved, **buffers_next, **law})
+        moved = self._moved(scaled)
+        results = self._named({**moved, **buffers_next, **self._passed(scaled, scale)})
         self.b.flush()
-        if accumulating:
-            results |= self._update_if_full(results)
+        results |= self._update_if_full(results)
         return self._parts(results, scale, overflow)
 
     def flush(self) -> StepParts:
-        """Update with the mean over the `k` micro-batches that there are, if there are any."""
-        b, done = self.b, self.inputs[names.MICRO_STEPS]
-        some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name=names.FLUSHED, shape=())
-        share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
-        factor = b.op("Div", b.const(float(self.config.accumulate)), share)
+        """Update with what is left of a window, if there is anything."""
+        b, gatherer = self.b, self.gatherer
+        assert gatherer is not None  # without one there is no such graph
+        some, gradients = gatherer.remainder(self.context)
         b.flush()
 
-        def means() -> dict[str, ir.Value]:
-            accumulators = {p.name: names.accumulator_name(p.name) for p in self.trained}
-            return {
-                name: b.op("Mul", self.inputs[accumulator], factor)
-                for name, accumulator in accumulators.items()
-            }
-
         def applied() -> dict[str, ir.Value]:
-            return {**self._updated(means), names.MICRO_STEPS: b.const(0, _INT64)}
+            return {**self._updated(gradients), **gatherer.cleared(self.context)}
 
         def kept() -> dict[str, ir.Value]:
-            return {**self._unchanged(), names.MICRO_STEPS: done}
+            cleared = {name: self.inputs[name] for name in gatherer.cleared(self.context)}
+            return {**self._unchanged(), **cleared}
 
         results = choose(b, "ortboost/flush", some, applied, kept, names.next_name, self.inputs)
         return self._parts(results, None, some)
 
+    def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
+        """What a step with finite gradients moves: all, or the window."""
+        if self.gatherer is None:
+            return self._updated(scaled.unscaled)
+        states, full = self.gatherer.gather(self.context, scaled.unscaled)
+        return {**states, _FULL: full}
+
+    def _waiting(self) -> dict[str, ir.Value]:
+        """The window as it is."""
+        return {
+            **{name: self.inputs[name] for name in self.gathering},
+            _FULL: self.b.const(False, _BOOL),
+        }
+
     def _update_if_full(self, results: dict[str, ir.Value]) -> dict[str, ir.Value]:
         """The optimizer, when the window is full."""
+        if self.gatherer is None:
+            return {}
         full = results.pop(_FULL)
-
-        def means() -> dict[str, ir.Value]:
-            return {p.name: results[names.accumulator_name(p.name)] for p in self.trained}
-
+        gradients = partial(self.gatherer.gathered, self.context, results)
         return choose(
             self.b,
             "ortboost/apply",
             full,
-            lambda: self._updated(means),
+            lambda: self._updated(gradients),
             self._unchanged,
             names.next_name,
             self.inputs,
         )
+
+    def _passed(self, scaled: ScaledGradients, scale: ir.Value | None) -> dict[str, ir.Value]:
+        """Scale and counters after a step whose gradients are finite, or are not looked at."""
+        found: dict[str, ir.Value] = {}
+        if self.scaler is not None and scale is not None:
+            found = self.scaler.passed(self.b, self.inputs, scale, tuple(scaled.bundles))
+        if self.config.check_finite:
+            zero = self.b.const(0, _INT64)
+            found |= dict.fromkeys(_SKIPS, zero)
+            found[names.TOTAL_SKIPS] = self.inputs[names.TOTAL_SKIPS]
+        return found
+
+    def _skipped(
+        self, scale: ir.Value | None, blamed: Mapping[int, ir.Value]
+    ) -> dict[str, ir.Value]:
+        """Scale and counters after a step that overflowed."""
+        b, one = self.b, self.b.const(1, _INT64)
+        found: dict[str, ir.Value] = {}
+        if self.scaler is not None and scale is not None:
+            found = self.scaler.skipped(b, self.inputs, scale, blamed)
+        found[names.LAST_SKIPPED] = one
+        for name in (names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS):
+            found[name] = b.op("Add", self.inputs[name], one)
+        return found
 
     def _named(self, results: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """Results of no branch under the names of the next states; a copy where one has another."""
@@ -324,7 +339,7 @@ class _Writer:
         """Close the graph and describe what was added."""
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
         scales = None
-        if isinstance(self.config.loss_scale, GroupedScaleConfig) and scale is not None:
+        if self.scaler is not None and self.scaler.number and scale is not None:
             scales = self.b.op("Identity", last, name=names.LOSS_SCALES, shape=scale.shape)
             last = self.b.op("Gather", last, self.b.const(0, _INT64), shape=())
         loss_scale = self.b.op("Identity", last, name=names.LOSS_SCALE, shape=())
@@ -342,13 +357,16 @@ class _Writer:
     # ---- what moves ---------------------------------------------------------------------------
 
     def _updated(self, means: Callable[[], Mapping[str, ir.Value]]) -> dict[str, ir.Value]:
-        """Clip and update: parameters, slots and the count of updates."""
+        """Parameters, slots, the states of boosts, and the count of updates."""
         b, one = self.b, self.b.const(1, _INT64)
         counters = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
         counts = {name: b.op("Add", self.inputs[name], one) for name in counters}
         step = b.op("Cast", counts[counters[-1]], dtype=ir.DataType.DOUBLE, to=ir.DataType.DOUBLE)
-        gradients = clipped(b, self.config.clip, means())
         next_of: dict[str, ir.Value] = {}
+        context = UpdateContext(**vars(self.context), step=step, next_of=next_of)
+        gradients = means()
+        for boost in self.boosts:
+            gradients = boost.transform_gradients(context, gradients)
         for parameter in self.trained:
             rate, decay = self._group(parameter)
             slots = {s: self._slot(s, parameter) for s in self.config.optimizer.slots}
@@ -362,42 +380,29 @@ class _Writer:
                     step=step,
                     weight_decay=decay,
                     adapt=self._adapts(parameter),
-                    centralize=self.centralized.get(parameter.name, ()),
+                    after_decay=partial(self._after_decay, context, parameter),
                 ),
             )
             next_of[parameter.name] = update.weight
             next_of.update({slots[slot]: value for slot, value in update.slots.items()})
-        return {**next_of, **counts}
+        own = {name: next_of.get(name, self.inputs[name]) for name in self.own}
+        return {**next_of, **own, **counts}
+
+    def _after_decay(
+        self, context: UpdateContext, parameter: Parameter, gradient: ir.Value
+    ) -> ir.Value:
+        for boost in self.boosts:
+            gradient = boost.after_decay(context, parameter, gradient)
+        return gradient
 
     def _unchanged(self) -> dict[str, ir.Value]:
         """The same states as they are."""
         kept = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
+        kept += self.own
         for parameter in self.trained:
             kept.append(parameter.name)
             kept += [self._slot(slot, parameter) for slot in self.config.optimizer.slots]
         return {name: self.inputs[name] for name in kept}
-
-    def _accumulated(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
-        """Add a micro-batch to the window; the algebra is at the top."""
-        b, size = self.b, self.config.accumulate
-        done = self.inputs[names.MICRO_STEPS]
-        started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
-        count = b.op("Add", done, b.const(1, _INT64))
-        full = b.op("GreaterOrEqual", count, b.const(size, _INT64), dtype=_BOOL, shape=())
-        keep = b.op("Cast", started, dtype=_FLOAT, to=_FLOAT)
-        divisor = b.const(float(size))
-        found = {}
-        for name, grad in scaled.unscaled().items():
-            state = names.accumulator_name(name)
-            old = b.op("Mul", self.inputs[state], keep)
-            found[state] = b.op("Add", old, b.op("Div", grad, divisor))
-        left = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
-        return {**found, names.MICRO_STEPS: left, _FULL: full}
-
-    def _waiting(self) -> dict[str, ir.Value]:
-        """The window as it is."""
-        kept = [names.accumulator_name(p.name) for p in self.trained] + [names.MICRO_STEPS]
-        return {**{name: self.inputs[name] for name in kept}, _FULL: self.b.const(False, _BOOL)}
 
     def _group(self, parameter: Parameter) -> tuple[ir.Value, float]:
         """Learning-rate input and weight decay of a parameter."""

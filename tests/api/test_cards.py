@@ -9,9 +9,9 @@ import pytest
 
 import ortboost.api.cards as module
 from ortboost.api.cards import HEADINGS, cards, find_card
+from ortboost.boosts import registered
 from ortboost.cli.app import run
 from ortboost.core.errors import FileError, UsageError
-from ortboost.program.combine import BOOSTS
 from tests.support import ROOT, assert_three_lines
 
 WITHOUT_CARD = {"clip", "full-norm-head"}  # an option of every trainer; a part of less-bn
@@ -28,7 +28,8 @@ def test_a_card_has_all_sections_in_their_order(name):
 
 
 def test_every_boost_has_a_card():
-    assert {boost.name for boost in BOOSTS} - WITHOUT_CARD <= set(cards())
+    assert {boost.name for boost in registered()} - WITHOUT_CARD <= set(cards())
+    assert {boost.card for boost in registered()} - {None} <= set(cards())
 
 
 def test_the_list_shows_all(capsys):
@@ -45,7 +46,8 @@ def test_one_card_is_shown(capsys):
 def test_the_list_as_json(capsys):
     assert run(["list", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [entry["name"] for entry in data] == sorted(cards())
+    names = {*cards(), *(boost.name for boost in registered())}
+    assert [entry["name"] for entry in data] == sorted(names)
     assert all(entry["tldr"] and entry["source"] for entry in data)
 
 

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import ortboost as ob
+from ortboost.boosts import Clip, GradFreeze, GroupLossScale, LessBN, MixedPrecision
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.cli import main
+from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.program import Program
 
@@ -65,6 +67,32 @@ def test_a_setting_alone_turns_a_boost_on(tmp_path):
     assert not config.less_bn
 
 
+def test_boosts_by_name(tmp_path, capsys):
+    words = ["--boost", "less-bn", "--boost", "grad-freeze:p=0.4,by=cost,groups=3"]
+    words += ["--boost", "group-loss-scale:init=64,groups=2", "--boost", "clip:by=norm,limit=2"]
+    words += ["--boost", "mixed_precision:compute=fp16,keep_fp32=Conv|,emulate=true"]
+    assert convert(RESNET, tmp_path / "run", *words) == 0
+    names = "less-bn, mixed-precision, group-loss-scale, clip, grad-freeze"
+    assert names in capsys.readouterr().out
+    config = Program.load(tmp_path / "run").config
+    assert config.boosts == (
+        LessBN(),
+        MixedPrecision("fp16", keep_fp32=("Conv",), emulate=True),
+        GroupLossScale(GroupedScaleConfig(64, 2)),
+        Clip("norm", 2),
+        GradFreeze(p=0.4, by="cost", groups=3),
+    )
+
+
+def test_a_boost_by_name_is_stronger_than_a_level_and_an_option(tmp_path, capsys):
+    words = ["--boost", "O1", "--boost", "grad-freeze:p=0.2,groups=2", "--accumulate", "5"]
+    assert convert(RESNET, tmp_path / "run", *words, "--boost", "grad-accumulation:steps=3") == 0
+    config = Program.load(tmp_path / "run").config
+    assert (config.grad_freeze, config.accumulate) == (FreezeConfig(2, freeze_p=0.2), 3)
+    assert config.less_bn
+    assert "of its own" in capsys.readouterr().out
+
+
 def test_an_option_is_stronger_than_a_boost(tmp_path, capsys):
     words = ["--set", "boost.grad_accumulation=true", "--accumulate", "5"]
     words += ["--set", "grad_accumulation.grad_accumulation_step=2"]
@@ -114,6 +142,12 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
         (["--set", "common.gradient_split_groups=[1"], "positions"),
         (["--boost", "O1", "--set", "boost.mode=sometimes"], "choices: auto, manual"),
         (["--boost", "O1", "--set", "boost.dim_reduce=true"], "not in this version"),
+        (["--boost", "O1", "--boost", "O2"], "one of them"),
+        (["--boost", "les-bn"], "did you mean 'less-bn'"),
+        (["--boost", "grad-freeze:q=1"], "choices: p, by"),
+        (["--boost", "grad-freeze:p"], "KEY=VALUE"),
+        (["--boost", "grad-freeze:p=x"], "a number"),
+        (["--boost", "grad-accumulation"], "steps"),
         (["--boost", "O1"], "param_groups"),  # two layers, ten groups
         (["--boost-config", "missing.json"], "missing.json"),
         (["--boost-config", MLP], "not valid JSON"),

@@ -9,6 +9,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
+from ortboost.boosts import (
+    GradAccumulation,
+    GradFreeze,
+    GroupLossScale,
+    LossScale,
+    MixedPrecision,
+)
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
@@ -71,6 +78,11 @@ CONFIGS = {
     ParameterGroup: {"name": "head", "patterns": ("fc*",)},
     CentralizeConfig: {},
     PrecisionConfig: {"compute": "fp16"},
+    MixedPrecision: {},
+    LossScale: {},
+    GroupLossScale: {},
+    GradAccumulation: {"steps": 2},
+    GradFreeze: {},
     FreezeConfig: {},
     DynamicScaleConfig: {},
     FixedScaleConfig: {},

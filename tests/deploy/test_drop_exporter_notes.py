@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.api.verbs import export
+from ortboost.api import export
 from ortboost.deploy.drop_exporter_notes import drop_exporter_notes
 from tests.support import text_model
 

@@ -55,7 +55,7 @@ def test_settings_arrive():
     assert config.centralize == CentralizeConfig(multiple_of=1)
     assert config.grad_freeze == FreezeConfig(4, 2, 0.4, seed=7)
     assert config.accumulate == 4
-    assert "freeze_p=0.4" in report.changed["grad_freeze"]
+    assert "GradFreeze(p=0.4" in report.changed["grad_freeze"]
     source["less_bn"]["gc_flag"] = False
     assert boosted(ProgramConfig(), resolve_boost("O1", source))[0].centralize is None
 

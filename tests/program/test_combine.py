@@ -7,17 +7,24 @@ import itertools
 import numpy as np
 import pytest
 
-from ortboost.boosts.freeze_schedule import FreezeConfig
-from ortboost.boosts.grad_centralization import CentralizeConfig
+from ortboost.boosts import (
+    Clip,
+    FullNormHead,
+    GradAccumulation,
+    GradCentralization,
+    GradFreeze,
+    GroupLossScale,
+    LessBN,
+    LossScale,
+    MixedPrecision,
+    registered,
+)
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, GroupedScaleConfig
 from ortboost.deploy.export import export_model
-from ortboost.program import combine
 from ortboost.program.build import build_program
-from ortboost.program.combine import BOOSTS, EXCLUDED, enabled_boosts
-from ortboost.program.config import ClipConfig, ProgramConfig
+from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
-from ortboost.transforms.precision import PrecisionConfig
 from tests.support import (
     ENGINES,
     assert_same_bits,
@@ -29,20 +36,23 @@ from tests.support import (
     weights,
 )
 
-FIELDS = {
-    "less-bn": {"less_bn": True},
-    "full-norm-head": {"full_norm_head": True},
-    "loss-scale": {"loss_scale": DynamicScaleConfig(init=2.0**14, window=2)},
-    "mixed-precision": {"precision": PrecisionConfig("fp16", emulate=True)},
-    "group-loss-scale": {"loss_scale": GroupedScaleConfig(2.0**10, 3)},
-    "grad-accumulation": {"accumulate": 2},
-    "clip": {"clip": ClipConfig("global-norm", 1.0)},
-    "grad-centralization": {"centralize": CentralizeConfig()},
-    "grad-freeze": {"grad_freeze": FreezeConfig(param_groups=3, sequence=(0, 1, 2, 1))},
+BOOSTS = {
+    boost.name: boost
+    for boost in (
+        LessBN(),
+        FullNormHead(),
+        LossScale(DynamicScaleConfig(init=2.0**14, window=2)),
+        MixedPrecision("fp16", emulate=True),
+        GroupLossScale(GroupedScaleConfig(2.0**10, 3)),
+        GradAccumulation(2),
+        Clip("global-norm", 1.0),
+        GradCentralization(),
+        GradFreeze(groups=3, sequence=(0, 1, 2, 1)),
+    )
 }
-NAMES = [boost.name for boost in BOOSTS]
-# One or the other: they are values of one field.
-PAIRS = [p for p in itertools.combinations(NAMES, 2) if p != ("loss-scale", "group-loss-scale")]
+NAMES = [boost.name for boost in registered()]
+PAIRS = list(itertools.combinations(NAMES, 2))
+EXCLUDED = {frozenset({"loss-scale", "group-loss-scale"})}
 RATE = {"learning_rate": 0.05}
 
 
@@ -89,16 +99,16 @@ def network():
 
 
 def build(names, engine="portable"):
-    fields = {"loss_scale": NO_SCALE}
-    for name in names:
-        fields |= FIELDS[name]
-    return build_program(network(), ProgramConfig(engine=engine, **fields))
+    boosts = tuple(BOOSTS[name] for name in names)
+    if not {"loss-scale", "group-loss-scale"} & set(names):
+        boosts += (LossScale(NO_SCALE),)
+    return build_program(network(), ProgramConfig(engine=engine, boosts=boosts))
 
 
 def test_every_boost_of_the_table_is_tested():
-    assert set(FIELDS) == set(NAMES)
+    assert set(BOOSTS) == set(NAMES)
     for name in NAMES:
-        assert name in enabled_boosts(build((name,)).config)
+        assert [boost.name for boost in build((name,)).config.enabled_boosts] == [name]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -136,8 +146,7 @@ def test_it_trains_and_resumes_and_exports_or_is_refused(pair, engine, tmp_path)
 
 
 def test_a_pair_that_is_excluded_is_refused_with_its_reason(monkeypatch):
-    excluded = {frozenset({"clip", "less-bn"}): "a reason"}
-    monkeypatch.setattr(combine, "EXCLUDED", excluded)
+    monkeypatch.setattr(Clip, "excludes", {"less-bn": "a reason"})
     with pytest.raises(ConfigError, match="a reason") as caught:
         build(("less-bn", "clip"))
     assert_three_lines(caught.value)

@@ -3,7 +3,7 @@
 What is boosted comes with the optimizer: an :class:`ortboost.mindspore.boost.FreezeOpt`, a
 :class:`ortboost.mindspore.boost.GradientAccumulation` around it or around a plain one. (MindSpore's cells read a
 singleton of ``AutoBoost``; here two cells of one process can differ.) The order is that of
-:mod:`ortboost.program.combine`: the freeze says which gradients there are, the window sums them up, the
+:mod:`ortboost.boosts.table`: the freeze says which gradients there are, the window sums them up, the
 optimizer takes their mean.
 """
 

@@ -1,0 +1,61 @@
+r"""A boost of your own: gradient noise.
+
+    g <- g + s r,    s^2 = eta / t^gamma,    r = 1 or -1 by chance        at the update t = 1, 2, ...
+
+The noise has the variance of Neelakantan et al., "Adding Gradient Noise Improves Learning for Very Deep
+Networks", 2015, which is normal. It is drawn by a Dropout, the one random operator of onnxruntime that takes a
+seed at each step: a run that is resumed draws the same. How the boost is used: docs/own_boost.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.boosts import Boost, UpdateContext, register
+from ortboost.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GradientNoise(Boost):
+    """Add noise to the gradients, less and less.
+
+    Args:
+        eta: Variance of the noise at the first update, above 0.
+        gamma: How fast it falls.
+    """
+
+    eta: float = 0.01
+    gamma: float = 0.55
+
+    name = "gradient-noise"
+    stage = "gradients"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # the types
+        if not 0 < self.eta < 1e30:
+            raise ConfigError(f"eta = {self.eta}.", where=self.name, fix="Give a number above 0.")
+
+    def transform_gradients(
+        self, update: UpdateContext, gradients: Mapping[str, ir.Value]
+    ) -> Mapping[str, ir.Value]:
+        """The formula of the module."""
+        b = update.b
+        number = b.op("Cast", update.step, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+        variance = b.op("Div", b.const(self.eta), b.op("Pow", number, b.const(self.gamma)))
+        deviation = b.op("Sqrt", variance)
+        half, training = b.const(0.5), b.const(True, ir.DataType.BOOL)
+        noisy = {}
+        for parameter in update.trained:
+            ones = b.op("Expand", b.const(1.0), b.ints(*parameter.shape))
+            sign = b.op(
+                "Sub", b.op("Dropout", ones, half, training), b.const(1.0)
+            )  # 0 or 2, less 1
+            noise = b.op("Mul", sign, deviation)
+            noisy[parameter.name] = b.op("Add", gradients[parameter.name], noise)
+        return noisy
+
+
+register(GradientNoise, after="clip")

@@ -1,0 +1,200 @@
+r"""What a boost is: its settings, where it acts, and what it does there.
+
+A boost is a frozen dataclass. Its fields are its settings; the pipeline of :mod:`ortboost.program` calls its
+methods at the stages of a conversion, for all boosts in the order of :mod:`ortboost.boosts.table`:
+
+    ==========================  ====================================================================
+    ``opsets``                  before the model is normalized
+    ``rewrite_network``         the network as the file has it, without a loss: training and inference
+    ``rewrite_forward``         the training graph with its loss: training only
+    ``rewrite_gradients``       each differentiated graph, *in reverse order*: what was put in last is
+                                resolved first
+    ``states``                  the state that the update keeps for it
+    ``transform_gradients``     within the update: un-scaled, finite gradients
+    ``after_decay``             within the update: each gradient, after the weight decay
+    ==========================  ====================================================================
+
+Each does nothing unless a boost defines it. Three jobs are for one boost at most, and have classes
+of their own in :mod:`ortboost.boosts.roles`: to scale the loss, to gather gradients over several steps, and
+to split the update into several graphs.
+
+The names follow Composer (an algorithm is an object with settings that acts at given events) and optax (a
+gradient transformation is a pure function of gradients and a state).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.field_types import check_kinds, read_config
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.parameters import Parameter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
+
+Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
+"""Where a boost acts first and foremost: for people, and the default place in the table."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A state tensor that a boost adds to the step.
+
+    Args:
+        name: Name of the graph input; begins with ``ortboost/``.
+        initial: The first value, which decides shape and dtype.
+        kind: ``counter``, or ``slot`` for what belongs to a parameter.
+        role: What a slot holds.
+    """
+
+    name: str
+    initial: NDArray[np.generic]
+    kind: Literal["counter", "slot"] = "counter"
+    role: str = ""
+
+
+@dataclass
+class GraphContext:
+    """A graph to rewrite, and what is known of it at this stage.
+
+    Args:
+        model: The graph, changed in place.
+        output: Name of the output that the loss is taken of; ``None`` for the only or first one.
+        frozen_norm: Says of a BatchNormalization whether it stays in inference mode.
+        prediction: Name of the tensor that the loss reads. Empty in ``rewrite_network``, as all below.
+        objective: Name of the loss that is differentiated.
+        parameters: All float tensors by name.
+        trained: What is trained; in ``rewrite_gradients`` what this graph trains.
+        fp32_operators: Operators that the engine has only in float32, with the reason.
+        memory: What a boost found at one stage and needs at a later one, by its name. Only the boost
+            knows the type.
+    """
+
+    model: ir.Model
+    output: str | None = None
+    frozen_norm: Callable[[ir.Node], bool] = lambda _: False
+    prediction: str = ""
+    objective: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    trained: Sequence[Parameter] = ()
+    fp32_operators: Mapping[str, str] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class StepContext:
+    """What a boost may read in a step, after the gradients.
+
+    Args:
+        b: Gets the nodes.
+        trained: What this graph trains.
+        states: State name to its value before the step: parameters, slots, what ``states`` declared.
+        memory: See :class:`GraphContext`.
+    """
+
+    b: Builder
+    trained: Sequence[Parameter]
+    states: Mapping[str, ir.Value]
+    memory: Mapping[str, Any]
+
+
+@dataclass
+class UpdateContext(StepContext):
+    """What a boost may read and write within the update.
+
+    Args:
+        step: float64 scalar, the number of this update, 1 for the first.
+        next_of: State name to its next value. A boost adds those of its own states that move; the
+            others keep their value, and on a skipped step all do.
+    """
+
+    step: ir.Value
+    next_of: dict[str, ir.Value]
+
+
+class Boost:
+    """Base of all boosts; see the module for when its methods are called.
+
+    A subclass is a frozen dataclass with a ``name``. That its settings are of the right types is checked here;
+    ranges it checks itself, in ``__post_init__``.
+
+    Attributes:
+        name: Its name in documents, on the command line and in the table: ``grad-freeze``.
+        stage: Where it acts.
+        card: Name of its card in ``docs/cards``; ``None`` if it has none.
+        excludes: Name of a boost that it does not go together with, to the reason.
+    """
+
+    name: ClassVar[str]
+    stage: ClassVar[Stage]
+    card: ClassVar[str | None] = None
+    excludes: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    def __post_init__(self) -> None:
+        check_kinds(self, f"boost '{self.name}'")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether it does anything with these settings."""
+        return True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and settings as JSON data."""
+        return {"name": self.name, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`to_dict`, with or without the name; settings may stay out.
+
+        Raises:
+            ConfigError: An unknown setting (the nearest is named), a missing one, or a wrong value.
+        """
+        settings = {key: value for key, value in data.items() if key != "name"}
+        return read_config(cls, settings, f"boost '{cls.name}'")
+
+    def opsets(self, opsets: range) -> range:
+        """The opset versions that it can work with, of those that the engine can."""
+        return opsets
+
+    def rewrite_network(self, graph: GraphContext) -> Report | None:
+        """Rewrite the network before it has a loss; what is done here is part of the exported model."""
+        return None
+
+    def rewrite_forward(self, graph: GraphContext) -> Report | None:
+        """Rewrite the training graph, with its loss, before it is taken apart and differentiated."""
+        return None
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Rewrite a graph of gradients: its outputs are the loss and ``X_grad`` for each trained `X`."""
+
+    def states(self, trained: Sequence[Parameter]) -> Sequence[State]:
+        """The states that the update keeps for it.
+
+        Args:
+            trained: What the graph trains.
+        """
+        return ()
+
+    def transform_gradients(
+        self, update: UpdateContext, gradients: Mapping[str, ir.Value]
+    ) -> Mapping[str, ir.Value]:
+        """Parameter name to gradient: un-scaled, finite, gathered; before the weight decay."""
+        return gradients
+
+    def after_decay(
+        self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
+    ) -> ir.Value:
+        """A gradient after the weight decay, before the optimizer's own algebra."""
+        return gradient

@@ -1,0 +1,67 @@
+"""Gradient clipping, after un-scaling and accumulation and before the optimizer.
+
+- ``value``: `g <- min(max(g, -c), c)` elementwise;
+- ``norm``: `g <- g min(1, c / (|g| + 1e-6))` for each tensor by itself;
+- ``global-norm``: the same with the norm of all gradients together
+  (Pascanu et al., 2013; the 1e-6 is that of `torch.nn.utils.clip_grad_norm_`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+import onnx_ir as ir
+
+from ortboost.boosts.base import Boost, Stage, UpdateContext
+from ortboost.core.field_types import Range
+from ortboost.graph.build import Builder
+
+__all__ = ["Clip", "ClipConfig"]
+
+_TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals are of the range of float32
+
+
+@dataclass(frozen=True)
+class Clip(Boost):
+    """Gradient clipping.
+
+    Args:
+        by: ``value``, ``norm`` or ``global-norm``, see the module.
+        limit: The bound `c`, above 0.
+
+    Raises:
+        ConfigError: Unknown kind, or a limit that is not positive.
+    """
+
+    by: Literal["value", "norm", "global-norm"]
+    limit: Annotated[float, Range(above=_TINY, below=_HUGE)]
+
+    name: ClassVar[str] = "clip"
+    stage: ClassVar[Stage] = "gradients"
+
+    def transform_gradients(
+        self, update: UpdateContext, gradients: Mapping[str, ir.Value]
+    ) -> Mapping[str, ir.Value]:
+        """The formulas of the module."""
+        b = update.b
+        if self.by == "value":
+            low, high = b.const(-self.limit), b.const(self.limit)
+            return {name: b.op("Clip", g, low, high) for name, g in gradients.items()}
+        norms = {name: b.op("ReduceL2", g, keepdims=0, shape=()) for name, g in gradients.items()}
+        if self.by == "norm":
+            factors = {name: self._factor(b, norm) for name, norm in norms.items()}
+        else:
+            squares = [b.op("Mul", norm, norm) for norm in norms.values()]
+            total = b.op("Sum", *squares, shape=()) if len(squares) > 1 else squares[0]
+            factors = dict.fromkeys(norms, self._factor(b, b.op("Sqrt", total)))
+        return {name: b.op("Mul", g, factors[name]) for name, g in gradients.items()}
+
+    def _factor(self, b: Builder, norm: ir.Value) -> ir.Value:
+        ratio = b.op("Div", b.const(self.limit), b.op("Add", norm, b.const(1e-6)))
+        return b.op("Min", ratio, b.const(1.0))
+
+
+ClipConfig: TypeAlias = Clip
+"""The former name of :class:`Clip`."""

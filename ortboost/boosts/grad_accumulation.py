@@ -1,0 +1,121 @@
+r"""Gradient accumulation: one update with the mean gradient of several micro-batches.
+
+With a window of `N` micro-batches, `g` the un-scaled gradient and `k` the micro-batches so far:
+
+    a <- g / N              if k = 0
+    a <- a + g / N          otherwise
+    k <- k + 1;   if k = N:  update with a;  k <- 0
+
+A micro-batch that overflows is skipped and does not count; the learning rate is per update. What is left of a
+window can be applied as the mean over its `k` micro-batches.
+
+Source: MindSpore Boost 2.10, ``GradientAccumulation`` (a mean, too); ``MultiSteps`` of optax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.boosts.base import State, StepContext
+from ortboost.boosts.roles import FLUSHED, MICRO_STEPS, GradientGatherer
+from ortboost.core.errors import ConfigError
+from ortboost.graph.parameters import Parameter
+
+__all__ = ["GradAccumulation", "accumulator_name"]
+
+_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_LONGEST: Final = 2**31
+
+
+def accumulator_name(parameter: str) -> str:
+    """The state that sums the gradients of a window of accumulation.
+
+    Example:
+        >>> accumulator_name("fc1.weight")
+        'ortboost/accumulated/fc1.weight'
+    """
+    return f"ortboost/accumulated/{parameter}"
+
+
+@dataclass(frozen=True)
+class GradAccumulation(GradientGatherer):
+    """Gradient accumulation.
+
+    Args:
+        steps: Micro-batches an update, below 2**31; 1 is no accumulation.
+
+    Raises:
+        ConfigError: A number out of range.
+    """
+
+    steps: int
+
+    name: ClassVar[str] = "grad-accumulation"
+    card: ClassVar[str] = "grad-accumulation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.steps < _LONGEST:
+            raise ConfigError(
+                f"An accumulation over {self.steps} micro-batches makes no sense.",
+                where=f"boost '{self.name}', steps (accumulate)",
+                fix="Give the number of micro-batches of an update, 1 for no accumulation, "
+                f"below {_LONGEST}.",
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """More than one micro-batch."""
+        return self.steps > 1
+
+    def states(self, trained: Sequence[Parameter]) -> list[State]:
+        """The means so far, and the number of micro-batches in them."""
+        means = [
+            State(accumulator_name(p.name), np.zeros(p.shape, p.dtype.numpy()), "slot", "mean")
+            for p in trained
+        ]
+        return [*means, State(MICRO_STEPS, np.zeros((), np.int64))]
+
+    def gather(
+        self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
+    ) -> tuple[dict[str, ir.Value], ir.Value]:
+        """Add a micro-batch to the window; the algebra is at the top."""
+        b, done = step.b, step.states[MICRO_STEPS]
+        started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
+        count = b.op("Add", done, b.const(1, _INT64))
+        full = b.op("GreaterOrEqual", count, b.const(self.steps, _INT64), dtype=_BOOL, shape=())
+        keep = b.op("Cast", started, dtype=_FLOAT, to=_FLOAT)
+        divisor = b.const(float(self.steps))
+        found = {}
+        for name, grad in gradients().items():
+            state = accumulator_name(name)
+            old = b.op("Mul", step.states[state], keep)
+            found[state] = b.op("Add", old, b.op("Div", grad, divisor))
+        found[MICRO_STEPS] = b.op("Where", full, b.const(0, _INT64), count, dtype=_INT64)
+        return found, full
+
+    def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+        """The means."""
+        return {p.name: states[accumulator_name(p.name)] for p in step.trained}
+
+    def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
+        """The mean over the `k` micro-batches that there are: `a N / k`."""
+        b, done = step.b, step.states[MICRO_STEPS]
+        some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name=FLUSHED, shape=())
+        share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
+        factor = b.op("Div", b.const(float(self.steps)), share)
+
+        def means() -> dict[str, ir.Value]:
+            sums = self.gathered(step, step.states)
+            return {name: b.op("Mul", value, factor) for name, value in sums.items()}
+
+        return some, means
+
+    def cleared(self, step: StepContext) -> dict[str, ir.Value]:
+        """An empty window."""
+        return {MICRO_STEPS: step.b.const(0, _INT64)}

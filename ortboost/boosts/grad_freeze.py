@@ -1,0 +1,116 @@
+"""Gradient freeze: train a part of the network only at some updates.
+
+The schedule is :mod:`ortboost.boosts.freeze_schedule`, the groups of parameters
+:mod:`ortboost.boosts.freeze_groups`; both take MindSpore's configuration,
+:class:`~ortboost.boosts.freeze_schedule.FreezeConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.boosts.base import GraphContext
+from ortboost.boosts.freeze_groups import freeze_groups
+from ortboost.boosts.freeze_schedule import (
+    CONTINUOUS,
+    COST,
+    INTERVAL,
+    FreezeConfig,
+    freeze_schedule,
+)
+from ortboost.boosts.roles import UpdateSplitter
+from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.report import Report
+
+__all__ = ["GradFreeze"]
+
+_NAMES: Final[Mapping[int, Literal["continuous", "interval", "cost"]]] = {
+    CONTINUOUS: "continuous",
+    INTERVAL: "interval",
+    COST: "cost",
+}
+_TYPES: Final = {name: number for number, name in _NAMES.items()}
+
+
+@dataclass(frozen=True)
+class GradFreeze(UpdateSplitter):
+    """Gradient freeze.
+
+    Args:
+        p: Share of the updates that train everything, 0 to 1 (``freeze_p``).
+        by: ``interval``, ``continuous`` or ``cost``, see :mod:`ortboost.boosts.freeze_schedule`
+            (``freeze_type``).
+        groups: Number of groups, or the names of the parameters of each (``param_groups``, ``groups``).
+        steps: Length of the schedule in updates; after it, the schedule starts again (``total_steps``).
+        seed: Seed of the draws.
+        separate_state: Each group has an optimizer state of its own.
+        sequence: The schedule itself, instead of one that is drawn.
+
+    Raises:
+        ConfigError: A value out of range.
+
+    Example:
+        >>> GradFreeze(p=0.4, by="cost").config.freeze_type
+        2
+    """
+
+    p: float = 0.7
+    by: Literal["interval", "continuous", "cost"] = "interval"
+    groups: int | tuple[tuple[str, ...], ...] = 10
+    steps: int = 65536
+    seed: int = 0
+    separate_state: bool = True
+    sequence: tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "grad-freeze"
+    card: ClassVar[str] = "grad-freeze"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by not in _TYPES:
+            raise ConfigError(
+                f"Unknown way to freeze '{self.by}'.",
+                where=f"boost '{self.name}', by",
+                fix=nearest(self.by, _TYPES),
+            )
+        _ = self.config  # which checks ranges
+
+    @property
+    def config(self) -> FreezeConfig:
+        """The same with MindSpore's names."""
+        return FreezeConfig(
+            param_groups=10 if isinstance(self.groups, tuple) else self.groups,
+            freeze_type=_TYPES[self.by],
+            freeze_p=self.p,
+            total_steps=self.steps,
+            seed=self.seed,
+            separate_state=self.separate_state,
+            groups=self.groups if isinstance(self.groups, tuple) else None,
+            sequence=self.sequence,
+        )
+
+    @classmethod
+    def of(cls, config: FreezeConfig) -> GradFreeze:
+        """From a configuration with MindSpore's names."""
+        return cls(
+            p=config.freeze_p,
+            by=_NAMES[config.freeze_type],
+            groups=config.param_groups if config.groups is None else config.groups,
+            steps=config.total_steps,
+            seed=config.seed,
+            separate_state=config.separate_state,
+            sequence=config.sequence,
+        )
+
+    def split(self, graph: GraphContext) -> tuple[Sequence[Sequence[str]], Report]:
+        """See :func:`ortboost.boosts.freeze_groups.freeze_groups`."""
+        return freeze_groups(graph.model, graph.trained, self.config)
+
+    def schedule(self) -> NDArray[np.int64]:
+        """See :func:`ortboost.boosts.freeze_schedule.freeze_schedule`."""
+        return freeze_schedule(self.config)

@@ -1,0 +1,195 @@
+r"""Loss scaling with one scale: dynamic, fixed, or none.
+
+With `S` the scale, `good` the steps since it last moved, `f` the factor and `window`:
+
+    finite:       good <- good + 1;   if good >= window:   S <- min(S f, max),  good <- 0
+    overflow:     S <- max(S / f, min),  good <- 0
+
+which is that of MindSpore's `DynamicLossScaleUpdateCell`, with bounds. With a hysteresis of `h` the
+scale shrinks from the `h`-th overflow on that came since it last grew (DeepSpeed's
+`DynamicLossScaler`).
+
+The same on the host is :mod:`ortboost.core.loss_scale`, which holds the settings, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.boosts.base import GraphContext
+from ortboost.boosts.roles import SCALE, LossScaler
+from ortboost.core.field_types import read_config, write_config
+from ortboost.core.loss_scale import (
+    DynamicScaleConfig,
+    FixedScaleConfig,
+    NoScaleConfig,
+    ScaleConfig,
+    initial_state,
+)
+from ortboost.graph.build import Builder
+from ortboost.graph.reach import find_value
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "GOOD_STEPS",
+    "LIVES",
+    "LossScale",
+    "multiply_loss",
+    "scale_from_dict",
+    "scale_to_dict",
+]
+
+GOOD_STEPS: Final = "ortboost/good_steps"
+LIVES: Final = "ortboost/lives"
+_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_OneScale: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig
+
+
+@dataclass(frozen=True)
+class LossScale(LossScaler):
+    """Loss scaling with one scale.
+
+    Args:
+        policy: How the scale moves; :data:`ortboost.core.loss_scale.NO_SCALE` for no scaling.
+    """
+
+    policy: _OneScale = field(default_factory=lambda: DynamicScaleConfig(init=2.0**16))
+
+    name: ClassVar[str] = "loss-scale"
+    card: ClassVar[str] = "loss-scale"
+    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"group-loss-scale": "a loss has one scale, or one for each group"}
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name, kind and settings of the policy."""
+        return {"name": self.name, **scale_to_dict(self.policy)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`to_dict`; the defaults if no setting is given."""
+        settings = {key: value for key, value in data.items() if key != "name"}
+        return cls(scale_from_dict(settings)) if settings else cls()  # type: ignore[arg-type]
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a scale."""
+        return not isinstance(self.policy, NoScaleConfig)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it is dynamic."""
+        return isinstance(self.policy, DynamicScaleConfig)
+
+    @property
+    def smallest(self) -> float:
+        """The fixed scale, or the lower bound of the dynamic one."""
+        if isinstance(self.policy, DynamicScaleConfig):
+            return min(self.policy.init, self.policy.min_scale)
+        return self.policy.scale if isinstance(self.policy, FixedScaleConfig) else 1.0
+
+    def start(self) -> NDArray[np.float32]:
+        """float32 scalar."""
+        return np.asarray(initial_state(self.policy).scale, np.float32)
+
+    def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
+        """`S` times the loss."""
+        multiply_loss(graph, scale)
+
+    def counters(self) -> dict[str, int]:
+        """Good steps, and with a hysteresis the overflows that are left."""
+        policy, found = self.policy, {}
+        if isinstance(policy, DynamicScaleConfig):
+            found[GOOD_STEPS] = -int(policy.late_growth)
+            if policy.hysteresis > 1:
+                found[LIVES] = policy.hysteresis
+        return found
+
+    def passed(
+        self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
+    ) -> dict[str, ir.Value]:
+        """It grows at the end of a window."""
+        policy, found = self.policy, dict[str, ir.Value]()
+        if not isinstance(policy, DynamicScaleConfig):
+            return found
+        good = b.op("Add", states[GOOD_STEPS], b.const(1, _INT64))
+        grow = b.op("GreaterOrEqual", good, b.const(policy.window, _INT64), dtype=_BOOL)
+        larger = b.op("Mul", scale, b.const(policy.factor))
+        if policy.max_scale is not None:
+            larger = b.op("Min", larger, b.const(policy.max_scale))
+        found[SCALE] = b.op("Where", grow, larger, scale, dtype=_FLOAT)
+        found[GOOD_STEPS] = b.op("Where", grow, b.const(0, _INT64), good, dtype=_INT64)
+        if policy.hysteresis > 1:
+            full = b.const(policy.hysteresis, _INT64)
+            kept = full if policy.consecutive_hysteresis else states[LIVES]
+            found[LIVES] = b.op("Where", grow, full, kept, dtype=_INT64)
+        return found
+
+    def skipped(
+        self,
+        b: Builder,
+        states: Mapping[str, ir.Value],
+        scale: ir.Value,
+        blamed: Mapping[int, ir.Value],
+    ) -> dict[str, ir.Value]:
+        """It shrinks, unless the hysteresis lets the overflow pass."""
+        policy, found = self.policy, dict[str, ir.Value]()
+        if not isinstance(policy, DynamicScaleConfig):
+            return found
+        smaller = b.op("Mul", scale, b.const(np.float32(1.0) / np.float32(policy.factor)))
+        smaller = b.op("Max", smaller, b.const(policy.min_scale))
+        if policy.hysteresis > 1:
+            lives, one = states[LIVES], b.const(1, _INT64)
+            last = b.op("Equal", lives, one, dtype=_BOOL)
+            smaller = b.op("Where", last, smaller, scale, dtype=_FLOAT)
+            left = b.op("Sub", lives, one)
+            found[LIVES] = b.op("Where", last, one, left, dtype=_INT64)
+        found[SCALE] = smaller
+        found[GOOD_STEPS] = b.const(-int(policy.late_growth), _INT64)
+        return found
+
+
+def multiply_loss(graph: GraphContext, scale: ir.Value, index: int | None = None) -> None:
+    """Append `loss * scale`; the product becomes the objective.
+
+    Args:
+        graph: The forward graph.
+        scale: float32 scalar, or ``[groups]`` with an index.
+        index: Which of the scales.
+    """
+    b = Builder(graph.model.graph, "ortboost/scale")
+    if index is not None:
+        scale = b.op("Gather", scale, b.const(index, _INT64), shape=())
+    loss = find_value(graph.model.graph, graph.objective)
+    graph.objective = "ortboost/scaled_loss"
+    b.op("Mul", loss, scale, name=graph.objective, shape=())
+    b.flush()
+
+
+def scale_to_dict(scale: ScaleConfig) -> dict[str, Any]:
+    """The settings of a loss scale as JSON data.
+
+    Example:
+        >>> scale_to_dict(DynamicScaleConfig(window=10))["kind"]
+        'dynamic'
+    """
+    return write_config(scale)
+
+
+def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
+    """Rebuild from :func:`scale_to_dict`.
+
+    Raises:
+        ConfigError: Unknown kind or key; the nearest one is named.
+    """
+    scale: ScaleConfig = read_config(ScaleConfig, data, "loss_scale")  # type: ignore[arg-type]
+    return scale

@@ -1,0 +1,114 @@
+"""Mixed precision: the network computes in 16 bits where that is safe; parameters stay in float32.
+
+Everything after the prediction, the loss, stays in float32, too. The rewrites are
+:mod:`ortboost.transforms.precision`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+import onnx_ir as ir
+
+from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.core.errors import ModelError
+from ortboost.core.report import Report
+from ortboost.graph.io import source_name
+from ortboost.graph.reach import find_value
+from ortboost.transforms.precision import PrecisionConfig, emulate_precision, place_precision
+
+__all__ = ["MixedPrecision"]
+
+_ALL_BFLOAT16: Final = 22
+_ON_CPU: Final = {
+    "fp16": "onnxruntime computes float16 in float32 on a CPU",
+    "bf16": "onnxruntime has no bfloat16 kernels for the CPU",
+}
+
+
+@dataclass(frozen=True)
+class MixedPrecision(PrecisionConfig, Boost):
+    """Mixed precision; the settings are those of :class:`ortboost.transforms.precision.PrecisionConfig`.
+
+    Example:
+        >>> MixedPrecision("bf16", keep_fp32=("head*",)).low
+        BFLOAT16
+    """
+
+    compute: Literal["fp32", "fp16", "bf16"] = "fp16"
+
+    name: ClassVar[str] = "mixed-precision"
+    stage: ClassVar[Stage] = "forward"
+    card: ClassVar[str] = "mixed-precision"
+
+    @property
+    def enabled(self) -> bool:
+        """Not with ``fp32``."""
+        return self.low is not None
+
+    def opsets(self, opsets: range) -> range:
+        """Where the engine can, an opset that has bfloat16 in all operators: 22."""
+        newer = range(max(_ALL_BFLOAT16, opsets.start), opsets.stop)
+        return newer if self.compute == "bf16" and len(newer) else opsets
+
+    def rewrite_forward(self, graph: GraphContext) -> Report:
+        """Place the casts.
+
+        Raises:
+            UsageError: A pattern matches no node, or a node that is to be low cannot be.
+            ModelError: No node can compute in the shorter format.
+        """
+        roles = graph.parameters.items()
+        report = place_precision(
+            graph.model,
+            self,
+            masters=[name for name, parameter in roles if parameter.role != "constant"],
+            fixed=dict.fromkeys(_after(graph.model, graph.prediction), "a part of the loss"),
+            unsupported=graph.fp32_operators,
+        )
+        if not report.changed:
+            reasons = sorted({why.partition(": ")[2] for why in report.kept.values()})
+            raise ModelError(
+                f"No operator of the model would compute in {self.compute}.",
+                where=f"{source_name(graph.model)}: {'; '.join(reasons[:3])}",
+                fix="Stay with fp32, name operators with force_low, or (for bf16) take --engine portable "
+                "with an onnxruntime that knows opset 22.",
+            )
+        if self.emulate:
+            report.notes.append(
+                f"{self.compute} is emulated: the step computes in float32 and rounds every tensor "
+                f"that would be {self.compute}, so it is slower than fp32"
+            )
+        else:
+            report.notes.append(
+                f"{_ON_CPU[self.compute]}; there ortboost rounds by itself what would be "
+                f"{self.compute}, which is slower than fp32 (--emulate writes it into the step file)"
+            )
+        missing = [why for why in report.kept.values() if " at opset " in why]
+        if missing:
+            report.notes.append(
+                f"{len(missing)} nodes stay in float32: {missing[0].partition(': ')[2]} "
+                "(--engine portable raises the opset if onnxruntime knows it)"
+            )
+        return report
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Round instead of casting, if the precision is emulated."""
+        if self.emulate and self.low is not None:
+            emulate_precision(graph.model, self.low)
+
+
+def _after(model: ir.Model, name: str) -> list[str]:
+    """Nodes that read a value, directly or not."""
+    found: list[str] = []
+    start = find_value(model.graph, name)
+    pending = [] if start is None else [start]
+    seen: set[int] = set()
+    while pending:
+        for usage in pending.pop().uses():
+            if id(usage.node) not in seen:
+                seen.add(id(usage.node))
+                found.append(usage.node.name or "")
+                pending += usage.node.outputs
+    return found

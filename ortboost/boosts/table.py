@@ -1,0 +1,213 @@
+"""All boosts, in the order in which they act, and how a boost of your own joins them.
+
+Rewrites of the forward graph come first, then differentiation, then what happens to the gradients, then
+the update; gradient freeze makes one such graph for each of its groups. The order is not a matter of
+taste:
+
+- ``less-bn`` before ``full-norm-head``: both look at the graph as the user's exporter wrote it, and the
+  second adds nodes;
+- ``grad-centralization`` before ``mixed-precision``: layers are found before casts come between them. Within
+  the update it acts after the weight decay, as in MindSpore's optimizers, whatever its place here;
+- ``mixed-precision`` before ``group-loss-scale``: the boundaries between groups have the type of the tensors
+  that they are in;
+- ``loss-scale`` before ``grad-accumulation``: what is summed is un-scaled by the scale that was used,
+  and a micro-batch that overflowed is not in the sum;
+- ``clip`` after ``grad-accumulation``: the norm is that of the update.
+
+Which boosts exclude each other, and why, each says itself (:attr:`~ortboost.boosts.base.Boost.excludes`).
+
+To add a boost to ortboost: a file beside this one, and a line in the table. To add one from outside, call
+:func:`register` before it is used, or let your package name it under the entry point ``ortboost.boosts``,
+so that the command line finds it, too; ``docs/own_boost.md`` has an example.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Final, TypeVar
+
+from ortboost.boosts.base import Boost
+from ortboost.boosts.clip import Clip
+from ortboost.boosts.full_norm_head import FullNormHead
+from ortboost.boosts.grad_accumulation import GradAccumulation
+from ortboost.boosts.grad_centralization import GradCentralization
+from ortboost.boosts.grad_freeze import GradFreeze
+from ortboost.boosts.group_loss_scale import GroupLossScale
+from ortboost.boosts.less_bn import LessBN
+from ortboost.boosts.loss_scale import LossScale
+from ortboost.boosts.mixed_precision import MixedPrecision
+from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
+from ortboost.core.errors import ConfigError, nearest
+
+__all__ = ["ENTRY_POINTS", "arranged", "boost_from_dict", "find_boost", "register", "registered"]
+
+_B = TypeVar("_B", bound=type[Boost])
+ENTRY_POINTS: Final = "ortboost.boosts"
+"""Group of the entry points of packages that bring boosts."""
+
+_TABLE: list[type[Boost]] = [
+    LessBN,
+    FullNormHead,
+    GradCentralization,
+    MixedPrecision,
+    LossScale,
+    GroupLossScale,
+    GradAccumulation,
+    Clip,
+    GradFreeze,
+]
+
+
+def registered() -> tuple[type[Boost], ...]:
+    """All boosts, in the order in which they act.
+
+    Example:
+        >>> [boost.name for boost in registered()][:2]
+        ['less-bn', 'full-norm-head']
+    """
+    _import_installed()
+    return tuple(_TABLE)
+
+
+@functools.cache
+def _import_installed() -> None:
+    """Register the boosts of installed packages, once."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            boost = entry.load()
+        except Exception as error:  # whatever the package does when it is imported
+            raise ConfigError(
+                "A boost of another package cannot be imported.",
+                where=f"entry point {entry.name} = {entry.value}: {error!r}",
+                fix="Repair that package, or uninstall it.",
+            ) from error
+        register(boost)
+
+
+def register(boost: _B, *, after: str | None = None) -> _B:
+    """Let ortboost know a boost: in configurations, program folders, and on the command line.
+
+    Args:
+        boost: The class, a frozen dataclass; a class of the same name and module is replaced.
+        after: Name of the boost that it acts after; the last one if not given.
+
+    Returns:
+        The class, so that it may be used as a decorator.
+
+    Raises:
+        ConfigError: The name is taken or is no name, or there is no boost ``after`` it.
+    """
+    name = getattr(boost, "name", "")
+    if not isinstance(name, str) or not name or set(name) & set(":=,. /"):
+        raise ConfigError(
+            f"{name!r} cannot name a boost.",
+            where=f"{boost.__module__}.{boost.__qualname__}",
+            fix="Give it a 'name' like gradient-noise, without spaces, colons and dots.",
+        )
+    known = {other.name: other for other in _TABLE}
+    if name in known:
+        old = known[name]
+        if (old.__module__, old.__qualname__) != (boost.__module__, boost.__qualname__):
+            raise ConfigError(
+                f"There is a boost '{name}' already.",
+                where=f"{boost.__module__}.{boost.__qualname__}",
+                fix=f"Choose another name than {old.__module__}.{old.__qualname__} has.",
+            )
+        _TABLE[_TABLE.index(old)] = boost
+        return boost
+    if after is None:
+        _TABLE.append(boost)
+    else:
+        _TABLE.insert(_TABLE.index(find_boost(after)) + 1, boost)
+    return boost
+
+
+def find_boost(name: str) -> type[Boost]:
+    """The boost of a name; packages with boosts are imported if it is not known yet.
+
+    Raises:
+        ConfigError: It is not registered; the nearest one is named.
+    """
+    wanted = name.replace("_", "-").lower()
+    for known in (lambda: _TABLE, registered):
+        for boost in known():
+            if boost.name == wanted:
+                return boost
+    raise ConfigError(
+        f"There is no boost '{name}'.",
+        where="boosts",
+        fix=f"{nearest(wanted, [boost.name for boost in _TABLE])}; one of your own has to be "
+        f"registered first, see ortboost.boosts.register and the entry points '{ENTRY_POINTS}'.",
+    )
+
+
+def boost_from_dict(data: Mapping[str, Any]) -> Boost:
+    """Rebuild a boost from its name and settings.
+
+    Raises:
+        ConfigError: An unknown boost or setting, or a value that makes no sense.
+
+    Example:
+        >>> boost_from_dict({"name": "grad-freeze", "p": 0.4, "by": "cost"}).p
+        0.4
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
+        raise ConfigError(
+            f"{data!r} is no boost.",
+            where="boosts",
+            fix="Write its name and settings: {'name': 'grad-freeze', 'p': 0.4}.",
+        )
+    return find_boost(data["name"]).from_dict(data)
+
+
+def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
+    """Boosts in the order in which they act.
+
+    Raises:
+        ConfigError: One is not registered or given twice, or two do not go together; it says why.
+
+    Example:
+        >>> [boost.name for boost in arranged([Clip("norm", 1.0), LessBN()])]
+        ['less-bn', 'clip']
+    """
+    found = list(boosts)
+    for boost in found:
+        if not isinstance(boost, Boost):
+            raise ConfigError(
+                f"{boost!r} is no boost.",
+                where="boosts",
+                fix="Give objects, as boosts=(LessBN(), GradFreeze(p=0.4)).",
+            )
+        if find_boost(boost.name) is not type(boost):
+            raise ConfigError(
+                f"{type(boost).__qualname__} is not the boost that is registered as '{boost.name}'.",
+                where="boosts",
+                fix="Give it a name of its own, and register it.",
+            )
+    for one, other in itertools.combinations(found, 2):
+        reason = "it is given twice" if one.name == other.name else _exclusion(one, other)
+        if reason is not None:
+            raise ConfigError(
+                f"'{one.name}' and '{other.name}' do not go together: {reason}.",
+                where="boosts",
+                fix=f"Leave out {one.name} or {other.name}.",
+            )
+    return tuple(sorted(found, key=lambda boost: _TABLE.index(type(boost))))
+
+
+def _exclusion(one: Boost, other: Boost) -> str | None:
+    """Why two boosts do not go together, if they do not."""
+    for role in (LossScaler, GradientGatherer, UpdateSplitter):
+        if isinstance(one, role) and isinstance(other, role):
+            return one.excludes.get(other.name) or other.excludes.get(one.name) or _ONE_OF[role]
+    return one.excludes.get(other.name) or other.excludes.get(one.name)
+
+
+_ONE_OF: Final[Mapping[type[Boost], str]] = {
+    LossScaler: "both scale the loss",
+    GradientGatherer: "both gather gradients",
+    UpdateSplitter: "both split the update",
+}
