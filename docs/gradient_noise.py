@@ -50,10 +50,10 @@ class GradientNoise(Boost):
         noisy = {}
         for parameter in update.trained:
             ones = b.op("Expand", b.const(1.0), b.ints(*parameter.shape))
-            sign = b.op(
-                "Sub", b.op("Dropout", ones, half, training), b.const(1.0)
-            )  # 0 or 2, less 1
-            noise = b.op("Mul", sign, deviation)
+            # The mask: onnxruntime 1.31 removes a Dropout of a branch if only its first output is read.
+            _, mask = b.ops("Dropout", ones, half, training, names=[None, None])
+            mask.dtype = ir.DataType.BOOL
+            noise = b.op("Where", mask, deviation, b.op("Neg", deviation), dtype=deviation.dtype)
             noisy[parameter.name] = b.op("Add", gradients[parameter.name], noise)
         return noisy
 

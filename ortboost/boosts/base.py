@@ -7,6 +7,7 @@ methods at the stages of a conversion, for all boosts in the order of :mod:`ortb
     ``opsets``                  before the model is normalized
     ``rewrite_network``         the network as the file has it, without a loss: training and inference
     ``rewrite_forward``         the training graph with its loss: training only
+    ``rewrite_decomposed``      the same, with its layers taken apart and parameters as inputs
     ``rewrite_gradients``       each differentiated graph, *in reverse order*: what was put in last is
                                 resolved first
     ``states``                  the state that the update keeps for it
@@ -174,6 +175,13 @@ class Boost:
 
     def rewrite_forward(self, graph: GraphContext) -> Report | None:
         """Rewrite the training graph, with its loss, before it is taken apart and differentiated."""
+        return None
+
+    def rewrite_decomposed(self, graph: GraphContext) -> Report | None:
+        """Rewrite the training graph when its layers are taken apart, before the engine prepares it.
+
+        Parameters and buffers are inputs of the graph now.
+        """
         return None
 
     def rewrite_gradients(self, graph: GraphContext) -> None:

@@ -131,13 +131,17 @@ class GroupLossScale(LossScaler):
         """float32 ``[groups]``."""
         return self.policy.starts()
 
-    def scale_loss(self, graph: GraphContext, scale: ir.Value) -> Report:
-        """Put boundaries between the groups; the loss gets the scale of the group that computes it."""
+    def rewrite_decomposed(self, graph: GraphContext) -> Report:
+        """Put boundaries between the groups: an engine may split a node into several of one group."""
         found, report = insert_boundaries(graph.model, graph.trained, graph.objective, self.policy)
         graph.memory[self.name] = found
-        if found.loss <= found.number:  # otherwise a mark brings the scale in
-            multiply_loss(graph, scale, found.loss - 1)
         return report
+
+    def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
+        """The scale of the group that computes the loss, unless a mark brings the scale in."""
+        found: ScaleGroups = graph.memory[self.name]
+        if found.loss <= found.number:
+            multiply_loss(graph, scale, found.loss - 1)
 
     def groups(self, graph: GraphContext) -> Mapping[str, int]:
         """As :func:`insert_boundaries` found them."""

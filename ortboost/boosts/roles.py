@@ -52,7 +52,7 @@ class LossScaler(Boost, ABC):
         """The first scale, float32 scalar or ``[number]``."""
 
     @abstractmethod
-    def scale_loss(self, graph: GraphContext, scale: ir.Value) -> Report | None:
+    def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
         """Multiply the loss of a forward graph; ``graph.objective`` becomes the product.
 
         Args:

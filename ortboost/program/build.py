@@ -119,6 +119,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
     groups, splitting = _groups(graph, config)
+    found += [boost.rewrite_decomposed(graph) for boost in config.enabled_boosts]
     # From here on outputs, so that no rewrite takes the next statistics for unused.
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
@@ -126,8 +127,8 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     found += [*splitting, *engine.prepare(model)]
     bypass_identity_transposes(model)
-    scale, scaling = _scale_loss(graph, config)
-    reports += [report for report in (*found, scaling) if report is not None]
+    scale = _scale_loss(graph, config)
+    reports += [report for report in found if report is not None]
     plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)
     graphs, catalogue, initial = _build_graphs(plan, groups)
     _stamp(evaluation, None, "eval")
@@ -214,20 +215,19 @@ def _build_graphs(
     return graphs, merged(catalogues), initial
 
 
-def _scale_loss(
-    graph: GraphContext, config: ProgramConfig
-) -> tuple[dict[str, NDArray[Any]], Report | None]:
+def _scale_loss(graph: GraphContext, config: ProgramConfig) -> dict[str, NDArray[Any]]:
     """Multiply the loss by the scale; the scale as a state."""
     scaler = config.scaler
     if scaler is None:
-        return {}, None
+        return {}
     start = scaler.start()
     scale = ir.Value(
         name=names.SCALE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(start.shape)
     )
     graph.model.graph.inputs.append(scale)
     _value(graph.model, graph.objective)
-    return {names.SCALE: start}, scaler.scale_loss(graph, scale)
+    scaler.scale_loss(graph, scale)
+    return {names.SCALE: start}
 
 
 @dataclass(frozen=True)
