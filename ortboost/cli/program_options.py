@@ -229,6 +229,14 @@ class Trained:
 class TrainedOptions:
     """The head, normalizations, and the engine."""
 
+    padding_idx: Annotated[
+        _Texts,
+        typer.Option(
+            metavar="NAME=ROW|none",
+            help="Row of an embedding table that looking it up does not train (repeatable); without "
+            "it what the file tells.",
+        ),
+    ] = None
     new_head: Annotated[
         int | None, typer.Option(min=1, help="Fresh last layer with so many outputs.")
     ] = None
@@ -245,12 +253,21 @@ class TrainedOptions:
     def changes(self) -> dict[str, Any]:
         """The fields of a configuration that were given."""
         return _given(
+            padding_idx=_padding(self.padding_idx),
             new_head=self.new_head,
             frozen_norm=self.frozen_bn,
             running_variance=self.running_variance,
             engine=self.engine,
             seed=self.seed,
         )
+
+
+def _padding(texts: Sequence[str] | None) -> dict[str, Any] | None:
+    from ortboost.cli.parse import parse_pairs
+
+    if texts is None:
+        return None
+    return {} if list(texts) == ["none"] else parse_pairs(texts, "--padding-idx")
 
 
 @dataclass(frozen=True)

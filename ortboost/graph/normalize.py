@@ -24,6 +24,7 @@ from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
+from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import is_standard
 from ortboost.graph.unpack_sequences import unpack_sequences
 
@@ -75,7 +76,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         common.RemoveInitializersFromInputsPass()(model)
         reports.append(report)
-    origins = tensor_origins(model)
+    origins, padding = tensor_origins(model), find_padding_rows(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _drop_stale_shapes(model)
     _drop_unused_statistics(model)
@@ -92,6 +93,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         )
     model.ir_version = ir_version
     stamp_origins(model, origins)
+    stamp_padding_rows(model, padding)
     report = bypass_identity_transposes(model)
     if report.modified:
         reports.append(report)

@@ -42,6 +42,7 @@ from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
 from ortboost.transforms.inference_norm import to_inference
+from ortboost.transforms.padding_rows import join_padding_rows, protect_padding_rows
 
 __all__ = ["build_program"]
 
@@ -118,6 +119,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     raw_next = _rename_raw(model, forward.next_of)
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
+    found.append(protect_padding_rows(model, forward.padding_rows))
     groups, splitting = _groups(graph, config)
     found += [boost.rewrite_decomposed(graph) for boost in config.enabled_boosts]
     # From here on outputs, so that no rewrite takes the next statistics for unused.
@@ -278,6 +280,7 @@ def _build_step(
     states = {entry.name for entry in entries}
     names_ = [p.name for p in trained]
     step = plan.engine.differentiate(plan.forward.model, plan.graph.objective, names_)
+    join_padding_rows(step)
     bypass_identity_transposes(step)
     graph = plan.context(step, trained)
     for boost in reversed(config.enabled_boosts):  # what was put in last is resolved first

@@ -255,9 +255,10 @@ def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramC
     if not lost:
         return []
     return [
-        f"{len(lost)} parameter{'s' * (len(lost) > 1)} of the torch module not in the file: {_shown(lost)}; "
-        "the exporter folded them into other tensors (a BatchNormalization into its convolution), or the outputs do not "
-        "need them: export again with optimize=False to train what torch trains"
+        f"{len(lost)} parameter{'s' * (len(lost) > 1)} of the torch module not in the file by name: "
+        f"{_shown(lost)}; shared with another module, folded into another tensor (a BatchNormalization "
+        "into its convolution: export again with optimize=False to train what torch trains), or not needed "
+        "by the outputs"
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
@@ -13,7 +13,7 @@ from ortboost.boosts.loss_scale import scale_from_dict, scale_to_dict
 from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_types import check_kinds, read_config, write_config
+from ortboost.core.field_types import Range, check_kinds, read_config, write_config
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.parameters import Parameter
 from ortboost.optimizers import Momentum, Optimizer
@@ -108,6 +108,8 @@ class ProgramConfig:
             graph decides, see :func:`ortboost.graph.parameters.find_parameters`.
         trainable: Patterns; if any, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
+        padding_idx: Names of embedding tables and the row of their padding token, which looking it up does
+            not train (torch's ``padding_idx``); ``None`` for what the file tells, ``{}`` for none.
         new_head: Number of outputs of a fresh last layer, or ``None``.
         frozen_norm: Patterns of BatchNormalization nodes (or of their parameters) that stay in
             inference mode.
@@ -134,6 +136,7 @@ class ProgramConfig:
     parameters: Mapping[str, bool] | None = None
     trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    padding_idx: Mapping[str, Annotated[int, Range(0)]] | None = None
     new_head: int | None = None
     frozen_norm: tuple[str, ...] = ()
     running_variance: Literal["unbiased", "onnx"] = "unbiased"

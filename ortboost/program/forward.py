@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from ortboost.autodiff.engine import Engine
 from ortboost.boosts.base import GraphContext
-from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
@@ -17,8 +17,9 @@ from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
+from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
-from ortboost.graph.query import match_names
+from ortboost.graph.query import match_names, static_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
@@ -44,6 +45,7 @@ class Forward:
         notes: Remarks on the choice of what is trained.
         next_of: Buffer to the value that the forward pass computes for it.
         reports: What was done so far.
+        padding_rows: Trained embedding table to the row that looking it up does not train.
         batch_axes: Input to the axis that counts the samples, see :mod:`ortboost.graph.batch_axes`.
     """
 
@@ -55,6 +57,7 @@ class Forward:
     next_of: Mapping[str, str]
     reports: tuple[Report, ...]
     batch_axes: Mapping[str, BatchAxis]
+    padding_rows: Mapping[str, int]
 
 
 def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> Forward:
@@ -103,16 +106,45 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     trained, choice = choose_trainable(model, parameters, loss.objective, config)
     parameters.update({parameter.name: parameter for parameter in trained})
     reports += [loss.report, batching, norms.report, dropout, choice]
+    padding = _padding_rows(model, [parameter.name for parameter in trained], config)
+    told = Report("padding_rows")
+    told.notes += [
+        f"row {row} of '{name}' is its padding row (padding_idx): looking it up does not train it"
+        for name, row in padding.items()
+    ]
+    reports.append(told)
     return Forward(
         model,
         loss,
         parameters,
         trained,
-        (*loss.report.notes, *batching.notes, *reports[stored].notes, *choice.notes),
+        (*loss.report.notes, *batching.notes, *reports[stored].notes, *choice.notes, *told.notes),
         norms.next_of,
         tuple(reports),
         axes,
+        padding,
     )
+
+
+def _padding_rows(model: ir.Model, trained: Sequence[str], config: ProgramConfig) -> dict[str, int]:
+    """The padding row of each trained table: what the configuration says, else what the file does."""
+    if config.padding_idx is None:
+        return {name: row for name, row in padding_rows(model).items() if name in trained}
+    for name, row in config.padding_idx.items():
+        if name not in trained:
+            raise UsageError(
+                f"'{name}' has a padding row, and is not trained.",
+                where=f"padding_idx, {source_name(model)}",
+                fix=nearest(name, trained),
+            )
+        length = (static_shape(model.graph.initializers[name]) or (0,))[0]
+        if row >= length:
+            raise UsageError(
+                f"'{name}' has no row {row}: it has {length}.",
+                where=f"padding_idx, {source_name(model)}",
+                fix=f"Give a row from 0 to {length - 1}.",
+            )
+    return dict(config.padding_idx)
 
 
 def _batch_axes(

@@ -1,0 +1,68 @@
+"""Rows of embedding tables that torch does not train: ``nn.Embedding(padding_idx=...)``.
+
+In torch the look-up of a padding token sends no gradient to its row
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html). ONNX has a Gather, and no place for
+that. What exporters leave of it:
+
+- torch's dynamo exporter writes the call with each node, ``aten.embedding.default(weight, ids, 0)``;
+- of the TorchScript exporter there is only the row itself: zeros, as ``nn.Embedding`` made them.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.query import is_standard, static_shape
+
+__all__ = ["find_padding_rows", "padding_rows", "stamp_padding_rows"]
+
+_META = "ortboost.padding_rows"
+_CALL = "pkg.torch.onnx.fx_node"
+_EMBEDDING = re.compile(r"aten\.embedding\.default\]\(args = \(%[^,]+, %[^,)]+(?:, (-?\d+))?")
+
+
+def find_padding_rows(model: ir.Model) -> dict[str, int]:
+    """The padding row of each embedding table that has one, by the name of the table.
+
+    Args:
+        model: The model as loaded, its functions inlined.
+    """
+    found: dict[str, int] = {}
+    for node in model.graph:
+        table = node.inputs[0] if is_standard(node, "Gather") else None
+        if table is None or not table.is_initializer() or node.attributes.get_int("axis", 0) != 0:
+            continue
+        shape = static_shape(table)
+        if shape is None or len(shape) != 2:
+            continue
+        call = _EMBEDDING.search(node.metadata_props.get(_CALL, ""))
+        if call is not None:
+            row = None if call[1] is None or int(call[1]) < 0 else int(call[1])
+        else:
+            row = _zero_row(table) if model.producer_name == "pytorch" else None
+        if row is not None and row < shape[0]:
+            found[table.name or ""] = row
+    return found
+
+
+def _zero_row(table: ir.Value) -> int | None:
+    """The one row of zeros of a table."""
+    if table.const_value is None:
+        return None
+    numbers = table.const_value.numpy()
+    zero = np.flatnonzero(~numbers.any(axis=1))
+    return int(zero[0]) if len(zero) == 1 and len(numbers) > 2 else None
+
+
+def stamp_padding_rows(model: ir.Model, rows: dict[str, int]) -> None:
+    """Keep the rows with the graph (in its ``meta``, which is not written to files)."""
+    model.graph.meta.setdefault(_META, rows)
+
+
+def padding_rows(model: ir.Model) -> dict[str, int]:
+    """What :func:`stamp_padding_rows` kept."""
+    found = model.graph.meta.get(_META, {})
+    return dict(found) if isinstance(found, dict) else {}

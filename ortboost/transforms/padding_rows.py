@@ -1,0 +1,83 @@
+"""Looking up a padding token sends no gradient to its row, as with torch's ``padding_idx``.
+
+    y = Gather(w, ids)    becomes    y = Where(ids == row, w'[row], Gather(w, ids))
+
+with `w'` the same numbers as a graph input of its own, which is not trained. Once the graph is differentiated,
+:func:`join_padding_rows` makes `w'` the parameter again. So only this look-up is cut: where the table is the
+output layer, too, its row is trained by that, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import is_standard, label
+
+__all__ = ["join_padding_rows", "protect_padding_rows"]
+
+_DETACHED = "ortboost/detached/"
+
+
+def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
+    """Cut the gradient between the look-up of padding tokens and their rows, in place.
+
+    Args:
+        model: A model whose parameters are graph inputs, and that is not differentiated yet.
+        rows: Trained tables and the row of their padding token.
+
+    Returns:
+        The nodes that are changed.
+    """
+    report = Report("protect_padding_rows")
+    detached: dict[str, ir.Value] = {}
+    for node in list(model.graph) if rows else ():
+        if not is_standard(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+            continue
+        data, ids = node.inputs
+        table = _table(data)
+        name = "" if table is None else table.name or ""
+        if data is None or ids is None or table is None or name not in rows:
+            continue
+        if ids.shape is None:
+            report.kept[label(node)] = "the rank of its indices is not known"
+            continue
+        row = rows[name]
+        b = Builder(model.graph, "ortboost/padding")
+        apart = detached.setdefault(
+            name, ir.Value(name=_DETACHED + name, type=table.type, shape=table.shape)
+        )
+        fixed = b.op("Gather", apart, b.const(row, ir.DataType.INT64), axis=0)
+        if data.dtype != table.dtype and data.dtype is not None:
+            fixed = b.op("Cast", fixed, dtype=data.dtype, to=int(data.dtype))
+        is_padding = b.op(
+            "Equal", ids, b.const(row, ids.dtype or ir.DataType.INT64), dtype=ir.DataType.BOOL
+        )
+        mask = b.op("Unsqueeze", is_padding, b.ints(len(ids.shape)))
+        found = b.op("Gather", data, ids, axis=0, shape=node.outputs[0].shape)
+        replace_node(node, [b.op("Where", mask, fixed, found, dtype=data.dtype)], b)
+        report.changed[label(node)] = f"row {row} of '{name}' gets no gradient"
+    model.graph.inputs.extend(detached.values())
+    return report
+
+
+def _table(value: ir.Value | None) -> ir.Value | None:
+    """The graph input that a table is, behind a Cast of mixed precision."""
+    while value is not None and not value.is_graph_input():
+        node = value.producer()
+        if node is None or not is_standard(node, "Cast", "Identity"):
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def join_padding_rows(model: ir.Model) -> None:
+    """Let what read the detached tables read the parameters again, in place."""
+    inputs = {value.name or "": value for value in model.graph.inputs}
+    for name, value in inputs.items():
+        if name.startswith(_DETACHED):
+            ir.convenience.replace_all_uses_with(value, inputs[name.removeprefix(_DETACHED)])
+            model.graph.inputs.remove(value)

@@ -1,0 +1,72 @@
+"""Which rows of embedding tables torch does not train, from what its exporters leave of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortboost.graph.normalize import normalize
+from ortboost.graph.padding_rows import find_padding_rows, padding_rows
+from tests.support import text_model, weights
+
+CALL = "pkg.torch.onnx.fx_node"
+
+
+def table(producer: str, zeros: tuple[int, ...] = ()) -> ir.Model:
+    numbers = weights(5, 4)
+    numbers[list(zeros)] = 0
+    return text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (int64[N,3] ids, float[5,4] w) => (float[N,3,4] y) {{ y = Gather(w, ids) }}""",
+        w=numbers,
+    )
+
+
+def call(arguments: str) -> str:
+    target = "call_function[target=torch.ops.aten.embedding.default]"
+    return f"%embedding : [num_users=1] = {target}(args = ({arguments}), kwargs = {{}})"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [("%p_w, %ids, 1", {"w": 1}), ("%p_w, %ids", {}), ("%p_w, %ids, -1", {}), ("%w, %i, 9", {})],
+)
+def test_the_call_that_dynamo_notes(arguments, found):
+    """It counts alone: a row of zeros is no padding row where the call names none."""
+    model = table("pytorch", zeros=(3,))
+    model.graph[0].metadata_props[CALL] = call(arguments)
+    assert find_padding_rows(model) == found
+
+
+@pytest.mark.parametrize(
+    ("producer", "zeros", "found"),
+    [
+        ("pytorch", (0,), {"w": 0}),
+        ("pytorch", (), {}),
+        ("pytorch", (0, 2), {}),
+        ("tf2onnx", (0,), {}),
+    ],
+)
+def test_the_row_of_zeros_that_torch_leaves(producer, zeros, found):
+    assert find_padding_rows(table(producer, zeros)) == found
+
+
+def test_of_another_axis_or_rank():
+    model = table("pytorch", zeros=(0,))
+    model.graph[0].attributes["axis"] = ir.AttrInt64("axis", 1)
+    assert find_padding_rows(model) == {}
+
+
+def test_a_conversion_keeps_them():
+    model = table("pytorch", zeros=(2,))
+    normalize(model, opsets=range(21, 22), ir_version=10)
+    assert padding_rows(model) == {"w": 2}
+    normalize(model, opsets=range(21, 22), ir_version=10)
+    assert padding_rows(model.clone()) == {"w": 2}
+
+
+def test_the_table_may_be_of_another_type():
+    model = table("pytorch")
+    model.graph.initializers["w"].const_value = ir.tensor(np.zeros((5, 4), np.int64), name="w")
+    assert find_padding_rows(model) == {}

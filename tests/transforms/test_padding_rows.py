@@ -1,0 +1,106 @@
+"""Against torch's formula: looking up the padding token trains nothing, another use of its row does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.core.errors import ConfigError, UsageError
+from ortboost.core.loss_scale import NO_SCALE
+from ortboost.optimizers import Sgd
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.transforms.attach_loss import LossConfig
+from tests.support import native_only, stepper, text_model, weights
+
+IDS = np.array([[0, 2, 1], [3, 0, 0]])
+
+
+def model(tied: bool = False):
+    last = "MatMul(e, t)" if tied else "MatMul(e, h)"
+    turned = "t = Transpose<perm = [1, 0]>(w)" if tied else ""
+    size = 5 if tied else 2
+    head = {} if tied else {"h": weights(4, 2, seed=1)}
+    extra = "" if tied else ", float[4,2] h"
+    return text_model(
+        f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
+        net (int64[N,3] ids, float[5,4] w{extra}) => (float[N,3,{size}] y) {{
+          e = Gather(w, ids) {turned} y = {last} }}""",
+        w=np.concatenate([np.zeros((1, 4), np.float32), weights(4, 4)]),
+        **head,
+    )
+
+
+def step(engine: str, *, tied: bool = False, **fields) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The table before and after one step of the rate 1 on the mean square of the answer, and the labels."""
+    if engine == "native":
+        native_only()
+    config = ProgramConfig(
+        loss=LossConfig("mse", reduction="sum"),
+        optimizer=Sgd(),
+        loss_scale=NO_SCALE,
+        engine=engine,
+        **fields,
+    )
+    program = build_program(model(tied), config)
+    found = stepper(program)
+    before = found.state()["w"].copy()
+    labels = weights(2, 3, 5 if tied else 2, seed=7)
+    found.step({"ids": IDS, "labels": labels}, {"learning_rate": 1.0})
+    assert not [v.name for v in program.step.graph.inputs if "detached" in v.name]
+    return before, found.state()["w"], labels
+
+
+def expected(before: np.ndarray, labels: np.ndarray, *, tied: bool, padding: int | None):
+    """`dL/dw` of `sum (e h - labels)^2` in float64, look-ups of the padding row left out."""
+    w = before.astype(np.float64)
+    h = w.T if tied else weights(4, 2, seed=1).astype(np.float64)
+    e = w[IDS]
+    g = 2 * (e @ h - labels)
+    gradient = np.zeros_like(w)
+    np.add.at(gradient, IDS, g @ h.T)
+    if padding is not None:
+        gradient[padding] = 0
+    if tied:
+        gradient += np.einsum("nsv,nsd->vd", g, e)
+    return gradient
+
+
+@pytest.mark.parametrize("engine", ["portable", "native"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("padding", [None, 0, 3])
+def test_a_step(engine, tied, padding):
+    """Row 0 is zero, so the file tells it; the configuration says otherwise."""
+    fields = {} if padding == 0 else {"padding_idx": {} if padding is None else {"w": padding}}
+    before, after, labels = step(engine, tied=tied, **fields)
+    gradient = expected(before, labels, tied=tied, padding=padding)
+    np.testing.assert_allclose(before - after, gradient, rtol=1e-5, atol=1e-5)
+    assert padding is None or tied or not (before - after)[padding].any()
+
+
+def test_it_is_told():
+    notes = [note for report in build_program(model()).reports for note in report.notes]
+    assert any("row 0 of 'w' is its padding row" in note for note in notes)
+
+
+def test_a_table_that_is_not_trained():
+    with pytest.raises(UsageError, match="'v' has a padding row"):
+        build_program(model(), ProgramConfig(padding_idx={"v": 0}))
+
+
+def test_a_row_that_is_not_there():
+    with pytest.raises(UsageError, match="has no row 5"):
+        build_program(model(), ProgramConfig(padding_idx={"w": 5}))
+
+
+@pytest.mark.parametrize("row", [-1, 0.5, "0"])
+def test_rows_are_counted_from_zero(row):
+    with pytest.raises(ConfigError):
+        ProgramConfig(padding_idx={"w": row})
+
+
+def test_mixed_precision_reads_the_table_through_a_cast():
+    config = ProgramConfig.from_dict({"precision": {"compute": "fp16"}, "engine": "portable"})
+    program = build_program(model(), config)
+    changed = next(r for r in program.reports if r.rewrite == "protect_padding_rows").changed
+    assert list(changed.values()) == ["row 0 of 'w' gets no gradient"]
