@@ -161,9 +161,9 @@ def file_subjects() -> list[FileSubject]:
         FileSubject("swift-f0", "swift-f0", _member("swift-f0", "swift_f0/model.onnx"), _tone, output="confidence"),
         *(FileSubject(f"light-{n}", "onnx", _light(n), picture, loss="ce") for n in ("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "squeezenet", "vgg19")),
         *(FileSubject(f"light-{n}", "onnx", _light(n), gpu, loss="ce") for n in ("resnet50", "shufflenet", "zfnet512")),
-        FileSubject("sklearn-mlp", "skl2onnx", _sklearn("mlp"), digits, loss="ce", output="output_probability"),
+        FileSubject("sklearn-mlp", "skl2onnx", _sklearn("mlp"), digits, loss="ce"),
         FileSubject("sklearn-mlp-regressor", "skl2onnx", _sklearn("mlp-regressor"), digits),
-        FileSubject("sklearn-logistic", "skl2onnx", _sklearn("logistic"), digits, loss="ce", output="output_probability"),
+        FileSubject("sklearn-logistic", "skl2onnx", _sklearn("logistic"), digits, loss="ce"),
         FileSubject("sklearn-pca-ridge", "skl2onnx", _sklearn("pca-ridge"), digits),
         *(FileSubject(f"sklearn-{n}", "skl2onnx", _sklearn(n), digits, loss="none") for n in ("forest", "boosting", "svc", "neighbours")),
     ]  # fmt: skip

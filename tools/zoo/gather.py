@@ -62,6 +62,9 @@ def _randomize(module: nn.Module) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter += 0.05 * torch.randn_like(parameter)
+        for embedding in (m for m in module.modules() if isinstance(m, nn.Embedding)):
+            if embedding.padding_idx is not None:  # as every initialization leaves it
+                embedding.weight[embedding.padding_idx] = 0
 
 
 def _settle(module: nn.Module, batch: dict[str, torch.Tensor]) -> None:
@@ -176,7 +179,7 @@ def gather_torch(subject: TorchSubject, exporter: str, folder: Path) -> None:
     module = subject.make()
     _randomize(module)
     _dropouts_off(module)
-    arrays = {name: np.ascontiguousarray(a) for name, a in subject.inputs(rng).items()}
+    arrays = {name: np.asarray(a, order="C") for name, a in subject.inputs(rng).items()}
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     _settle(module, batch)
     module.eval()
@@ -230,7 +233,7 @@ def gather_file(subject: FileSubject, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.onnx").write_bytes(subject.make())
     batch = {
-        n: np.ascontiguousarray(a) for n, a in subject.inputs(np.random.default_rng(7)).items()
+        n: np.asarray(a, order="C") for n, a in subject.inputs(np.random.default_rng(7)).items()
     }
     answer = _answer(folder / "model.onnx", batch, subject.output)
     if subject.loss != "none" and isinstance(answer, np.ndarray):
