@@ -30,6 +30,18 @@ if TYPE_CHECKING:
     from ortboost.api.inspect_model import ModelDescription, ProgramDescription
     from ortboost.api.inspect_pair import PairDescription, inspect_pair
     from ortboost.autodiff.check import TrainabilityReport
+    from ortboost.boosts import (
+        Boost,
+        Clip,
+        FullNormHead,
+        GradAccumulation,
+        GradCentralization,
+        GradFreeze,
+        GroupLossScale,
+        LessBN,
+        LossScale,
+        MixedPrecision,
+    )
     from ortboost.boosts.freeze_schedule import FreezeConfig
     from ortboost.boosts.grad_centralization import CentralizeConfig
     from ortboost.core.errors import (
@@ -98,9 +110,11 @@ __all__ = [
     "Adam",
     "AdamW",
     "BenchConfig",
+    "Boost",
     "Callback",
     "CentralizeConfig",
     "CheckpointConfig",
+    "Clip",
     "ClipConfig",
     "Comparison",
     "ConfigError",
@@ -116,13 +130,21 @@ __all__ = [
     "FixedLossScaleManager",
     "FixedScaleConfig",
     "FreezeConfig",
+    "FullNormHead",
+    "GradAccumulation",
+    "GradCentralization",
+    "GradFreeze",
+    "GroupLossScale",
     "GroupedScaleConfig",
     "InputConfig",
     "Int8Config",
     "Lars",
+    "LessBN",
     "LossConfig",
     "LossMonitor",
+    "LossScale",
     "Measurement",
+    "MixedPrecision",
     "Model",
     "ModelCheckpoint",
     "ModelDescription",
@@ -207,6 +229,18 @@ _HOMES: Final = {
         "inspect_pair",
     ),
     "ortboost.autodiff.check": ("TrainabilityReport",),
+    "ortboost.boosts": (
+        "Boost",
+        "Clip",
+        "FullNormHead",
+        "GradAccumulation",
+        "GradCentralization",
+        "GradFreeze",
+        "GroupLossScale",
+        "LessBN",
+        "LossScale",
+        "MixedPrecision",
+    ),
     "ortboost.boosts.freeze_schedule": ("FreezeConfig",),
     "ortboost.boosts.grad_centralization": ("CentralizeConfig",),
     "ortboost.core.errors": (

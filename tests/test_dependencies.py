@@ -36,6 +36,8 @@ def third_party(path: Path, *, at_import: bool) -> set[str]:
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return  # for the type checker, which brings what it needs
         if isinstance(node, ast.Import):
             found.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
