@@ -140,7 +140,7 @@ def find_parameters(model: ir.Model) -> dict[str, Parameter]:
         shape = tuple(
             dim for dim in tensor.shape if isinstance(dim, int)
         )  # a stored one has numbers
-        verdict = verdicts[name] = _judge(value, shape)
+        verdict = verdicts[name] = _judge(value, shape, fitted=model.producer_name == "skl2onnx")
         found[name] = Parameter(
             name, shape, value.dtype, verdict.role, verdict.reason, verdict.doubt
         )
@@ -163,7 +163,8 @@ def _initializers_by_first_use(graph: ir.Graph) -> list[ir.Value]:
     return list(ordered.values())
 
 
-def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
+def _judge(value: ir.Value, shape: tuple[int, ...], *, fitted: bool) -> _Verdict:
+    """What a tensor is; ``fitted`` for a file of scikit-learn, whose scalers are no layers."""
     uses = weight_uses(value)
     if not uses:
         return _Verdict("constant", "nothing differentiable reads it")
@@ -195,7 +196,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
     if origin.kind == "literal":
         why = f"a number in the code of the torch module, {use.where}"
         return _Verdict("constant", why, by_use=by_use)
-    formula = _formula(value, use, uses, origin)
+    formula = _formula(value, use, uses, origin, fitted=fitted)
     if formula is not None:
         named = "the exporter calls it a parameter" if origin.kind == "parameter" else ""
         doubt = named or (f"used as a {use.role}" if by_use != "constant" else "")
@@ -217,7 +218,7 @@ def _judge(value: ir.Value, shape: tuple[int, ...]) -> _Verdict:
 
 
 def _formula(
-    value: ir.Value, use: WeightUse, uses: tuple[WeightUse, ...], origin: Origin
+    value: ir.Value, use: WeightUse, uses: tuple[WeightUse, ...], origin: Origin, *, fitted: bool
 ) -> str | None:
     """The reason why nobody trains such numbers or such a use; ``None`` if somebody may."""
     tensor = value.const_value
@@ -236,7 +237,7 @@ def _formula(
         return "it is multiplied with whole numbers for a sine or cosine"
     if sure or use.kind < PLAIN or tensor is None:
         return None
-    if tensor.size > 1 and all(use.raw for use in uses):
+    if tensor.size > 1 and all(use.raw or (fitted and use.raw_affine) for use in uses):
         return "it normalizes the raw input"
     return None
 

@@ -108,6 +108,7 @@ class WeightUse:
         plain_values: Whether it scales by 1 or shifts by 0.
         recurrent: Whether the layer runs over a sequence.
         raw: Whether it is subtracted from the raw input, or divides it.
+        raw_affine: Whether it is multiplied with the raw input, or added to it.
         waves: Whether it is multiplied with integers inside a sine or cosine.
         computed: Whether it is combined with other stored tensors first.
     """
@@ -120,6 +121,7 @@ class WeightUse:
     plain_values: bool = False
     recurrent: bool = False
     raw: bool = False
+    raw_affine: bool = False
     waves: bool = False
     computed: bool = False
 
@@ -157,11 +159,19 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
                 kind, role, op, where, recurrent=recurrent, waves=waves, computed=computed
             )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
+    affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
     # An operator that is not of the standard has weights where it likes: so it is trained, or
     # refused.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
     return WeightUse(
-        PLAIN if plain else OTHER, "weight", op, where, raw=raw, waves=waves, computed=computed
+        PLAIN if plain else OTHER,
+        "weight",
+        op,
+        where,
+        raw=raw,
+        raw_affine=affine,
+        waves=waves,
+        computed=computed,
     )
 
 

@@ -138,6 +138,21 @@ net (float[N,3,8,8] x, float[1,3,1,1] mean, float[1,3,1,1] deviation, float[2,3,
 }"""
 
 
+@pytest.mark.parametrize(("producer", "trained"), [("skl2onnx", ["w"]), ("", ["s", "t", "w"])])
+def test_the_scaler_of_a_scikit_learn_pipeline_is_no_weight(producer, trained):
+    model = text_model(
+        f"""<ir_version: 10, producer_name: "{producer}", opset_import: ["" : 18]>
+        net (float[N,4] x, float[4] s, float[4] t, float[4,2] w) => (float[N,2] y) {{
+          a = Mul(x, s) b = Add(a, t) y = MatMul(b, w) }}""",
+        s=weights(4, seed=1),
+        t=weights(4, seed=2),
+        w=weights(4, 2),
+    )
+    found = find_parameters(model)
+    assert sorted(name for name, p in found.items() if p.trainable) == trained
+    assert bool(found["s"].doubt) is (producer == "skl2onnx")
+
+
 def test_mean_and_deviation_of_the_raw_input_are_no_weights():
     shapes = {"mean": 3, "deviation": 3, "shift": 2, "divisor": 2}
     values = {name: np.ones((1, n, 1, 1), np.float32) for name, n in shapes.items()}
