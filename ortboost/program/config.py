@@ -231,6 +231,8 @@ class ProgramConfig:
         """Plain JSON data, written into the manifest."""
         items = [item.name for item in dataclasses.fields(self) if item.name != "boosts"]
         data = {name: write_config(getattr(self, name)) for name in items}
+        if self.padding_idx is None:  # older versions do not know it
+            del data["padding_idx"]
         return data | former_to_dict(self.boosts)
 
     @classmethod
