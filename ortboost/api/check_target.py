@@ -3,7 +3,7 @@
 Example:
     ::
 
-        from ortboost import targets
+        from ortboost.api import check_target as targets
 
         report = targets.check_for("model.onnx", "tensorrt=11", shapes=["x:1,8,32x3x224x224"])
         for finding in report.findings:

@@ -1,4 +1,4 @@
-"""Standard operators that no engine differentiates, with the reason."""
+"""Standard operators that the native engine does not differentiate, and the portable one only by a rule of its own."""
 
 from __future__ import annotations
 

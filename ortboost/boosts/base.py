@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
-"""Where a boost acts first and foremost: for people, and the default place in the table."""
+"""Where a boost mainly acts; for people who read the list. The order is that of the table."""
 
 
 @dataclass(frozen=True)

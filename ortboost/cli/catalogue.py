@@ -43,6 +43,7 @@ def list_boosts(
         own = {"name": boost.name, "class": boost.__qualname__, "tldr": tldr}
         row = rows.setdefault(boost.name, {**own, "functional": "", "source": boost.__module__})
         row["acts_on"] = boost.stage
+        row["class"] = boost.__qualname__  # of ProgramConfig; a card names that of MindSpore
     listed = [rows[name] for name in sorted(rows)]
     printer.result(listed)
     printer.table(

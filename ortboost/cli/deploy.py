@@ -90,12 +90,14 @@ def export(
         Path, typer.Argument(help="Program folder made by 'ortboost convert', or an ONNX file.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
-    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None,
+    verify: Annotated[
+        Path | None, typer.Option(help="Data to compare on; made-up inputs if not given.")
+    ] = None,
     checkpoint: Checkpoint = "best",
     split: Split = "test",
     target: Annotated[
         str,
-        typer.Option(help="onnxruntime, onnxruntime-gpu, tensorrt, tensorrt=10 or generic."),
+        typer.Option(help="onnxruntime, onnxruntime-gpu, tensorrt (11), tensorrt=10 or generic."),
     ] = "onnxruntime",
     *,
     precision: PrecisionOptions,

@@ -21,7 +21,10 @@ class EngineOptions:
     ] = False
     shape: Annotated[
         list[str] | None,
-        typer.Option(metavar="INPUT:DIMS", help="Profile of the engine: x:1,8,32x3x224x224."),
+        typer.Option(
+            metavar="INPUT:DIMS",
+            help="Smallest, usual and largest batch, then the other axes: x:1,8,32x3x224x224.",
+        ),
     ] = None
     workspace: Annotated[
         int | None, typer.Option(min=1, help="MiB of scratch memory for the engine.")

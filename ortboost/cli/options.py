@@ -40,7 +40,7 @@ Device = Annotated[
     typer.Option(
         "--device",
         "--provider",
-        help="auto, cpu, cuda, or tensorrt (inference). A device asked for is used or refused.",
+        help="auto, cpu, cuda; for inference tensorrt, too. A device asked for is used or refused.",
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads within an operator.")]

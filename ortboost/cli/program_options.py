@@ -47,7 +47,7 @@ class LossOptions:
         ),
     ] = None
     output: Annotated[
-        str | None, typer.Option("--output", help="Output that the loss is taken of.")
+        str | None, typer.Option("--output", help="Output that the loss is computed from.")
     ] = None
     class_axis: Annotated[
         int | None,
@@ -111,10 +111,13 @@ class UpdateOptions:
     lr: Annotated[
         str | None,
         typer.Option(
-            "--lr", help="Default schedule: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,..."
+            "--lr",
+            help="Learning rate, 0.01 if not given: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
         ),
     ] = None
-    weight_decay: Annotated[float | None, typer.Option(min=0, help="Coefficient.")] = None
+    weight_decay: Annotated[
+        float | None, typer.Option(min=0, help="Weight decay, 0 if not given.")
+    ] = None
     decay: Annotated[
         str | None, typer.Option(help="What decays: no-norm (default), weights or all.")
     ] = None
@@ -179,7 +182,7 @@ class PrecisionOptions:
     ] = None
     force_low: Annotated[
         _Texts,
-        typer.Option(metavar="PATTERN", help="Compute these in the short format (repeatable)."),
+        typer.Option(metavar="PATTERN", help="Compute these in fp16 or bf16 (repeatable)."),
     ] = None
     emulate: Annotated[
         bool | None,
@@ -290,7 +293,7 @@ class BoostOptions:
         typer.Option(
             "--set",
             metavar="SECTION.KEY=VALUE",
-            help="One setting of a boost or of the configuration (repeatable).",
+            help="One setting of a level's boost, by MindSpore's names, or of the configuration (repeatable).",
         ),
     ] = None
 

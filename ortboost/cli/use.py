@@ -31,7 +31,7 @@ __all__ = ["VERBS", "evaluate", "train"]
 
 _DIAGNOSES = 8  # the 128th skipped step is the last that is diagnosed
 _Metric = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="accuracy or topK (repeatable).")
+    list[str] | None, typer.Option(metavar="NAME", help="accuracy, top5, ... (repeatable).")
 ]
 
 
@@ -202,7 +202,7 @@ Examples:
   ortboost train run --data train.npz --map x=images --resume
   ortboost train run --data train.npz --debug-overflow
 \b
-Ctrl-C saves and leaves with exit status 130; --resume goes on to the same bits.
+Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
 Exit status 6 if training diverged.""",
     ),
     (

@@ -133,6 +133,8 @@ class Program:
         Raises:
             FileError: The folder cannot be made or written.
         """
+        if not os.fspath(folder):
+            raise FileError("The program folder has no name.", where="''", fix="Name a folder.")
         target = Path(folder)
         try:
             target.mkdir(parents=True, exist_ok=True)

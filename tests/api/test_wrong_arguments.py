@@ -117,8 +117,9 @@ def test_the_list_is_complete(place):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_right_arguments_are_taken(place, name):
+def test_right_arguments_are_taken(place, name, tmp_path, monkeypatch):
     """Else the errors below could be about something else."""
+    monkeypatch.chdir(tmp_path)  # some wrong values are places that can be written
     function, right = calls(place)[name]
     function(**right)
 
@@ -148,8 +149,9 @@ def _wrong(place) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_wrong_arguments_get_three_lines(place, name):
+def test_wrong_arguments_get_three_lines(place, name, tmp_path, monkeypatch):
     """A wrong value may be taken where it makes sense; what may not be is any other exception."""
+    monkeypatch.chdir(tmp_path)  # some wrong values are places that can be written
     function, right = calls(place)[name]
     refused: dict[str, int] = {}
     escaped: list[str] = []

@@ -13,9 +13,12 @@ Example:
         @register("SquareTimes", domain="my.domain")
         def square_times(b):
             x, w, g = b.input(0), b.input(1), b.gradient()
-            gx = b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0))) if b.needs_gradient(0)
-            else None gw = b.sum_to_shape(b.op("Mul", g, b.op("Mul", x, x)), w) if
-            b.needs_gradient(1) else None return [gx, gw]
+            gx = gw = None
+            if b.needs_gradient(0):
+                gx = b.op("Mul", g, b.op("Mul", b.op("Mul", x, w), b.const(2.0)))
+            if b.needs_gradient(1):
+                gw = b.sum_to_shape(b.op("Mul", g, b.op("Mul", x, x)), w)
+            return [gx, gw]
 
     Another gradient for a standard operator, straight through a rounding::
 
