@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ortboost.graph.query import constant, is_standard
 
-__all__ = ["Key", "as_reshape", "dimensions", "elements", "same_shape", "same_view"]
+__all__ = ["Key", "as_reshape", "dimensions", "elements", "remainder", "same_shape", "same_view"]
 
 Key: TypeAlias = Hashable
 _LARGEST = 64  # elements of a tensor that could be a shape
@@ -113,6 +113,30 @@ def as_reshape(
     elif claimed and 0 in shape:
         return None
     return shape if shape.count(-1) <= 1 else None
+
+
+def remainder(source: Sequence[Key], others: Sequence[Key]) -> Key | None:
+    """The length of ``source`` that the -1 of a Reshape must be, given the other lengths.
+
+    Returns:
+        The one length that the others leave; ``None`` if they leave more than that.
+
+    Example:
+        >>> remainder([("name", "n"), 1, 1024], [1024])
+        ('name', 'n')
+    """
+    left = list(source)
+    numbers = []
+    for key in others:
+        if isinstance(key, int):
+            numbers.append(key)
+        elif key in left:
+            left.remove(key)
+        else:
+            return None
+    unknown = [key for key in left if not isinstance(key, int)]
+    size = math.prod(key for key in left if isinstance(key, int))
+    return unknown[0] if len(unknown) == 1 and size == math.prod(numbers) != 0 else None
 
 
 def elements(value: ir.Value | None) -> list[Key] | None:

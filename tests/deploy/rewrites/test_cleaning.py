@@ -155,6 +155,28 @@ def test_a_shape_of_another_value_is_not_copied():
     assert ops(model) == {"Shape": 1, "Concat": 1, "Reshape": 1}
 
 
+def test_rows_are_followed_through_reshape_and_gemm():
+    """What the end of a recurrent network is exported as; inference gives the rows a new name."""
+    body = """
+    rows = Constant<value = int64[2] {-1, 8}>() flat = Reshape(x, rows) g = Gemm(flat, w)
+    s = Shape<start = 0, end = 1>(x) t = Concat<axis = 0>(s, one, rest) [r] y = Reshape(g, t)
+    """
+    model = lifted(
+        model_of(
+            body,
+            "float[n,1,8] x, float[8,3] w, int64[1] one, int64[1] rest",
+            "float[a,b,c] y",
+            w=weights(8, 3),
+            one=np.array([1]),
+            rest=np.array([-1]),
+        )
+    )
+    report = check(static_shapes, model, {"x": weights(2, 1, 8)}, {"x": weights(5, 1, 8)})
+    assert report.changed == {"r": "shape [0, 1, -1]"}
+    dead_code(model)
+    assert ops(model) == {"Reshape": 2, "Gemm": 1}
+
+
 def test_zero_in_a_shape_keeps_its_meaning():
     body = """s = Shape(z) t = Concat<axis = 0>(zero, s) [r] y = Reshape(x, t)"""
     model = model_of(
