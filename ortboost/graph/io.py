@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from ortboost.core.errors import FileError, ModelError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
+from ortboost.graph.structure import check_standard, check_structure
 
 __all__ = ["EXTERNAL_DATA_THRESHOLD", "ModelSource", "load_model", "save_model", "source_name"]
 
@@ -60,7 +61,9 @@ def load_model(source: ModelSource) -> ir.Model:
         model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
         return _with_true_names(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
-        model = _from_proto(source)
+        model = _checked(source, source.graph.name or "model")
+        if not any(isinstance(tensor, ir.ExternalTensor) for _, tensor in all_tensors(model)):
+            check_standard(source, source.graph.name or "model")
         model.meta[_SOURCE] = source.graph.name or "model"
         return _with_true_names(model)
     path = Path(source)
@@ -90,7 +93,6 @@ def load_model(source: ModelSource) -> ir.Model:
             where=str(path),
             fix="Export the model again, or check that the download or copy is complete.",
         )
-    _check_external_data(model, path)
     model.meta[_SOURCE] = str(path)
     # A serialized model would look for its data beside whatever it is then, not beside `path`.
     return _with_true_names(ir.external_data.load_to_model(model))
@@ -179,13 +181,30 @@ def save_model(
 
 
 def _load(path: Path) -> ir.Model:
-    try:
-        return ir.load(path)
-    except ir.serde.SerdeError:  # a map among the types, or really no model
-        proto = onnx.load(path, load_external_data=False)
-        model = _from_proto(proto)
-        ir.external_data.set_base_dir(model.graph, path.parent)
-        return model
+    proto = onnx.load(path, load_external_data=False)
+    model = _checked(proto, str(path))
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    _check_external_data(model, path)
+    check_standard(proto, str(path), path)
+    return model
+
+
+def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:
+    """The model of a proto whose structure is sound, nodes in order."""
+    in_order = check_structure(proto, where)
+    model = _from_proto(proto)
+    if not in_order:
+        try:
+            model.graph.sort()
+            for function in model.functions.values():
+                function.sort()
+        except ValueError as error:
+            raise FileError(
+                "Nodes depend on their own results.",
+                where=where,
+                fix="A graph of ONNX has no cycle; use Loop or Scan, or export the model again.",
+            ) from error
+    return model
 
 
 def _from_proto(proto: onnx.ModelProto) -> ir.Model:

@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM: finish the step, save, and leave with the right status."""
+"""Ctrl-C, SIGTERM and SIGHUP: finish the step, save, and leave with the right status."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,13 +20,19 @@ class Interrupted(OrtBoostError):  # noqa: N818 - like KeyboardInterrupt, a wish
 
 
 class Terminated(Interrupted):
-    """Training was asked to end (SIGTERM); handled like an interruption."""
+    """Training was asked to end (SIGTERM, SIGHUP); handled like an interruption."""
 
     exit_status = 143
 
 
+_SAME = 0.5  # seconds in which a signal that comes again is the same one: `timeout` sends it twice
+_ASKING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+
 class SignalGuard:
-    """Turn the first SIGINT or SIGTERM into a request; a second one acts as it did before.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into a request; a later one acts as it did before.
 
     Handlers are installed in the main thread only (Python allows no other) and restored on leaving.
 
@@ -37,12 +44,14 @@ class SignalGuard:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._since = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> SignalGuard:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+            for number in _ASKING:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -54,8 +63,11 @@ class SignalGuard:
         self._restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self._restore()
+        if self.received is None:
+            self.received, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > _SAME:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -67,7 +79,7 @@ class SignalGuard:
         """The error that ends the training after the request."""
         kind, word = (
             (Terminated, "terminated")
-            if self.received == signal.SIGTERM
+            if self.received != signal.SIGINT
             else (Interrupted, "interrupted")
         )
         return kind(

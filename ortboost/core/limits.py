@@ -1,0 +1,59 @@
+"""What a file may ask for before it is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ortboost.core.errors import ConfigError, nearest
+
+__all__ = ["LIMITS_VARIABLE", "Limits"]
+
+LIMITS_VARIABLE = "ORTBOOST_LIMITS"
+"""Environment variable with other limits, such as ``tensor_bytes=17179869184,depth=64``."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model may ask for before it is refused.
+
+    Args:
+        nodes: Nodes of all graphs together, functions inlined.
+        depth: Subgraphs (of If, Loop, Scan) inside subgraphs.
+        tensor_bytes: Bytes of one tensor whose size the file states without holding its data.
+
+    Example:
+        >>> Limits.from_environment({"ORTBOOST_LIMITS": "depth=64"}).depth
+        64
+    """
+
+    nodes: int = 1_000_000
+    depth: int = 16
+    tensor_bytes: int = 4 << 30
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] | None = None) -> Limits:
+        """The defaults, with what :data:`LIMITS_VARIABLE` says otherwise.
+
+        Raises:
+            ConfigError: A name is unknown, or a value is no positive integer.
+        """
+        text = (os.environ if variables is None else variables).get(LIMITS_VARIABLE, "")
+        known = [field.name for field in fields(cls)]
+        given: dict[str, int] = {}
+        for part in filter(None, text.split(",")):
+            name, _, number = (piece.strip() for piece in part.partition("="))
+            where = f"{LIMITS_VARIABLE}={text}"
+            if name not in known:
+                raise ConfigError(
+                    f"There is no limit '{name}'.", where=where, fix=nearest(name, known)
+                )
+            if not number.isdecimal() or int(number) == 0:
+                raise ConfigError(
+                    f"'{number}' is no positive integer.",
+                    where=where,
+                    fix=f"Write, for example, {name}={getattr(cls(), name)}.",
+                )
+            given[name] = int(number)
+        return cls(**given)

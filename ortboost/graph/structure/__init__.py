@@ -1,0 +1,114 @@
+"""Check a file against the rules of ONNX before anything runs on it.
+
+Libraries trust what they are given: a stride of 0 divides by zero inside shape inference, a
+function that calls itself never ends, forty functions that each call the next one twice are 2^40
+nodes. None of these ends in an exception. This is the one gate that every model passes when it is
+loaded:
+
+1. ``sizes``: nodes with functions inlined, depth of subgraphs, bytes of a tensor that is computed
+   or declared (:class:`~ortboost.core.limits.Limits`); integers divided by a constant 0;
+2. ``tensors``: their data has the length that their shape needs;
+3. ``names``: text is UTF-8, each name is made once, and whatever a node reads is made somewhere;
+4. attributes that must be positive;
+5. everything else by ``onnx.checker`` (:func:`check_standard`), once external data has been found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from ortboost.core.errors import FileError
+from ortboost.core.limits import Limits
+from ortboost.graph.structure.names import check_names, check_text
+from ortboost.graph.structure.sizes import check_constants, check_sizes
+from ortboost.graph.structure.tensors import check_tensors
+from ortboost.graph.structure.walk import EXPORT_AGAIN, all_graphs, all_nodes, label
+
+__all__ = ["check_standard", "check_structure"]
+
+_POSITIVE = frozenset(
+    {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
+)
+_PROTOBUF_ENDS = (1 << 31) - 1
+_TOLERATED = (
+    "in initializer but not in graph input",  # before IR version 4; no runtime minds
+    "topologically sorted",  # the caller sorts
+)
+
+
+def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = None) -> bool:
+    """Refuse a model that breaks the rules of ONNX or asks for too much.
+
+    Args:
+        proto: The model; external data need not be loaded.
+        where: What to call it in an error.
+        limits: Those of the environment if not given.
+
+    Returns:
+        Whether its nodes are in order. Others are read, too: runtimes sort them.
+
+    Raises:
+        FileError: With the first fault found, and the node or tensor it is at.
+
+    Example:
+        >>> node = onnx.helper.make_node("Relu", ["nobody"], ["y"])
+        >>> graph = onnx.helper.make_graph([node], "g", [], [])
+        >>> check_structure(onnx.helper.make_model(graph), "net.onnx")
+        Traceback (most recent call last):
+        ...
+        ortboost.core.errors.FileError: A node reads 'nobody', which nothing makes.
+          where: net.onnx: Relu that makes 'y'
+          fix:   Export the model again, or check that the download or copy is complete.
+    """
+    limits = limits or Limits.from_environment()
+    check_text(proto, where)
+    check_sizes(proto, where, limits)
+    for graph in all_graphs(proto):
+        check_tensors(graph, where)
+    in_order = check_names(proto, where)
+    for node in all_nodes(proto):
+        _check_attributes(node, where)
+    check_constants(proto, where, limits)
+    return in_order
+
+
+def _check_attributes(node: onnx.NodeProto, where: str) -> None:
+    for attribute in node.attribute:
+        if attribute.name not in _POSITIVE:
+            continue
+        numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
+        if any(number <= 0 for number in numbers):
+            said = numbers if attribute.ints else numbers[0]
+            raise FileError(
+                f"'{attribute.name}' of {node.op_type} is {said}; it must be positive.",
+                where=f"{where}: {label(node)}",
+                fix=EXPORT_AGAIN,
+            )
+
+
+def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None) -> None:
+    """Ask the checker of the onnx package.
+
+    Args:
+        proto: The model, which has passed :func:`check_structure`.
+        where: What to call it in an error.
+        path: Its file, if it has one; external data is looked for beside it.
+
+    Raises:
+        FileError: With the first line of what the checker says.
+    """
+    if not proto.graph.node:
+        return
+    if path is None and proto.ByteSize() > _PROTOBUF_ENDS:  # the checker would serialize it
+        return
+    try:
+        onnx.checker.check_model(proto if path is None else str(path))
+    except onnx.checker.ValidationError as error:
+        said = str(error).strip().splitlines()[0]
+        if any(words in said for words in _TOLERATED):
+            return
+        raise FileError(
+            "The file is not a valid ONNX model.", where=f"{where}: {said}", fix=EXPORT_AGAIN
+        ) from error

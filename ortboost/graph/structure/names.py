@@ -1,0 +1,103 @@
+"""Names: text is UTF-8, each name is made once, and whatever a node reads is made somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from ortboost.core.errors import FileError
+from ortboost.graph.structure.walk import EXPORT_AGAIN, graphs_of, label, subgraphs
+
+__all__ = ["check_names", "check_text"]
+
+
+def check_text(message: Message, where: str) -> None:
+    """Check that all text of a proto is UTF-8: protobuf hands over anything else as bytes.
+
+    Raises:
+        FileError: With the field.
+    """
+    if isinstance(message, onnx.TensorProto):  # its data is not to be copied
+        _check_field(message.name, "TensorProto.name", where)
+        return
+    for field, value in message.ListFields():
+        many = value if field.is_repeated else (value,)
+        if field.type == FieldDescriptor.TYPE_STRING:
+            for text in many:
+                _check_field(text, f"{message.DESCRIPTOR.name}.{field.name}", where)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in many:
+                check_text(inner, where)
+
+
+def _check_field(text: str | bytes, field: str, where: str) -> None:
+    if isinstance(text, bytes):
+        raise FileError(
+            "A name or text in the file is not UTF-8.",
+            where=f"{where}: {field} {text[:40]!r}",
+            fix=EXPORT_AGAIN,
+        )
+
+
+def check_names(proto: onnx.ModelProto, where: str) -> bool:
+    """Check all names; whether every node comes after what it reads.
+
+    Raises:
+        FileError: A name is made twice, or by nothing.
+    """
+    in_order = _check_graph(proto.graph, frozenset(), where)
+    for function in proto.functions:
+        in_order &= _check_nodes(function.node, frozenset(function.input), where)
+    return in_order
+
+
+def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> bool:
+    given = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+    given |= {sparse.values.name for sparse in graph.sparse_initializer}
+    in_order = _check_nodes(graph.node, outer | given, where)
+    known = outer | given | {name for node in graph.node for name in node.output}
+    for value in graph.output:
+        if value.name not in known:
+            raise FileError(
+                f"The output '{value.name}' is made by nothing.", where=where, fix=EXPORT_AGAIN
+            )
+    return in_order
+
+
+def _check_nodes(nodes: Sequence[onnx.NodeProto], given: frozenset[str], where: str) -> bool:
+    made: set[str] = set()
+    for node in nodes:
+        for name in filter(None, node.output):
+            if name in made or name in given:
+                raise FileError(
+                    f"'{name}' is made twice.", where=f"{where}: {label(node)}", fix=EXPORT_AGAIN
+                )
+            made.add(name)
+    everything = given | made
+    in_order, before = True, set(given)
+    for node in nodes:
+        missing = next((name for name in node.input if name and name not in everything), None)
+        if missing is not None:
+            raise FileError(
+                f"A node reads '{missing}', which nothing makes.",
+                where=f"{where}: {label(node)}",
+                fix=EXPORT_AGAIN,
+            )
+        in_order &= _reads(node) & made <= before
+        before.update(node.output)
+        for graph in subgraphs(node):
+            in_order &= _check_graph(graph, everything - set(node.output), where)
+    return in_order
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """What a node reads, in its subgraphs too."""
+    names = set(node.input)
+    for graph in graphs_of([node]):
+        for inside in graph.node:
+            names.update(inside.input)
+        names.update(value.name for value in graph.output)
+    return names - {""}

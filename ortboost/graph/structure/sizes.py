@@ -1,0 +1,145 @@
+"""Limits: nodes with functions inlined, depth of subgraphs, bytes of tensors that are only stated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from ortboost.core.errors import FileError
+from ortboost.core.limits import LIMITS_VARIABLE, Limits
+from ortboost.graph.structure.walk import STANDARD, all_graphs, label, subgraphs
+
+__all__ = ["check_constants", "check_sizes"]
+
+_FILLS = {"ConstantOfShape": 0, "Expand": 1}  # operator to the input that holds a shape
+_INTEGERS = frozenset(
+    {
+        *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),
+        *(onnx.TensorProto.INT64, onnx.TensorProto.UINT8, onnx.TensorProto.UINT16),
+        *(onnx.TensorProto.UINT32, onnx.TensorProto.UINT64),
+    }
+)
+_Constants = Mapping[str, onnx.TensorProto]
+
+
+def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
+    """Refuse what would take all memory or all time.
+
+    Raises:
+        FileError: With the setting that allows it.
+    """
+    total = _count_nodes(proto, where, limits)
+    if total > limits.nodes:
+        raise FileError(
+            f"The model has more than {limits.nodes:,} nodes once its functions are inlined.",
+            where=where,
+            fix=f"If that is meant, set {LIMITS_VARIABLE}=nodes={total}.",
+        )
+    for graph in all_graphs(proto):
+        for value in graph.input:  # arrays are made of these shapes
+            dims = [
+                d.dim_value for d in value.type.tensor_type.shape.dim if d.HasField("dim_value")
+            ]
+            _check_bytes(dims, f"{where}: input '{value.name}'", limits)
+
+
+def check_constants(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
+    """Refuse a tensor filled to a constant shape that is too large, and integers divided by 0.
+
+    The tensors of the model must be whole.
+    """
+    _check_constants(proto.graph, where, limits, {})
+
+
+def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
+    functions = {(f.domain, f.name): f for f in proto.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    active: list[tuple[str, str]] = []
+
+    def count(nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+        if depth > limits.depth:
+            raise FileError(
+                f"Subgraphs are nested more than {limits.depth} deep.",
+                where=where,
+                fix=f"If that is meant, set {LIMITS_VARIABLE}=depth={2 * limits.depth}.",
+            )
+        total = 0
+        for node in nodes:
+            total += 1 + sum(count(graph.node, depth + 1) for graph in subgraphs(node))
+            if (node.domain, node.op_type) in functions:
+                total += inlined((node.domain, node.op_type))
+        return total
+
+    def inlined(key: tuple[str, str]) -> int:
+        if key in active:
+            raise FileError(
+                f"The function '{key[1]}' calls itself.",
+                where=f"{where}: {' -> '.join(name for _, name in (*active, key))}",
+                fix="ONNX has no recursion; export the model again.",
+            )
+        if key not in sizes:
+            active.append(key)
+            sizes[key] = count(functions[key].node, 0)
+            active.pop()
+        return sizes[key]
+
+    return count(proto.graph.node, 0)
+
+
+def _check_constants(graph: onnx.GraphProto, where: str, limits: Limits, outer: _Constants) -> None:
+    known = {**outer, **{tensor.name: tensor for tensor in graph.initializer}}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in STANDARD and node.output:
+            known.update((node.output[0], tensor) for tensor in _stored(node))
+    for node in graph.node:
+        at = f"{where}: {label(node)}"
+        if node.domain in STANDARD:
+            place = _FILLS.get(node.op_type, len(node.input))
+            if place < len(node.input):
+                shape = _integers(known.get(node.input[place]))
+                _check_bytes([] if shape is None else shape.reshape(-1).tolist(), at, limits)
+            if node.op_type in ("Div", "Mod") and len(node.input) > 1:
+                _check_divisor(_integers(known.get(node.input[1])), at)
+        for inner in subgraphs(node):
+            _check_constants(inner, where, limits, known)
+
+
+def _stored(node: onnx.NodeProto) -> Iterable[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.name == "value":
+            yield attribute.t
+        elif attribute.name in ("value_int", "value_ints"):
+            numbers = attribute.i if attribute.name == "value_int" else list(attribute.ints)
+            yield numpy_helper.from_array(np.array(numbers, np.int64))
+
+
+def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:
+    if tensor is None or tensor.data_type not in _INTEGERS:
+        return None
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        return None
+    return numpy_helper.to_array(tensor)
+
+
+def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:
+    if divisor is not None and bool((divisor == 0).any()):
+        raise FileError(
+            "An integer is divided by a constant 0, which ends the process.",
+            where=at,
+            fix="Mend the divisor in the network, and export it again.",
+        )
+
+
+def _check_bytes(dims: list[int], where: str, limits: Limits) -> None:
+    size = 4 * math.prod(max(dim, 1) for dim in dims)
+    if size > limits.tensor_bytes:
+        raise FileError(
+            f"A tensor of shape {dims} is wanted, at least {size:,} bytes.",
+            where=where,
+            fix=f"If that is meant, set {LIMITS_VARIABLE}=tensor_bytes={size}.",
+        )

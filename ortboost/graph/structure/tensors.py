@@ -1,0 +1,68 @@
+"""Stored tensors: their data has the length that their shape needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+
+from ortboost.core.errors import FileError
+from ortboost.graph.structure.walk import EXPORT_AGAIN
+
+__all__ = ["check_tensors"]
+
+_BITS = {  # of one element; all others are found by their numpy type
+    **dict.fromkeys(("UINT4", "INT4", "FLOAT4E2M1"), 4),
+    **dict.fromkeys(("UINT2", "INT2"), 2),
+}
+
+
+def check_tensors(graph: onnx.GraphProto, where: str) -> None:
+    """Check initializers and the tensors in attributes of one graph; external data is not looked at.
+
+    Raises:
+        FileError: A negative length, or more or less data than the shape says.
+    """
+    attributes = (a for node in graph.node for a in node.attribute)
+    inner = [t for a in attributes for t in ((a.t,) if a.HasField("t") else tuple(a.tensors))]
+    for tensor in (*graph.initializer, *inner):
+        at = f"{where}: tensor '{tensor.name}'"
+        if any(dim < 0 for dim in tensor.dims):
+            raise FileError(
+                f"A stored tensor has the shape {list(tensor.dims)}.", where=at, fix=EXPORT_AGAIN
+            )
+        bits = _bits(tensor.data_type)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or bits is None:
+            continue
+        elements = math.prod(tensor.dims)
+        if tensor.HasField("raw_data"):
+            have, need, unit = len(tensor.raw_data), (elements * bits + 7) // 8, "bytes"
+        else:
+            have, need, unit = *_numbers(tensor, elements, bits), "numbers"
+        if have != need:
+            raise FileError(
+                f"A stored tensor of shape {list(tensor.dims)} holds {have} {unit}, not {need}.",
+                where=at,
+                fix=EXPORT_AGAIN,
+            )
+
+
+def _bits(kind: int) -> int | None:
+    """Bits of an element; ``None`` for strings and for types that are not known here."""
+    try:
+        name = onnx.TensorProto.DataType.Name(kind)
+        if name in _BITS:
+            return _BITS[name]
+        found = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+    except (KeyError, ValueError, TypeError):
+        return None
+    return None if found.kind in "OUS" else 8 * found.itemsize
+
+
+def _numbers(tensor: onnx.TensorProto, elements: int, bits: int) -> tuple[int, int]:
+    """How many numbers the typed field holds, and how many it needs."""
+    complex_number = "COMPLEX" in onnx.TensorProto.DataType.Name(tensor.data_type)
+    packed = 8 // bits if bits < 8 else 1  # several small numbers in one
+    held = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
+    return len(held), (2 if complex_number else 1) * -(-elements // packed)

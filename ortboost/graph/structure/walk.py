@@ -1,0 +1,50 @@
+"""Graphs and nodes of a proto, and how errors call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+__all__ = ["EXPORT_AGAIN", "STANDARD", "all_graphs", "all_nodes", "graphs_of", "label", "subgraphs"]
+
+EXPORT_AGAIN = "Export the model again, or check that the download or copy is complete."
+STANDARD = ("", "ai.onnx")
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in the attributes of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def graphs_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The subgraphs of nodes, at any depth."""
+    for node in nodes:
+        for graph in subgraphs(node):
+            yield graph
+            yield from graphs_of(graph.node)
+
+
+def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and all subgraphs, those of functions too."""
+    yield proto.graph
+    yield from graphs_of(proto.graph.node)
+    for function in proto.functions:
+        yield from graphs_of(function.node)
+
+
+def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a model."""
+    for graph in all_graphs(proto):
+        yield from graph.node
+    for function in proto.functions:
+        yield from function.node
+
+
+def label(node: onnx.NodeProto) -> str:
+    """What an error calls a node."""
+    made = next((name for name in node.output if name), "")
+    return f"node '{node.name}'" if node.name else f"{node.op_type} that makes '{made}'"

@@ -1,0 +1,100 @@
+"""What the parent says of a child that died, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ortboost.cli.supervise import CRASHED
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
+
+PROGRAM = """
+import os, signal, sys, time
+from ortboost.cli.supervise import supervised
+def run():
+    {body}
+    return 5
+sys.exit(supervised(run, ["train", "net.onnx"]))
+"""
+
+
+def start(body: str, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
+    )
+
+
+def test_the_status_of_the_command():
+    process = start("print('done', flush=True)")
+    assert process.communicate(timeout=60) == ("done\n", "")
+    assert process.returncode == 5
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL"])
+def test_a_crash_is_an_error_of_three_lines(name):
+    process = start(f"os.kill(os.getpid(), signal.{name})")
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == CRASHED
+    what, where, fix = said.splitlines()
+    assert name in what
+    assert where == "  where: ortboost train net.onnx"
+    assert fix.startswith("  fix:")
+    assert out == ""
+
+
+def test_a_killed_child_is_told():
+    process = start("os.kill(os.getpid(), signal.SIGKILL)")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "SIGKILL" in said
+    assert "--resume" in said
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_to_the_parent_reaches_the_child_once(name):
+    body = (
+        f"seen = []; signal.signal(signal.{name}, lambda *_: seen.append(1)); "
+        "print('ready', flush=True); time.sleep(1); print(len(seen), flush=True)"
+    )
+    with start(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(getattr(signal, name))
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (5, "1\n")
+
+
+def test_the_death_of_the_parent_ends_the_child():
+    with start("print(os.getpid(), flush=True); time.sleep(600)") as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+    for _ in range(100):
+        if state_of(child) in ("", "Z"):  # dead; a new parent may not have looked yet
+            return
+        time.sleep(0.1)
+    pytest.fail(f"the child lives, state {state_of(child)}")
+
+
+def state_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def test_one_process_on_request():
+    process = start("print(os.getppid(), flush=True)", ORTBOOST_ONE_PROCESS="1")
+    out, _ = process.communicate(timeout=60)
+    assert int(out) == os.getpid()

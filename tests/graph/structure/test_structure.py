@@ -1,0 +1,209 @@
+"""Each fault is refused by name, when a file is loaded; what runtimes take is taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortboost.core.errors import ConfigError, FileError
+from ortboost.core.limits import LIMITS_VARIABLE, Limits
+from ortboost.graph.io import load_model
+from ortboost.graph.structure import check_structure
+
+X = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+Y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+W = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+LAST = helper.make_node("MatMul", ["t", "w"], ["y"], name="last")
+node = helper.make_node
+
+
+def model(*nodes, inputs=(X,), outputs=(Y,), stored=(W,), functions=()):
+    graph = helper.make_graph(list(nodes), "g", list(inputs), list(outputs), list(stored))
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9, functions=functions)
+
+
+def function(name, *nodes):
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    return helper.make_function("f", name, ["a"], ["c"], list(nodes), opsets)
+
+
+def ints(name, *values):
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def nested(depth):
+    leaf = helper.make_tensor_value_info(f"o{depth}", TensorProto.FLOAT, None)
+    other = helper.make_tensor_value_info(f"e{depth}", TensorProto.FLOAT, None)
+    inner = (
+        node("Identity", ["x"], [f"o{depth}"])
+        if depth == 0
+        else node(
+            "If",
+            ["c"],
+            [f"o{depth}"],
+            then_branch=nested(depth - 1),
+            else_branch=helper.make_graph(
+                [node("Identity", ["x"], [f"e{depth}"])], "e", [], [other]
+            ),
+        )
+    )
+    return helper.make_graph([inner], f"g{depth}", [], [leaf])
+
+
+def refused(proto, *words):
+    with pytest.raises(FileError) as caught:
+        check_structure(proto, "net.onnx")
+    text = str(caught.value)
+    assert all(word in text for word in ("net.onnx", *words)), text
+    with pytest.raises(FileError):
+        load_model(proto)
+
+
+def test_a_whole_model_passes():
+    assert check_structure(model(node("Relu", ["x"], ["t"]), LAST), "net.onnx")
+
+
+def test_nodes_in_another_order_are_sorted():
+    proto = model(LAST, node("Relu", ["x"], ["t"]))
+    assert not check_structure(proto, "net.onnx")
+    assert [n.op_type for n in load_model(proto).graph] == ["Relu", "MatMul"]
+
+
+def test_nodes_of_a_branch_in_another_order_are_sorted():
+    out = helper.make_tensor_value_info("b", TensorProto.FLOAT, None)
+    branch = helper.make_graph(
+        [node("Exp", ["s"], ["b"]), node("Neg", ["x"], ["s"])], "b", [], [out]
+    )
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    both = node("If", ["c"], ["t"], then_branch=branch, else_branch=nested(0))
+    loaded = load_model(model(both, LAST, inputs=(X, condition)))
+    graph = loaded.graph[0].attributes["then_branch"].as_graph()
+    assert [n.op_type for n in graph] == ["Neg", "Exp"]
+
+
+def test_a_cycle():
+    proto = model(node("Add", ["x", "t"], ["a"]), node("Relu", ["a"], ["t"]), LAST)
+    with pytest.raises(FileError, match="depend on their own results"):
+        load_model(proto)
+
+
+def test_a_name_that_nothing_makes():
+    refused(model(LAST), "'t'", "node 'last'")
+    refused(model(node("Relu", ["x"], ["t"]), outputs=(Y,)), "output 'y'")
+
+
+def test_a_name_that_is_made_twice():
+    refused(model(node("Relu", ["x"], ["t"]), node("Neg", ["x"], ["t"]), LAST), "'t' is made twice")
+    refused(model(node("Relu", ["x"], ["w"]), outputs=()), "'w' is made twice")
+
+
+@pytest.mark.parametrize("name", ["strides", "dilations", "kernel_shape"])
+def test_an_attribute_that_must_be_positive(name):
+    pool = node("MaxPool", ["x"], ["t"], **{"kernel_shape": [2], name: [0]})
+    refused(model(pool, LAST), f"'{name}' of MaxPool is [0]", "positive")
+
+
+def test_groups_of_a_convolution():
+    refused(model(node("Conv", ["x", "w"], ["t"], group=0), LAST), "'group' of Conv is 0")
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+def test_an_integer_divided_by_zero(op):
+    whole = helper.make_tensor_value_info("x", TensorProto.INT64, ["n", 4])
+    nodes = (node(op, ["x", "z"], ["i"]), node("Cast", ["i"], ["t"], to=TensorProto.FLOAT), LAST)
+    refused(model(*nodes, inputs=(whole,), stored=(W, ints("z", 3, 0, 1, 1))), "constant 0")
+    load_model(model(*nodes, inputs=(whole,), stored=(W, ints("z", 3, 1, 1, 1))))
+    constant = node("Constant", [], ["z"], value_int=0)
+    refused(model(constant, *nodes, inputs=(whole,)), "constant 0")
+
+
+def test_data_that_does_not_fit_its_shape():
+    short = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    short.raw_data = short.raw_data[:-4]
+    refused(model(node("Relu", ["x"], ["t"]), LAST, stored=(short,)), "60 bytes, not 64", "'w'")
+    typed = helper.make_tensor("w", TensorProto.FLOAT, [4, 4], np.ones(16))
+    del typed.float_data[3:]
+    refused(model(node("Relu", ["x"], ["t"]), LAST, stored=(typed,)), "3 numbers, not 16")
+    negative = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    negative.dims[0] = -4
+    refused(model(node("Relu", ["x"], ["t"]), LAST, stored=(negative,)), "[-4, 4]")
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "INT4", "UINT4", "COMPLEX64", "BOOL"])
+@pytest.mark.parametrize("raw", [True, False])
+def test_data_of_every_size_fits(kind, raw):
+    kind = TensorProto.DataType.Value(kind)
+    array = np.zeros(5, helper.tensor_dtype_to_np_dtype(kind))
+    if raw:
+        tensor = numpy_helper.from_array(array, "k")
+        tensor.data_type = kind
+    else:
+        tensor = helper.make_tensor("k", kind, [5], array)
+    assert check_structure(model(node("Relu", ["x"], ["t"]), LAST, stored=(W, tensor)), "net.onnx")
+
+
+def test_a_function_that_calls_itself():
+    again = function("R", node("R", ["a"], ["c"], domain="f"))
+    refused(model(node("R", ["x"], ["t"], domain="f"), LAST, functions=[again]), "'R'", "R -> R")
+
+
+def test_functions_that_double():
+    def twice(k):
+        if k == 40:
+            return function("F40", node("Relu", ["a"], ["c"]))
+        inner = f"F{k + 1}"
+        return function(
+            f"F{k}", node(inner, ["a"], ["b"], domain="f"), node(inner, ["b"], ["c"], domain="f")
+        )
+
+    functions = [twice(k) for k in range(41)]
+    proto = model(node("F0", ["x"], ["t"], domain="f"), LAST, functions=functions)
+    refused(proto, "1,000,000 nodes", LIMITS_VARIABLE)
+
+
+def test_subgraphs_in_subgraphs(monkeypatch):
+    condition = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    both = node("If", ["c"], ["t"], then_branch=nested(20), else_branch=nested(0))
+    refused(model(both, LAST, inputs=(X, condition)), "16 deep", f"{LIMITS_VARIABLE}=depth=32")
+    monkeypatch.setenv(LIMITS_VARIABLE, "depth=32")
+    assert check_structure(model(both, LAST, inputs=(X, condition)), "net.onnx")
+
+
+def test_tensors_that_are_only_stated():
+    fill = node("ConstantOfShape", ["s"], ["t"])
+    refused(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "8,589,934,592 bytes")
+    big = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2**63 - 1, 4])
+    refused(model(node("Relu", ["x"], ["t"]), LAST, inputs=(big,)), "input 'x'")
+    large = Limits(tensor_bytes=1 << 40)
+    assert check_structure(model(fill, LAST, stored=(W, ints("s", 1 << 31))), "net", limits=large)
+
+
+def test_what_only_the_checker_knows():
+    wrong = node("Softmax", ["x"], ["t"], axis="one")
+    with pytest.raises(FileError, match="not a valid ONNX model") as caught:
+        load_model(model(wrong, LAST))
+    assert "axis" in caught.value.where
+
+
+@pytest.mark.parametrize("word", ["abcdefgh", "qqqqqqqq", "pppppppp", "kkkkkkkk"])
+def test_text_that_is_not_utf8(tmp_path, word):
+    inputs = (X, helper.make_tensor_value_info("qqqqqqqq", TensorProto.FLOAT, ["pppppppp"]))
+    proto = model(node("Relu", ["x"], ["t"], name="abcdefgh"), LAST, inputs=inputs)
+    helper.set_model_props(proto, {"kkkkkkkk": "v"})
+    path = tmp_path / "net.onnx"
+    path.write_bytes(proto.SerializeToString().replace(word.encode(), b"abcd\xff\xfegh"))
+    with pytest.raises(FileError, match="not UTF-8"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("text", ["deep=3", "depth=0", "depth=-1", "depth=x", "depth"])
+def test_limits_that_make_no_sense(text):
+    with pytest.raises(ConfigError, match=r"limit|positive"):
+        Limits.from_environment({LIMITS_VARIABLE: text})
+
+
+def test_limits_from_the_environment():
+    limits = Limits.from_environment({LIMITS_VARIABLE: "depth=64, tensor_bytes=17179869184"})
+    assert limits == Limits(depth=64, tensor_bytes=17179869184)
