@@ -27,6 +27,7 @@ from ortboost.deploy.bench_feeds import Bind, batch_index, make_feeds, open_batc
 from ortboost.deploy.bench_results import BenchConfig, Latency, Measurement, Ratio
 from ortboost.deploy.bench_worker import Worker
 from ortboost.deploy.fixed_inputs import fix_specs, with_batch_axes
+from ortboost.graph.io import load_model
 from ortboost.graph.query import all_tensors
 from ortboost.program.catalogue import TensorSpec
 
@@ -97,8 +98,8 @@ def model_bytes(path: Path) -> int:
     """Size of a model file with its files of external data, each counted once."""
     size = path.stat().st_size
     try:
-        model = ir.load(path)
-    except Exception:  # a format of the runtime that is not ONNX has nothing beside it
+        model = load_model(path, weights=False)
+    except FileError:  # a format of the runtime that is not ONNX has nothing beside it
         return size
     beside = {
         tensor.location for _, tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor)

@@ -15,9 +15,8 @@ from typing import TypeAlias
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 
-from ortboost.core.errors import FileError, ModelError
+from ortboost.core.errors import FileError, ModelError, OrtBoostError
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
 from ortboost.graph.structure import check_standard, check_structure
@@ -33,12 +32,14 @@ _SOURCE = "ortboost.source"
 _MAP = "ortboost.map_type"
 
 
-def load_model(source: ModelSource) -> ir.Model:
+def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     """Load an ONNX model.
 
     Args:
         source: Path of a ``.onnx`` file, an :class:`onnx.ModelProto`, or an :class:`onnx_ir.Model`
             (which is copied, never changed).
+        weights: Whether external data is loaded. Otherwise it stays in its files, which need not
+            exist.
 
     Returns:
         The model; :func:`source_name` tells where it came from.
@@ -62,7 +63,7 @@ def load_model(source: ModelSource) -> ir.Model:
         return _with_true_names(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
         model = _checked(source, source.graph.name or "model")
-        if not any(isinstance(tensor, ir.ExternalTensor) for _, tensor in all_tensors(model)):
+        if not _has_external_data(model):
             check_standard(source, source.graph.name or "model")
         model.meta[_SOURCE] = source.graph.name or "model"
         return _with_true_names(model)
@@ -76,16 +77,18 @@ def load_model(source: ModelSource) -> ir.Model:
             fix="Give the .onnx file itself.",
         )
     try:
-        model = _load(path)
-    except (DecodeError, ValueError, TypeError, RuntimeError) as error:
+        model = _load(path, weights)
+    except OrtBoostError:
+        raise
+    except OSError as error:
+        raise FileError(
+            "The model file cannot be read.", where=f"{path}: {error}", fix="Check permissions."
+        ) from error
+    except Exception as error:  # of many kinds: the file is foreign or damaged
         raise FileError(
             "The file is not a readable ONNX model.",
             where=f"{path}: {_first_line(error)}",
             fix="Export the model again, or check that the download or copy is complete.",
-        ) from error
-    except OSError as error:
-        raise FileError(
-            "The model file cannot be read.", where=f"{path}: {error}", fix="Check permissions."
         ) from error
     if not model.opset_imports and not len(model.graph):
         raise FileError(
@@ -94,6 +97,8 @@ def load_model(source: ModelSource) -> ir.Model:
             fix="Export the model again, or check that the download or copy is complete.",
         )
     model.meta[_SOURCE] = str(path)
+    if not weights:
+        return _with_true_names(model)
     # A serialized model would look for its data beside whatever it is then, not beside `path`.
     return _with_true_names(ir.external_data.load_to_model(model))
 
@@ -180,13 +185,19 @@ def save_model(
         shutil.rmtree(workshop, ignore_errors=True)
 
 
-def _load(path: Path) -> ir.Model:
+def _load(path: Path, weights: bool) -> ir.Model:
     proto = onnx.load(path, load_external_data=False)
     model = _checked(proto, str(path))
     ir.external_data.set_base_dir(model.graph, path.parent)
-    _check_external_data(model, path)
-    check_standard(proto, str(path), path)
+    if weights:
+        _check_external_data(model, path)
+    if weights or not _has_external_data(model):
+        check_standard(proto, str(path), path)
     return model
+
+
+def _has_external_data(model: ir.Model) -> bool:
+    return any(isinstance(tensor, ir.ExternalTensor) for _, tensor in all_tensors(model))
 
 
 def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:

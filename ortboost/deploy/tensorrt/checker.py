@@ -116,13 +116,5 @@ def open_lazily(source: ModelSource) -> tuple[ir.Model, Path | None]:
     Raises:
         FileError: The file is not a readable model.
     """
-    if not isinstance(source, (str, os.PathLike)) or not Path(source).is_file():
-        return load_model(source), None
-    path = Path(source)
-    try:
-        model = ir.load(path)
-    except Exception:  # whatever it is, the loader says it better
-        return load_model(path), path
-    if not model.opset_imports and not len(model.graph):
-        return load_model(path), path
-    return model, path
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+    return load_model(source, weights=False), path

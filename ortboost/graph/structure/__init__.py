@@ -15,6 +15,8 @@ loaded:
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -24,7 +26,7 @@ from ortboost.core.limits import Limits
 from ortboost.graph.structure.names import check_names, check_text
 from ortboost.graph.structure.sizes import check_constants, check_sizes
 from ortboost.graph.structure.tensors import check_tensors
-from ortboost.graph.structure.walk import EXPORT_AGAIN, all_graphs, all_nodes, label
+from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, all_nodes, label
 
 __all__ = ["check_standard", "check_structure"]
 
@@ -68,14 +70,30 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
     for graph in all_graphs(proto):
         check_tensors(graph, where)
     in_order = check_names(proto, where)
+    opset = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
     for node in all_nodes(proto):
-        _check_attributes(node, where)
+        _check_attributes(node, opset, where)
+    if proto.graph.node and not proto.graph.output:
+        raise FileError("The graph has no output.", where=where, fix=EXPORT_AGAIN)
     check_constants(proto, where, limits)
     return in_order
 
 
-def _check_attributes(node: onnx.NodeProto, where: str) -> None:
+def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
+    kinds = _attribute_types(node.op_type, opset) if node.domain in STANDARD else {}
+    if node.op_type == "Constant" and kinds and len(node.attribute) != 1:
+        raise FileError(
+            f"A Constant has {len(node.attribute)} values.",
+            where=f"{where}: {label(node)}",
+            fix=EXPORT_AGAIN,
+        )
     for attribute in node.attribute:
+        if attribute.type != kinds.get(attribute.name, attribute.type):
+            raise FileError(
+                f"'{attribute.name}' of {node.op_type} has the wrong type.",
+                where=f"{where}: {label(node)}",
+                fix=EXPORT_AGAIN,
+            )
         if attribute.name not in _POSITIVE:
             continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
@@ -86,6 +104,17 @@ def _check_attributes(node: onnx.NodeProto, where: str) -> None:
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
+
+
+@functools.cache
+def _attribute_types(op: str, opset: int) -> Mapping[str, int]:
+    """Attribute to ``AttributeProto.AttributeType``; empty for an operator that is not known."""
+    try:
+        schema = onnx.defs.get_schema(op, opset)
+    except onnx.defs.SchemaError:
+        return {}
+    kinds = {name: str(a.type).rpartition(".")[2] for name, a in schema.attributes.items()}
+    return {name: onnx.AttributeProto.AttributeType.Value(kind) for name, kind in kinds.items()}
 
 
 def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None) -> None:

@@ -96,7 +96,7 @@ def test_a_name_that_nothing_makes():
 
 def test_a_name_that_is_made_twice():
     refused(model(node("Relu", ["x"], ["t"]), node("Neg", ["x"], ["t"]), LAST), "'t' is made twice")
-    refused(model(node("Relu", ["x"], ["w"]), outputs=()), "'w' is made twice")
+    refused(model(node("Relu", ["x"], ["w"]), LAST), "'w' is made twice")
 
 
 @pytest.mark.parametrize("name", ["strides", "dilations", "kernel_shape"])
@@ -181,10 +181,19 @@ def test_tensors_that_are_only_stated():
 
 
 def test_what_only_the_checker_knows():
-    wrong = node("Softmax", ["x"], ["t"], axis="one")
+    wrong = node("Softmax", ["x"], ["t"], axes=1)
     with pytest.raises(FileError, match="not a valid ONNX model") as caught:
         load_model(model(wrong, LAST))
-    assert "axis" in caught.value.where
+    assert "axes" in caught.value.where
+
+
+def test_an_attribute_of_the_wrong_type():
+    refused(model(node("Softmax", ["x"], ["t"], axis="one"), LAST), "'axis' of Softmax")
+    refused(model(node("Constant", [], ["t"]), LAST), "0 values")
+
+
+def test_a_graph_without_outputs():
+    refused(model(node("Relu", ["x"], ["t"]), LAST, outputs=()), "no output")
 
 
 @pytest.mark.parametrize("word", ["abcdefgh", "qqqqqqqq", "pppppppp", "kkkkkkkk"])
