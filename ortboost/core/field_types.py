@@ -20,9 +20,23 @@ import cattrs.gen
 import numpy as np
 
 from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_words import FAMILIES, UNIONS, Range, UnfitError, explain
+from ortboost.core.field_words import (
+    FAMILIES,
+    UNIONS,
+    Range,
+    UnfitError,
+    explain,
+    without_alias,
+)
 
-__all__ = ["Range", "check_kinds", "describe_family", "read_config", "write_config"]
+__all__ = [
+    "Range",
+    "check_kinds",
+    "check_value",
+    "describe_family",
+    "read_config",
+    "write_config",
+]
 
 T = TypeVar("T")
 _INT64: Final = 2**63  # what a graph can hold
@@ -58,6 +72,15 @@ def check_kinds(config: Any, where: str) -> None:
             _checker.structure(getattr(config, name), hint)
         except Exception as error:
             raise _explained(error, [where, name]) from None
+
+
+def check_value(value: object, hint: Any) -> None:
+    """Refuse a value that is not of the type, the choices or the range that an annotation names.
+
+    Raises:
+        UnfitError: It is not.
+    """
+    _checker.structure(value, hint)
 
 
 def read_config(kind: type[T], data: Any, where: str = "configuration") -> T:
@@ -150,6 +173,13 @@ def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 def _instance(value: Any, hint: Any) -> Any:
     if not isinstance(value, hint):
+        raise UnfitError(value, hint)
+    return value
+
+
+def _generic(value: Any, hint: Any) -> Any:
+    """Of ``PathLike[str]`` and its kind the class is asked; what is inside cannot be seen."""
+    if not isinstance(value, typing.get_origin(hint)):
         raise UnfitError(value, hint)
     return value
 
@@ -248,7 +278,14 @@ def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
         _mapping: (Mapping,),
         _ranged: (Annotated,),
     }
+    converter.register_structure_hook_func(
+        lambda hint: inspect.isclass(typing.get_origin(hint)), _generic
+    )
     converter.register_structure_hook_func(inspect.isclass, _instance)
+    converter.register_structure_hook_func(
+        lambda hint: without_alias(hint) is not hint,
+        lambda value, hint: converter.structure(value, without_alias(hint)),
+    )
     for read, origins in bound.items():
         converter.register_structure_hook_func(_has(*origins), functools.partial(read, converter))
     converter.register_structure_hook_func(_has(Literal), _choice)

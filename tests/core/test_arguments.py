@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ortboost.core.arguments import checked, described, fits
+from ortboost.core.arguments import checked
 from ortboost.core.errors import ArgumentTypeError, UsageError
+from ortboost.core.field_types import check_value
+from ortboost.core.field_words import UnfitError, said
 from tests.support import assert_three_lines
 
 
@@ -85,6 +87,14 @@ def test_missing_and_unknown_arguments_are_told_as_python_does():
         sample(1, number=2)
 
 
+def fits(value: object, hint: Any) -> bool:
+    try:
+        check_value(value, hint)
+    except UnfitError:
+        return False
+    return True
+
+
 def test_arrays_and_scalars_of_numpy():
     assert fits(np.int64(3), int)
     assert fits(np.float32(3), float)
@@ -97,12 +107,12 @@ def test_arrays_by_their_alias():
     assert fits(np.zeros(1), NDArray[Any])
     assert fits({"a": np.zeros(1)}, str | Mapping[str, NDArray[Any]])
     assert not fits([0.0], NDArray[Any])
-    assert described(NDArray[Any]) == "a ndarray"
+    assert said(NDArray[Any]) == "a ndarray"
 
 
 def test_words_for_annotations():
-    assert described(Sequence[str]) == "a list of texts"
-    assert described(tuple[str, int]) == "a list of 2 items"
-    assert described(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
-    assert described(os.PathLike[str] | None) == "a path or None"
-    assert described(Mapping[str, int]) == "an object with whole number values"
+    assert said(Sequence[str]) == "a list of texts"
+    assert said(tuple[str, int]) == "a list of 2 items"
+    assert said(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
+    assert said(os.PathLike[str] | None) == "a path or None"
+    assert said(Mapping[str, int]) == "an object with whole number values"
