@@ -1,8 +1,9 @@
-"""A decorator that refuses arguments of other types than the annotations of a function name.
+"""A decorator that refuses arguments that the annotations of a function exclude.
 
 Public functions are called from notebooks, where nothing checks types: a dict where a configuration
-belongs would otherwise end in an AttributeError somewhere in the middle. What the values mean (files
-that exist, what goes together) is for each function to check.
+belongs would otherwise end in an AttributeError somewhere in the middle. Types, choices and ranges
+stand in the annotations; what else the values mean (files that exist, what goes together) is for each
+function to check.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from ortboost.core.errors import ArgumentTypeError
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
 from ortboost.core.field_types import check_value
 from ortboost.core.field_words import UnfitError, said, shown
 
-__all__ = ["checked"]
+__all__ = ["check_argument", "checked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments of other types than the annotations of a function name.
+    """Refuse arguments that the annotations of a function exclude.
 
-    The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`.
+    The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`. The function
+    raises an :class:`ArgumentTypeError` for another type, and an :class:`ArgumentValueError` for a
+    number out of its :class:`Range` or a text that is none of the choices.
 
     Example:
         >>> @checked
@@ -50,17 +53,43 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
             variadic = kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
             if variadic or name not in hints:
                 continue
-            try:
-                check_value(value, hints[name])
-            except UnfitError:
-                raise ArgumentTypeError(
-                    f"'{name}' is {shown(value)}; {said(hints[name])} is needed.",
-                    where=f"{function.__qualname__.removesuffix('.__init__')}, {name}",
-                    fix=f"Give {said(hints[name])}.",
-                ) from None
+            check_argument(_owner(function, args), name, value, hints[name])
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
+    """Refuse one value, as :func:`checked` does; for what is inside of an argument, or known late.
+
+    Args:
+        owner: What the user called.
+        name: Name of the argument.
+        value: The value.
+        hint: The annotation that it must be of.
+
+    Raises:
+        ArgumentTypeError: It is of another type.
+        ArgumentValueError: It is out of range, or none of the choices.
+
+    Example:
+        >>> check_argument("SGD", "nesterov", True, bool)
+    """
+    try:
+        check_value(value, hint)
+    except UnfitError as unfit:
+        error = ArgumentValueError if unfit.type_fits else ArgumentTypeError
+        raise error(
+            f"'{name}' is {shown(value)}; {said(hint)} is needed.",
+            where=f"{owner}, {name}",
+            fix=f"Give {said(hint)}.",
+        ) from None
+
+
+def _owner(function: Callable[..., Any], args: Sequence[Any]) -> str:
+    """What the user called: of a constructor the class, which may have inherited it."""
+    name = function.__qualname__
+    return type(args[0]).__name__ if name.endswith(".__init__") and args else name
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 __all__ = [
     "ArgumentTypeError",
+    "ArgumentValueError",
     "ConfigError",
     "DependencyError",
     "DivergedError",
@@ -65,6 +66,10 @@ class UsageError(OrtBoostError):
 
 class ArgumentTypeError(UsageError, TypeError):
     """An argument has the wrong type."""
+
+
+class ArgumentValueError(UsageError, ValueError):
+    """An argument has the right type and a value that makes no sense."""
 
 
 class ConfigError(OrtBoostError):

@@ -23,6 +23,7 @@ from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_words import (
     FAMILIES,
     UNIONS,
+    OnlyFloat,
     Range,
     UnfitError,
     explain,
@@ -201,16 +202,18 @@ def _real(value: Any, hint: Any) -> Any:
 
 def _choice(value: Any, hint: Any) -> Any:
     if not isinstance(value, str) or value not in typing.get_args(hint):
-        raise UnfitError(value, hint)
+        raise UnfitError(value, hint, type_fits=True)
     return value
 
 
 def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     base, *marks = typing.get_args(hint)
     found = converter.structure(value, base)
+    if OnlyFloat in marks and not isinstance(found, float):
+        raise UnfitError(found, hint)
     for mark in marks:
         if isinstance(mark, Range) and found is not None and not mark.holds(found):
-            raise UnfitError(found, hint)
+            raise UnfitError(found, hint, type_fits=True)
     return found
 
 
@@ -219,13 +222,15 @@ def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     members = typing.get_args(hint)
     if value is None and type(None) in members:
         return None
+    type_fits = False
     for member in members:
         try:
             return converter.structure(value, member)
-        except Exception:
+        except Exception as error:
             if isinstance(value, Mapping) and len(members) == 2 and type(None) in members:
                 raise
-    raise UnfitError(value, hint)
+            type_fits |= getattr(error, "type_fits", False)
+    raise UnfitError(value, hint, type_fits=type_fits)
 
 
 def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
@@ -240,7 +245,7 @@ def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
         return tuple(map(converter.structure, value, inner))
     except UnfitError as unfit:
         named = typing.get_origin(unfit.hint) in (Annotated, Literal)
-        raise unfit if named else UnfitError(value, hint) from None
+        raise unfit if named else UnfitError(value, hint, type_fits=unfit.type_fits) from None
 
 
 def _mapping(converter: cattrs.Converter, value: Any, hint: Any) -> Any:

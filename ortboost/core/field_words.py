@@ -15,6 +15,7 @@ from ortboost.core.errors import ConfigError, nearest
 __all__ = [
     "FAMILIES",
     "UNIONS",
+    "OnlyFloat",
     "Range",
     "UnfitError",
     "explain",
@@ -77,16 +78,26 @@ class Range:
         return "a number " + " and ".join(said).replace(" and to ", " to ")
 
 
+class OnlyFloat:
+    """A mark in an annotation: a whole number is not taken for a float, as in MindSpore."""
+
+
 FAMILIES: Final[dict[Any, tuple[str, dict[str, str]]]] = {}
 """Families of configurations, see :func:`ortboost.core.field_types.describe_family`: in words, and in plain data."""
 
 
 class UnfitError(Exception):
-    """A value that is not of its annotation."""
+    """A value that is not of its annotation.
 
-    def __init__(self, value: object, hint: Any) -> None:
+    Args:
+        value: The value.
+        hint: The annotation.
+        type_fits: Whether only its range or its choices refuse it.
+    """
+
+    def __init__(self, value: object, hint: Any, *, type_fits: bool = False) -> None:
         super().__init__()
-        self.value, self.hint = value, hint
+        self.value, self.hint, self.type_fits = value, hint, type_fits
 
 
 def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
@@ -135,7 +146,7 @@ def without_alias(hint: Any) -> Any:
 
 
 def said(hint: Any) -> str:
-    """An annotation in words.
+    """An annotation in words; a class may have its own, ``in_words``.
 
     Example:
         >>> said(int | None), said(tuple[str, ...])
@@ -148,8 +159,8 @@ def said(hint: Any) -> str:
     if origin in UNIONS:
         return " or ".join(dict.fromkeys(said(one) for one in inner))
     if origin is Annotated:
-        ranges = [mark.text for mark in inner[1:] if isinstance(mark, Range)]
-        return ranges[0] if ranges else said(inner[0])
+        words = next((mark.text for mark in inner[1:] if isinstance(mark, Range)), said(inner[0]))
+        return words.replace("a number", "a float") if OnlyFloat in inner else words
     if origin is Literal:
         return " or ".join(f"'{one}'" for one in inner)
     if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
@@ -158,6 +169,8 @@ def said(hint: Any) -> str:
         return f"a list of {len(inner)} items"
     if origin is Mapping:
         return f"an object with {said(inner[1]).removeprefix('a ')} values"
+    if hasattr(hint, "in_words"):
+        return str(hint.in_words)
     named = str(getattr(origin or hint, "__name__", hint))
     return _WORDS.get(origin or hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")
 

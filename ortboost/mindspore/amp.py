@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import DivergedError, nearest
+from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import HostScaleState, host_update
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.mindspore.boost.train_step import (
@@ -15,15 +17,12 @@ from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
-    check_choice,
-    check_number,
-    check_range,
-    check_type,
+    Count,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.mixed_precision import (
+    AmpLevel,
     auto_mixed_precision,
-    check_amp_level,
     custom_mixed_precision,
     get_black_list,
     get_white_list,
@@ -37,7 +36,7 @@ from ortboost.mindspore.nn.loss_scale import (
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithLossCell, check_network
+from ortboost.mindspore.nn.wrap import WithLossCell
 
 __all__ = [
     "DynamicLossScaleManager",
@@ -51,7 +50,8 @@ __all__ = [
     "get_white_list",
 ]
 
-_BOOST_LEVELS = ("O0", "O1", "O2")
+_Scale: TypeAlias = Annotated[float, Range(1, 3.4e38)]
+BoostLevel: TypeAlias = Literal["O0", "O1", "O2"]
 _KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type")
 
 
@@ -92,9 +92,8 @@ class FixedLossScaleManager(LossScaleManager):
         True
     """
 
-    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
-        _check_scale("FixedLossScaleManager", "loss_scale", loss_scale)
-        check_type("FixedLossScaleManager", "drop_overflow_update", drop_overflow_update, bool)
+    @checked
+    def __init__(self, loss_scale: _Scale = 128.0, drop_overflow_update: bool = True) -> None:
         self._loss_scale = loss_scale
         self._drop_overflow_update = drop_overflow_update
 
@@ -136,15 +135,13 @@ class DynamicLossScaleManager(LossScaleManager):
         131072.0
     """
 
+    @checked
     def __init__(
-        self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000
+        self,
+        init_loss_scale: _Scale = 2**24,
+        scale_factor: Annotated[float, Range(above=0)] = 2,
+        scale_window: Count = 2000,
     ) -> None:
-        owner = "DynamicLossScaleManager"
-        _check_scale(owner, "init_loss_scale", init_loss_scale)
-        check_number(owner, "scale_factor", scale_factor)
-        check_range(owner, "scale_factor", scale_factor, 0, open_low=True)
-        check_type(owner, "scale_window", scale_window, int)
-        check_range(owner, "scale_window", scale_window, 1)
         self.scale_factor, self.scale_window = scale_factor, scale_window
         self._state = HostScaleState(float(init_loss_scale))
 
@@ -179,12 +176,13 @@ class DynamicLossScaleManager(LossScaleManager):
         )
 
 
+@checked
 def build_train_network(
     network: Any,
     optimizer: Optimizer | OptimizerWrapper,
     loss_fn: LossBase | None = None,
-    level: str = "O0",
-    boost_level: str = "O0",
+    level: AmpLevel = "O0",
+    boost_level: BoostLevel = "O0",
     **kwargs: Any,
 ) -> TrainOneStepCell | TrainOneStepWithLossScaleCell:
     """The training step that a network, an optimizer and a loss-scale manager ask for.
@@ -204,8 +202,6 @@ def build_train_network(
     Raises:
         ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
     """
-    check_level("level", level)
-    check_level("boost_level", boost_level)
     for key in kwargs:
         if key not in _KEYWORDS:
             raise ArgumentValueError(
@@ -224,7 +220,7 @@ def build_train_network(
         )
     cell: Cell = network
     if loss_fn is not None:
-        cell = WithLossCell(check_network("build_train_network", "network", network), loss_fn)
+        cell = WithLossCell(network, loss_fn)
     if level != "O0":
         auto_mixed_precision(
             cell,  # type: ignore[arg-type]  # checked there
@@ -249,12 +245,4 @@ def check_level(name: str, value: Any) -> None:
     Raises:
         ArgumentValueError: There is no such level.
     """
-    if name == "level":
-        check_amp_level(value)
-    else:
-        check_choice("boosts", name, value, tuple(_BOOST_LEVELS))
-
-
-def _check_scale(owner: str, name: str, value: Any) -> None:
-    check_number(owner, name, value)
-    check_range(owner, name, value, 1, 3.4e38)
+    check_argument("amp", name, value, AmpLevel if name == "level" else BoostLevel)

@@ -11,6 +11,7 @@ from ortboost.boosts.freeze_schedule import (
     freeze_schedule,
     generate_freeze_index_sequence,
 )
+from ortboost.core.arguments import checked
 from ortboost.core.errors import nearest
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
@@ -20,7 +21,6 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
     as_argument_error,
-    check_type,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -70,6 +70,7 @@ class GradientFreeze:
         freeze.config = config
         return freeze
 
+    @checked
     def split_parameters_groups(
         self, net: Cell, freeze_para_groups_number: int
     ) -> list[list[Parameter]]:
@@ -89,7 +90,6 @@ class GradientFreeze:
             ArgumentValueError: There are fewer layers (or parts) than groups.
         """
         owner = "GradientFreeze.split_parameters_groups"
-        check_type(owner, "net", net, Cell)
         with as_argument_error(owner):
             config = FreezeConfig(freeze_para_groups_number, self.config.freeze_type)
             if isinstance(net, Network | WithLossCell):
@@ -122,6 +122,7 @@ class GradientFreeze:
             ).tolist()
         return sequence
 
+    @checked
     def freeze_generate(self, network: Cell, optimizer: Optimizer) -> tuple[Cell, FreezeOpt]:
         """The network as it is, and the optimizer that freezes.
 
@@ -135,7 +136,6 @@ class GradientFreeze:
                 a group.
         """
         config = self.config
-        check_type("GradientFreeze.freeze_generate", "optimizer", optimizer, Optimizer)
         known = {id(p) for p in optimizer.parameters}
         if config.groups is None:
             groups = self.split_parameters_groups(network, config.param_groups)
@@ -149,6 +149,7 @@ class GradientFreeze:
         return network, made
 
 
+@checked
 def freeze_cell(
     reducer_flag: bool,
     network: Cell,
@@ -180,9 +181,6 @@ def freeze_cell(
         ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
         NotInThisVersionError: ``reducer_flag`` is True.
     """
-    check_type("freeze_cell", "reducer_flag", reducer_flag, bool)
-    check_type("freeze_cell", "use_grad_accumulation", use_grad_accumulation, bool)
-    check_type("freeze_cell", "optimizer", optimizer, FreezeOpt)
     if reducer_flag:
         raise NotInThisVersionError(
             "The exchange of gradients between processes is not in this version.",

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
+from ortboost.core.arguments import checked
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.parameter_process import checked_parameters
-from ortboost.mindspore.core.arguments import ArgumentTypeError, check_range, check_type
+from ortboost.mindspore.core.arguments import Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
@@ -39,13 +40,8 @@ class OptimizerProcess:
         >>> optimizer = process.generate_new_optimizer()                               # doctest: +SKIP
     """
 
+    @checked
     def __init__(self, opt: Optimizer) -> None:
-        if not isinstance(opt, Optimizer):
-            raise ArgumentTypeError(
-                f"'opt' is {type(opt).__name__}.",
-                where="OptimizerProcess",
-                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
-            )
         self.is_lars = isinstance(opt, LARS)
         self.single_opt: Optimizer = opt.optimizer if isinstance(opt, LARS) else opt
         self.opt_class = type(self.single_opt)
@@ -104,7 +100,8 @@ class OptimizerProcess:
                 groups.append({"params": rest, **keys})
         return groups
 
-    def add_grad_centralization(self, network: Cell, multiple_of: int | None = None) -> None:
+    @checked
+    def add_grad_centralization(self, network: Cell, multiple_of: Count | None = None) -> None:
         """Let the new optimizer centralize the gradients of weights.
 
         Works for a plain list too (MindSpore only warns there and changes nothing): the parameters
@@ -122,8 +119,6 @@ class OptimizerProcess:
         owner = "OptimizerProcess.add_grad_centralization"
         parameters = checked_parameters(owner, self.origin_params)
         if multiple_of is not None:
-            check_type(owner, "multiple_of", multiple_of, int)
-            check_range(owner, "multiple_of", multiple_of, 1)
             self._multiple_of = multiple_of
         if isinstance(parameters[0], Parameter):
             parameters = [{"params": parameters}]

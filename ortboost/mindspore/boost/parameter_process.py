@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.core.arguments import check_argument
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
 
 __all__ = ["ParameterProcess", "checked_parameters"]
@@ -94,10 +95,7 @@ class ParameterProcess:
         if not isinstance(parameters, list | tuple) or not parameters:
             return parameters
         owner = "ParameterProcess.assign_parameter_group"
-        if split_point is not None:
-            check_type(owner, "split_point", split_point, list, tuple)
-        for point in split_point or ():
-            check_type(owner, "split_point", point, int)
+        check_argument(owner, "split_point", split_point, Sequence[int] | None)
         points = split_point or [len(parameters) // 2]
         for index, parameter in enumerate(parameters):
             self._parameter_indices += index in points

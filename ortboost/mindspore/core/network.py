@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -50,6 +50,8 @@ class Network(Cell):
         FileError: The file is missing or damaged.
         ModelError: It cannot be brought to a supported form.
     """
+
+    in_words: ClassVar[str] = "a network loaded with ortboost.load(path)"
 
     @checked
     def __init__(

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.core.arguments import check_argument
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.tensor import Tensor, as_array
 
@@ -69,7 +70,7 @@ class Parameter:
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        check_type(f"parameter '{self.name}'", "requires_grad", value, bool)
+        check_argument(f"parameter '{self.name}'", "requires_grad", value, bool)
         self._requires_grad = value
 
     @property

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import checked
 from ortboost.core.errors import nearest
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
+    Count,
     NotInThisVersionError,
-    check_range,
-    check_type,
 )
 from ortboost.mindspore.core.tensor import as_array
 from ortboost.training.metrics import Mean, hits
@@ -119,10 +119,9 @@ class TopKCategoricalAccuracy(Metric):
         ArgumentValueError: It is below 1.
     """
 
-    def __init__(self, k: int) -> None:
+    @checked
+    def __init__(self, k: Count) -> None:
         super().__init__()
-        check_type(type(self).__name__, "k", k, int)
-        check_range(type(self).__name__, "k", k, 1)
         self.k = k
 
     def update(self, *inputs: Any) -> None:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import copy
 import glob
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from ortboost.mindspore.core.arguments import (
-    NotInThisVersionError,
-    check_range,
-    check_type,
-)
+from ortboost.core.arguments import checked
+from ortboost.core.field_types import Range
+from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.nn.parameter_groups import (
@@ -55,22 +53,21 @@ class Optimizer(Cell):
         ArgumentRuntimeError: A parameter is in two groups.
     """
 
+    in_words: ClassVar[str] = "an optimizer of ortboost.nn, for example nn.Momentum(...)"
+
+    @checked
     def __init__(
         self,
         learning_rate: Any,
         parameters: Any,
-        weight_decay: float = 0.0,
-        loss_scale: float = 1.0,
+        weight_decay: Any = 0.0,
+        loss_scale: Annotated[float, Range(above=0)] = 1.0,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
         self._learning_rate = check_rate(owner, learning_rate)
         self.weight_decay = check_decay(owner, weight_decay)
-        if isinstance(loss_scale, int) and not isinstance(loss_scale, bool):
-            loss_scale = float(loss_scale)
-        check_type(owner, "loss_scale", loss_scale, float)
-        check_range(owner, "loss_scale", loss_scale, 0, open_low=True)
-        self.loss_scale = loss_scale
+        self.loss_scale = float(loss_scale)
         read = read_parameters(owner, parameters)
         self.is_group, self._groups, self.parameters, self._ordered = read
         self.state = LiveState()

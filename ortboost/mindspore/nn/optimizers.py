@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import nearest
+from ortboost.core.field_words import OnlyFloat, Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
-    check_range,
-    check_type,
+    NotNegativeFloat,
+    PositiveFloat,
 )
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
@@ -25,6 +27,8 @@ from ortboost.optimizers import Sgd as SgdRule
 from ortboost.program.config import ParameterGroup
 
 __all__ = ["LARS", "SGD", "Adam", "AdamWeightDecay", "Momentum"]
+
+_Beta: TypeAlias = Annotated[float, OnlyFloat, Range(above=0, below=1)]
 
 
 class SGD(Optimizer):
@@ -43,22 +47,18 @@ class SGD(Optimizer):
         ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any = 0.1,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
+        momentum: Annotated[float, Range(0)] = 0.0,
+        dampening: Annotated[float, Range(0, 1)] = 0.0,
+        weight_decay: Any = 0.0,
         nesterov: bool = False,
         loss_scale: float = 1.0,
     ) -> None:
         super().__init__(learning_rate, params, weight_decay, loss_scale)
-        check_type("SGD", "momentum", momentum, int, float)
-        check_range("SGD", "momentum", momentum, 0, 1e30)
-        check_type("SGD", "dampening", dampening, int, float)
-        check_range("SGD", "dampening", dampening, 0, 1)
-        check_type("SGD", "nesterov", nesterov, bool)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArgumentValueError(
                 "Nesterov needs a momentum above 0 and a dampening of 0.",
@@ -87,19 +87,17 @@ class Momentum(Optimizer):
         ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any,
-        momentum: float,
-        weight_decay: float = 0.0,
+        momentum: NotNegativeFloat,
+        weight_decay: Any = 0.0,
         loss_scale: float = 1.0,
         use_nesterov: bool = False,
     ) -> None:
         super().__init__(learning_rate, params, weight_decay, loss_scale)
-        check_type("Momentum", "momentum", momentum, float)
-        check_range("Momentum", "momentum", momentum, 0, 1e30)
-        check_type("Momentum", "use_nesterov", use_nesterov, bool)
         self.momentum, self.use_nesterov = momentum, use_nesterov
 
     def rule(self) -> Rule:
@@ -128,16 +126,17 @@ class Adam(Optimizer):
         ArgumentKeyError: An unknown argument.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
+        beta1: _Beta = 0.9,
+        beta2: _Beta = 0.999,
+        eps: PositiveFloat = 1e-8,
         use_locking: bool = False,
         use_nesterov: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         loss_scale: float = 1.0,
         use_amsgrad: bool = False,
         **kwargs: Any,
@@ -150,18 +149,11 @@ class Adam(Optimizer):
                     where="Adam",
                     fix=nearest(key, ("use_lazy", "use_offload", "use_amsgrad", "use_nesterov")),
                 )
-            check_type("Adam", key, value, bool)
+            check_argument("Adam", key, value, bool)
             if value:
                 raise NotInThisVersionError(
                     f"Adam({key}=True) is not in this version.", where="Adam", fix="Leave it out."
                 )
-        _check_betas("Adam", beta1, beta2, eps)
-        for name, flag in (
-            ("use_locking", use_locking),
-            ("use_nesterov", use_nesterov),
-            ("use_amsgrad", use_amsgrad),
-        ):
-            check_type("Adam", name, flag, bool)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.use_nesterov, self.use_amsgrad = use_nesterov, use_amsgrad
 
@@ -192,17 +184,17 @@ class AdamWeightDecay(Optimizer):
         ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        beta1: _Beta = 0.9,
+        beta2: _Beta = 0.999,
+        eps: PositiveFloat = 1e-6,
+        weight_decay: Any = 0.0,
     ) -> None:
         super().__init__(learning_rate, params, weight_decay)
-        _check_betas("AdamWeightDecay", beta1, beta2, eps)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
     def rule(self) -> Rule:
@@ -227,26 +219,20 @@ class LARS(Optimizer):
         ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         optimizer: Optimizer,
-        epsilon: float = 1e-5,
-        coefficient: float = 1e-3,
+        epsilon: NotNegativeFloat = 1e-5,
+        coefficient: PositiveFloat = 1e-3,
         use_clip: bool = False,
         lars_filter: Callable[[Parameter], bool] | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LARS):
+        if isinstance(optimizer, LARS):
             raise ArgumentTypeError(
-                f"'optimizer' is {type(optimizer).__name__}.",
-                where="LARS",
-                fix="Give an optimizer, for example nn.Momentum(...).",
+                "LARS cannot stand around LARS.", where="LARS, optimizer", fix="Give its optimizer."
             )
         super().__init__(0.0, optimizer.parameters, loss_scale=optimizer.loss_scale)
-        check_type("LARS", "epsilon", epsilon, float)
-        check_range("LARS", "epsilon", epsilon, 0)
-        check_type("LARS", "coefficient", coefficient, float)
-        check_range("LARS", "coefficient", coefficient, 0, open_low=True)
-        check_type("LARS", "use_clip", use_clip, bool)
         self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
         self.use_clip, self.lars_filter = use_clip, lars_filter
         self.is_group, self._groups = optimizer.is_group, optimizer._groups
@@ -291,11 +277,3 @@ class LARS(Optimizer):
 def _adapts_by_default(parameter: Parameter) -> bool:
     named = "LayerNorm" in parameter.name or "bias" in parameter.name
     return not named and parameter.role in ("weight", "")
-
-
-def _check_betas(owner: str, beta1: float, beta2: float, eps: float) -> None:
-    for name, value in (("beta1", beta1), ("beta2", beta2)):
-        check_type(owner, name, value, float)
-        check_range(owner, name, value, 0, 1, open_low=True, open_high=True)
-    check_type(owner, "eps", eps, float)
-    check_range(owner, "eps", eps, 0, open_low=True)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
+from ortboost.core.arguments import check_argument
 from ortboost.core.errors import UsageError, nearest
+from ortboost.core.field_types import Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
-    check_number,
-    check_range,
-    check_type,
-    is_number,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
@@ -26,6 +25,7 @@ from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
 __all__ = ["Group", "check_decay", "check_rate", "rate_at", "read_parameters", "shown_rate"]
 
+_NotNegative: TypeAlias = Annotated[float, Range(0)]
 _GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")
 
 
@@ -106,7 +106,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
             )
         _check_parameters(where, params)
         centralize = item.get("grad_centralization", False)
-        check_type(where, "grad_centralization", centralize, bool)
+        check_argument(where, "grad_centralization", centralize, bool)
         rate = item.get("lr")
         decay = item.get("weight_decay")
         groups.append(
@@ -158,8 +158,7 @@ def check_decay(owner: str, value: Any) -> float:
             where=owner,
             fix="Give a float.",
         )
-    check_number(owner, "weight_decay", value)
-    check_range(owner, "weight_decay", value, 0)
+    check_argument(owner, "weight_decay", value, _NotNegative)
     return float(value)
 
 
@@ -167,15 +166,14 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
     """A number, a 1-D float array, or a schedule."""
     if isinstance(value, LearningRateSchedule):
         return value
-    if isinstance(value, str | bytes | bool) or (
-        not is_number(value) and not isinstance(value, Iterable)
-    ):
+    single = isinstance(value, numbers.Real)
+    if isinstance(value, str | bytes | bool) or not (single or isinstance(value, Iterable)):
         raise ArgumentTypeError(
             f"'{name}' is {type(value).__name__}.",
             where=owner,
             fix="Give a number, a list of numbers, or a schedule such as nn.CosineDecayLR.",
         )
-    array = np.asarray(value if is_number(value) or hasattr(value, "shape") else list(value))
+    array = np.asarray(value if single or hasattr(value, "shape") else list(value))
     if array.dtype.kind not in "iuf" and array.size:
         raise ArgumentTypeError(
             f"'{name}' holds no numbers.", where=owner, fix="Give numbers of 0 or more."
@@ -186,7 +184,7 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
             where=owner,
             fix="Give a number, or one number for each step.",
         )
-    check_range(owner, name, float(array.min()), 0)
+    check_argument(owner, name, float(array.min()), _NotNegative)
     return float(array) if array.ndim == 0 else array.astype(np.float64)
 
 

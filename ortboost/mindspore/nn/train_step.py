@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ortboost.core.arguments import checked
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
-    check_type,
     positive,
 )
 from ortboost.mindspore.core.cell import Cell
@@ -52,6 +52,7 @@ class TrainOneStepCell(Cell):
         Tensor(2.31, dtype=float32)
     """
 
+    @checked
     def __init__(
         self,
         network: Cell,
@@ -61,7 +62,6 @@ class TrainOneStepCell(Cell):
     ) -> None:
         super().__init__()
         owner = type(self).__name__
-        check_type(owner, "return_grad", return_grad, bool)
         if return_grad:
             raise NotInThisVersionError(
                 "return_grad=True is not in this version.",
@@ -105,6 +105,7 @@ class TrainOneStepWithLossScaleCell(Cell):
         >>> loss, overflow, loss_scale = step(images, labels)              # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self, network: Cell, optimizer: Optimizer | OptimizerWrapper, scale_sense: Any
     ) -> None:
@@ -115,7 +116,7 @@ class TrainOneStepWithLossScaleCell(Cell):
         if isinstance(scale_sense, LossScaleUpdateCell):
             law, start = scale_sense.config, scale_sense.get_loss_scale()
         elif isinstance(scale_sense, GroupedScaleCell):
-            trained = updates_of(owner, optimizer).optimizer.parameters
+            trained = updates_of(optimizer).optimizer.parameters
             law = scale_sense.law(owner, network_of(owner, network), trained)
             start = law.starts()
         elif isinstance(scale_sense, np.ndarray):
@@ -193,7 +194,7 @@ def _compile(
 ) -> CompiledSteps:
     """Prepare the steps; ``factor`` takes back the un-scaling where none is wanted."""
     loss = network.loss_fn if isinstance(network, WithLossCell) else None
-    updates = updates_of(owner, optimizer)
+    updates = updates_of(optimizer)
     divisor = factor * updates.optimizer.loss_scale
     return CompiledSteps(
         owner,

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, check_type
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.loss import LossBase
 
-__all__ = ["WithEvalCell", "WithLossCell", "check_loss", "check_network", "network_of"]
+__all__ = ["WithEvalCell", "WithLossCell", "network_of"]
 
 
 class WithLossCell(Cell):
@@ -31,10 +32,10 @@ class WithLossCell(Cell):
         Tensor(1.03, dtype=float32)
     """
 
+    @checked
     def __init__(self, backbone: Network, loss_fn: LossBase) -> None:
         super().__init__()
-        self._backbone = check_network("WithLossCell", "backbone", backbone)
-        self._loss_fn = check_loss("WithLossCell", loss_fn)
+        self._backbone, self._loss_fn = backbone, loss_fn
 
     @property
     def backbone_network(self) -> Network:
@@ -68,14 +69,12 @@ class WithEvalCell(Cell):
         >>> loss, outputs, labels = WithEvalCell(net, nn.MSELoss())(data, label)  # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self, network: Network, loss_fn: LossBase | None, add_cast_fp32: bool = False
     ) -> None:
         super().__init__()
-        self._network = check_network("WithEvalCell", "network", network)
-        self._loss_fn = None if loss_fn is None else check_loss("WithEvalCell", loss_fn)
-        check_type("WithEvalCell", "add_cast_fp32", add_cast_fp32, bool)
-        self.add_cast_fp32 = add_cast_fp32
+        self._network, self._loss_fn, self.add_cast_fp32 = network, loss_fn, add_cast_fp32
 
     @property
     def backbone_network(self) -> Network:
@@ -104,17 +103,6 @@ class WithEvalCell(Cell):
         return self._loss_fn(_prediction(outputs), loss_label), outputs, label
 
 
-def check_network(owner: str, name: str, value: Any) -> Network:
-    """The value, if it is a network."""
-    if not isinstance(value, Network):
-        raise ArgumentTypeError(
-            f"'{name}' is {type(value).__name__}.",
-            where=owner,
-            fix="Give a network loaded with ortboost.load(path).",
-        )
-    return value
-
-
 def network_of(owner: str, value: Any) -> Network:
     """The network in a cell that holds one.
 
@@ -130,17 +118,6 @@ def network_of(owner: str, value: Any) -> Network:
         where=owner,
         fix="Give a network loaded with ortboost.load(path), or nn.WithLossCell of one.",
     )
-
-
-def check_loss(owner: str, value: Any) -> LossBase:
-    """The value, if it is a loss that can become part of a graph."""
-    if not isinstance(value, LossBase):
-        raise ArgumentTypeError(
-            f"'loss_fn' is {type(value).__name__}.",
-            where=owner,
-            fix="Give a loss of ortboost.mindspore.nn, for example nn.SoftmaxCrossEntropyWithLogits(...).",
-        )
-    return value
 
 
 def _split(network: Network, inputs: tuple[Any, ...], owner: str) -> tuple[tuple[Any, ...], Any]:

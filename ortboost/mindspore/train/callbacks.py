@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ortboost import training
-from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, CountOrZero
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 from ortboost.mindspore.train.model_checkpoint import CheckpointConfig, ModelCheckpoint
@@ -40,9 +41,8 @@ class LossMonitor(Callback):
         ArgumentTypeError, ArgumentValueError: It is no int, or below 0.
     """
 
-    def __init__(self, per_print_times: int = 1) -> None:
-        check_type("LossMonitor", "per_print_times", per_print_times, int)
-        check_range("LossMonitor", "per_print_times", per_print_times, 0)
+    @checked
+    def __init__(self, per_print_times: CountOrZero = 1) -> None:
         self._per_print_times = per_print_times
         self._last_print_time = 0
 
@@ -74,10 +74,8 @@ class TimeMonitor(Callback):
         data_size: Steps in an epoch; counted if not given.
     """
 
-    def __init__(self, data_size: int | None = None) -> None:
-        if data_size is not None:
-            check_type("TimeMonitor", "data_size", data_size, int)
-            check_range("TimeMonitor", "data_size", data_size, 1)
+    @checked
+    def __init__(self, data_size: Count | None = None) -> None:
         self.data_size = data_size
         self._started = 0.0
 
@@ -112,29 +110,17 @@ class EarlyStopping(Callback):
         ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
     """
 
+    @checked
     def __init__(
         self,
         monitor: str = "eval_loss",
         min_delta: float = 0,
-        patience: int = 0,
+        patience: CountOrZero = 0,
         verbose: bool = False,
-        mode: str = "auto",
+        mode: Literal["auto", "min", "max"] = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
     ) -> None:
-        owner = "EarlyStopping"
-        check_type(owner, "monitor", monitor, str)
-        check_type(owner, "min_delta", min_delta, float, int)
-        check_type(owner, "patience", patience, int)
-        check_range(owner, "patience", patience, 0)
-        check_type(owner, "verbose", verbose, bool)
-        check_type(owner, "restore_best_weights", restore_best_weights, bool)
-        if mode not in ("auto", "min", "max"):
-            raise ArgumentValueError(
-                f"'mode' is {mode!r}.", where=owner, fix="Give 'auto', 'min' or 'max'."
-            )
-        if baseline is not None:
-            check_type(owner, "baseline", baseline, float, int)
         self.monitor, self.patience, self.verbose = monitor, patience, verbose
         self.baseline, self.restore_best_weights = baseline, restore_best_weights
         largest = mode == "max" or (mode == "auto" and "acc" in monitor)
