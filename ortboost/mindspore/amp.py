@@ -83,10 +83,6 @@ class FixedLossScaleManager(LossScaleManager):
         drop_overflow_update: Whether an overflow skips the update. With False the training step does
             not un-scale: give the optimizer the same ``loss_scale``.
 
-    Raises:
-        ArgumentTypeError: ``loss_scale`` is no number, or ``drop_overflow_update`` no bool.
-        ArgumentValueError: ``loss_scale`` is below 1.
-
     Example:
         >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None
         True
@@ -123,10 +119,6 @@ class DynamicLossScaleManager(LossScaleManager):
         scale_factor: It shrinks and grows by this, above 0. (Below 1 it would grow on overflow; the
             update cell refuses that.)
         scale_window: Good steps before it grows, at least 1.
-
-    Raises:
-        ArgumentTypeError: An argument of the wrong type.
-        ArgumentValueError: It is out of range.
 
     Example:
         >>> manager = DynamicLossScaleManager(2**16, scale_window=1)
@@ -198,9 +190,6 @@ def build_train_network(
             ``O2`` it is a :class:`DynamicLossScaleManager` unless given, ``None`` for none.
             ``keep_batchnorm_fp32`` overrules what the level says of normalizations, ``cast_model_type``
             (``float16`` or ``bfloat16``) the number format; both change nothing at level ``O0``.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
     """
     for key in kwargs:
         if key not in _KEYWORDS:
@@ -240,9 +229,5 @@ def build_train_network(
 
 
 def check_level(name: str, value: Any) -> None:
-    """Refuse a mixed-precision or boost level that does not exist.
-
-    Raises:
-        ArgumentValueError: There is no such level.
-    """
+    """Refuse a mixed-precision or boost level that does not exist."""
     check_argument("amp", name, value, AmpLevel if name == "level" else BoostLevel)

@@ -51,7 +51,6 @@ def auto_mixed_precision(
         The network.
 
     Raises:
-        ArgumentTypeError: ``network`` is no network.
         ArgumentValueError: There is no such level or type.
 
     Example:
@@ -83,7 +82,6 @@ def custom_mixed_precision(
         dtype: As for :func:`auto_mixed_precision`.
 
     Raises:
-        ArgumentTypeError: A list holds something else than names.
         ArgumentValueError: None or both of the lists are given, or no operator of the network is in the white list.
 
     Example:

@@ -104,7 +104,6 @@ class AutoBoost:
             The network (of the kind that was given) and what to give a training cell as optimizer.
 
         Raises:
-            ArgumentTypeError: An argument of the wrong type.
             ArgumentValueError: There are fewer layers than groups to freeze.
             NotInThisVersionError: A boost is on that is not in this version.
             ModelError: There is no layer for the full-normalization head.
@@ -146,9 +145,6 @@ class AutoBoost:
         Args:
             network: A network, or one with its loss, in a :class:`ortboost.mindspore.nn.WithLossCell` or a
                 :class:`ortboost.mindspore.nn.WithEvalCell`.
-
-        Raises:
-            ArgumentTypeError: It is no network.
         """
         if not self.config.on.less_bn:
             return network

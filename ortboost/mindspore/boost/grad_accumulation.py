@@ -29,9 +29,6 @@ class GradientAccumulation(OptimizerWrapper):
         max_accumulation_step: Steps of a window, at least 1.
         optimizer: An optimizer, or a :class:`ortboost.mindspore.boost.FreezeOpt`.
 
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
-
     Example:
         >>> opt = GradientAccumulation(4, nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
         >>> step = BoostTrainOneStepCell(net_with_loss, opt)                              # doctest: +SKIP

@@ -44,9 +44,6 @@ class GradientFreeze:
         total_steps: Length of the strategy in updates.
         seed: Seed of the draws. (MindSpore draws from numpy's global generator.)
 
-    Raises:
-        ArgumentValueError: A value out of range.
-
     Example:
         >>> freeze = GradientFreeze(10, 1, 0.7, 2000)                  # doctest: +SKIP
         >>> network, optimizer = freeze.freeze_generate(net_with_loss, opt)  # doctest: +SKIP
@@ -105,9 +102,6 @@ class GradientFreeze:
     ) -> list[int]:
         """The group of each update; see :mod:`ortboost.boosts.freeze_schedule`.
 
-        Raises:
-            ArgumentValueError: A value out of range.
-
         Example:
             >>> GradientFreeze(3, 0, 0.5, 8).generate_freeze_index_sequence(3, 0, 0.5, 8)
             [0, 0, 1, 2, 0, 0, 1, 2]
@@ -131,7 +125,6 @@ class GradientFreeze:
             optimizer: The optimizer, made with its parameters.
 
         Raises:
-            ArgumentTypeError: An argument of the wrong type.
             ArgumentValueError: There are fewer layers than groups, or the optimizer trains nothing of
                 a group.
         """
@@ -178,7 +171,6 @@ def freeze_cell(
         max_accumulation_step: Steps of a window.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
         NotInThisVersionError: ``reducer_flag`` is True.
     """
     if reducer_flag:

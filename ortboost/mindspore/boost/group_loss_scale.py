@@ -58,9 +58,6 @@ class GroupLossScaleManager(GroupedScaleCell):
         min_scale: No scale falls below; ``None`` for no limit, as in MindSpore.
         max_scale: No scale rises above; ``None`` for no limit, as in MindSpore.
 
-    Raises:
-        ArgumentTypeError, ArgumentValueError: ``init_loss_scale`` is no number above 0.
-
     Example:
         >>> manager = GroupLossScaleManager(4096, [])
         >>> manager.loss_scale_groups = [["conv*"], ["fc*"]]
@@ -246,7 +243,6 @@ class GroupLossScaleManager(GroupedScaleCell):
 
         Raises:
             ArgumentRuntimeError: There are no scales yet.
-            ArgumentTypeError, ArgumentValueError: There is no such group, or no such factor.
         """
         where = f"{_OWNER}.update_loss_scale_status"
         scales = self._scales()

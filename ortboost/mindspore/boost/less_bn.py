@@ -30,7 +30,6 @@ class LessBN(Network):
         reports: What was removed and what was kept, each with its reason.
 
     Raises:
-        ArgumentTypeError: An argument of the wrong type.
         ModelError: ``fn_flag`` is True and there is no fully connected layer before the output.
 
     Example:

@@ -31,9 +31,6 @@ class OptimizerProcess:
     Attributes:
         origin_params: What the new one will be made with: parameters, or dicts; may be replaced.
 
-    Raises:
-        ArgumentTypeError: ``opt`` is no optimizer.
-
     Example:
         >>> process = OptimizerProcess(nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
         >>> process.add_grad_centralization(net)                                       # doctest: +SKIP
@@ -63,9 +60,6 @@ class OptimizerProcess:
         Returns:
             ``id`` of the parameter to the reason (a bias, a grouped convolution, the weight of a
             full-normalization head), ``None`` if there is none.
-
-        Raises:
-            ArgumentTypeError: It is no network.
         """
         backbone = network_of("OptimizerProcess", network)
         found = find_parameters(backbone.model)

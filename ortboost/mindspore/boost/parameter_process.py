@@ -88,9 +88,6 @@ class ParameterProcess:
 
         Returns:
             ``parameters``, what they are.
-
-        Raises:
-            ArgumentTypeError: ``split_point`` is no list of whole numbers.
         """
         if not isinstance(parameters, list | tuple) or not parameters:
             return parameters

@@ -151,9 +151,6 @@ class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
             :class:`ortboost.mindspore.boost.GradientAccumulation`.
         sens: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
 
-    Raises:
-        ArgumentTypeError, ArgumentValueError: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
-
     Example:
         >>> step = BoostTrainOneStepCell(net_with_loss, GradientAccumulation(4, opt))  # doctest: +SKIP
         >>> for images, labels in batches:                                             # doctest: +SKIP
@@ -176,9 +173,6 @@ class BoostTrainOneStepWithLossScaleCell(_Boosts, TrainOneStepWithLossScaleCell)
         network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose one output is its loss.
         optimizer: See :class:`BoostTrainOneStepCell`. (MindSpore's cannot take a ``FreezeOpt``.)
         scale_sense: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
 
     Example:
         >>> manager = nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)                      # doctest: +SKIP

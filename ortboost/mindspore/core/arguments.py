@@ -76,9 +76,6 @@ def as_argument_error(owner: str) -> Iterator[None]:
 def positive(owner: str, name: str, value: Any) -> float:
     """A number above 0 that float32 holds; an array with one element will do.
 
-    Raises:
-        ArgumentTypeError, ArgumentValueError: It is none.
-
     Example:
         >>> positive("TrainOneStepCell", "sens", np.array([2.0]))
         2.0

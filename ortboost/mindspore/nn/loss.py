@@ -36,9 +36,6 @@ class LossBase(Cell):
     Args:
         reduction: ``mean``, ``sum`` or ``none``. A training step differentiates the sum of a loss
             of reduction ``none`` and answers all its values.
-
-    Raises:
-        ArgumentValueError: Another reduction.
     """
 
     kind = ""
@@ -117,10 +114,6 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
         sparse: Labels are class numbers ``[N]`` (int32 or int64) instead of rows ``[N, C]`` of
             probabilities.
         reduction: ``none`` (MindSpore's default), ``mean`` or ``sum`` over the rows.
-
-    Raises:
-        ArgumentTypeError: ``sparse`` is no bool.
-        ArgumentValueError: Unknown reduction.
 
     Example:
         >>> loss = SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
@@ -204,7 +197,6 @@ class BCEWithLogitsLoss(LossBase):
 
     Raises:
         ArgumentTypeError: A weight is no array.
-        ArgumentValueError: Unknown reduction.
     """
 
     kind = "bce-with-logits"

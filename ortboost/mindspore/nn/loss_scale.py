@@ -64,9 +64,6 @@ class LossScaleUpdateCell(Cell):
 
         Returns:
             ``overflow``, unchanged.
-
-        Raises:
-            ArgumentTypeError: ``loss_scale`` is no Parameter.
         """
         before = np.float32(loss_scale.asnumpy().item())
         self._state = update(
@@ -112,10 +109,6 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
             :class:`ortboost.core.loss_scale.DynamicScaleConfig`. MindSpore has only 1, at once.
         consecutive_hysteresis: Whether every good step takes back the overflows that were counted.
 
-    Raises:
-        ArgumentTypeError: An argument is no number, or ``scale_window`` no int.
-        ArgumentValueError: It is out of range.
-
     Example:
         >>> cell = DynamicLossScaleUpdateCell(2**12, scale_factor=2, scale_window=1000)
         >>> scale = Parameter(np.float32(cell.get_loss_scale()))
@@ -152,10 +145,6 @@ class FixedLossScaleUpdateCell(LossScaleUpdateCell):
 
     Args:
         loss_scale_value: The scale, above 0.
-
-    Raises:
-        ArgumentTypeError: It is no number.
-        ArgumentValueError: It is out of range.
     """
 
     @checked

@@ -112,12 +112,7 @@ class Accuracy(Metric):
 
 
 class TopKCategoricalAccuracy(Metric):
-    """Share of samples whose label is among the `k` highest scores.
-
-    Raises:
-        ArgumentTypeError: ``k`` is no int.
-        ArgumentValueError: It is below 1.
-    """
+    """Share of samples whose label is among the `k` highest scores."""
 
     @checked
     def __init__(self, k: Count) -> None:

@@ -48,7 +48,6 @@ class Optimizer(Cell):
             (``TrainOneStepCell(sens=...)``).
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         ArgumentKeyError: A group lacks ``params`` or has an unknown key.
         ArgumentRuntimeError: A parameter is in two groups.
     """
@@ -151,9 +150,6 @@ class Optimizer(Cell):
 
         Args:
             parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As for :class:`Optimizer`.
         """
         fresh = copy.copy(self)
         owner = type(self).__name__

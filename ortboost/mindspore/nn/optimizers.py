@@ -1,10 +1,15 @@
-"""The optimizers under MindSpore's names; the formulas are in :mod:`ortboost.optimizers`."""
+"""The optimizers under MindSpore's names; the formulas are in :mod:`ortboost.optimizers`.
+
+What their docstrings do not list (``params``, ``learning_rate``, ``weight_decay``, ``loss_scale``) is that of
+:class:`~ortboost.mindspore.nn.optimizer.Optimizer`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
+from ortboost import optimizers as rules
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import nearest
 from ortboost.core.field_words import OnlyFloat, Range
@@ -18,12 +23,6 @@ from ortboost.mindspore.core.arguments import (
 )
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
-from ortboost.optimizers import Adam as AdamRule
-from ortboost.optimizers import AdamW as AdamWRule
-from ortboost.optimizers import Lars as LarsRule
-from ortboost.optimizers import Momentum as MomentumRule
-from ortboost.optimizers import Optimizer as Rule
-from ortboost.optimizers import Sgd as SgdRule
 from ortboost.program.config import ParameterGroup
 
 __all__ = ["LARS", "SGD", "Adam", "AdamWeightDecay", "Momentum"]
@@ -35,16 +34,9 @@ class SGD(Optimizer):
     """Stochastic gradient descent, :mod:`ortboost.optimizers.sgd`.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         momentum: 0 or more.
         dampening: 0 to 1; not applied on the first update.
-        weight_decay: See :class:`Optimizer`.
         nesterov: Needs a momentum and no dampening.
-        loss_scale: See :class:`Optimizer`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
     @checked
@@ -67,24 +59,17 @@ class SGD(Optimizer):
             )
         self.momentum, self.dampening, self.nesterov = float(momentum), float(dampening), nesterov
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return SgdRule(self.momentum, self.dampening, self.nesterov)
+        return rules.Sgd(self.momentum, self.dampening, self.nesterov)
 
 
 class Momentum(Optimizer):
     """Momentum, :mod:`ortboost.optimizers.sgd`.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         momentum: A float, 0 or more.
-        weight_decay: See :class:`Optimizer`.
-        loss_scale: See :class:`Optimizer`.
         use_nesterov: Look ahead. It works here; MindSpore 2.10 ignores it on the CPU.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
     @checked
@@ -100,29 +85,25 @@ class Momentum(Optimizer):
         super().__init__(learning_rate, params, weight_decay, loss_scale)
         self.momentum, self.use_nesterov = momentum, use_nesterov
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return MomentumRule(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
+        return rules.Momentum(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
 
 
 class Adam(Optimizer):
     """Adam with MindSpore's place of `eps`, :mod:`ortboost.optimizers.adam`.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         beta1: Between 0 and 1, exclusive.
         beta2: Between 0 and 1, exclusive.
         eps: Above 0; added to the square root before any bias correction.
         use_locking: For compatibility; updates never interleave here.
         use_nesterov: Nesterov's form.
         weight_decay: Added to the gradient; see :class:`Optimizer`.
-        loss_scale: See :class:`Optimizer`.
         use_amsgrad: Divide by the largest second moment so far.
         **kwargs: ``use_lazy`` and ``use_offload``, only as False.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
         ArgumentKeyError: An unknown argument.
     """
 
@@ -157,9 +138,9 @@ class Adam(Optimizer):
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.use_nesterov, self.use_amsgrad = use_nesterov, use_amsgrad
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return AdamRule(
+        return rules.Adam(
             self.beta1,
             self.beta2,
             self.eps,
@@ -173,15 +154,10 @@ class AdamWeightDecay(Optimizer):
     """Adam with decoupled weight decay and, as in MindSpore, without bias correction.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         beta1: Between 0 and 1, exclusive.
         beta2: Between 0 and 1, exclusive.
         eps: Above 0.
         weight_decay: `w` shrinks by `lr wd w`; see :class:`Optimizer`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
     @checked
@@ -197,9 +173,9 @@ class AdamWeightDecay(Optimizer):
         super().__init__(learning_rate, params, weight_decay)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return AdamWRule(self.beta1, self.beta2, self.eps, bias_correction=False)
+        return rules.AdamW(self.beta1, self.beta2, self.eps, bias_correction=False)
 
 
 class LARS(Optimizer):
@@ -214,9 +190,6 @@ class LARS(Optimizer):
         lars_filter: Says of a parameter whether it is adapted; others get their plain gradient and
             no weight decay. By default all but biases and normalizations, judged by use and by
             name.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
     @checked
@@ -255,9 +228,9 @@ class LARS(Optimizer):
         fresh._groups = fresh.optimizer._groups
         return fresh
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return LarsRule(self.optimizer.rule(), self.coefficient, self.epsilon, self.use_clip)
+        return rules.Lars(self.optimizer.rule(), self.coefficient, self.epsilon, self.use_clip)
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """Those of the inner optimizer; a plain list has none, the filter says who decays."""

@@ -96,7 +96,6 @@ class TrainOneStepWithLossScaleCell(Cell):
             array of shape ``()`` or ``(1,)`` for a fixed scale that :meth:`set_sense_scale` moves.
 
     Raises:
-        ArgumentTypeError: An argument of the wrong type.
         ArgumentValueError: ``scale_sense`` has another shape or is not above 0.
 
     Example:

@@ -23,9 +23,6 @@ class WithLossCell(Cell):
         backbone: The network.
         loss_fn: The loss, one of :mod:`ortboost.mindspore.nn.loss`.
 
-    Raises:
-        ArgumentTypeError: Something else was given. (MindSpore takes anything, and fails later.)
-
     Example:
         >>> net_with_loss = WithLossCell(net, nn.MSELoss())  # doctest: +SKIP
         >>> net_with_loss(data, label)                       # doctest: +SKIP
@@ -61,9 +58,6 @@ class WithEvalCell(Cell):
         network: The network.
         loss_fn: The loss, or ``None``: then only outputs and labels are answered.
         add_cast_fp32: Answer outputs and labels as float32.
-
-    Raises:
-        ArgumentTypeError: An argument of the wrong type.
 
     Example:
         >>> loss, outputs, labels = WithEvalCell(net, nn.MSELoss())(data, label)  # doctest: +SKIP

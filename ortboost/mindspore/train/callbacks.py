@@ -36,9 +36,6 @@ class LossMonitor(Callback):
 
     Args:
         per_print_times: Print at every so many steps; 0 never.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: It is no int, or below 0.
     """
 
     @checked
@@ -105,9 +102,6 @@ class EarlyStopping(Callback):
         mode: ``min``, ``max``, or ``auto``: max if ``acc`` is part of the name.
         baseline: The number must be better than this.
         restore_best_weights: Put the weights of the best epoch back when it stops.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
     """
 
     @checked

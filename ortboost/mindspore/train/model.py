@@ -67,7 +67,6 @@ class Model:
             changes nothing.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, ArgumentKeyError: As documented by MindSpore.
         NotInThisVersionError: A boost that is not there yet.
 
     Example:
@@ -170,9 +169,6 @@ class Model:
             dataset_sink_mode: Taken and without effect: data is fed step by step.
             sink_size: Must be -1 with ``dataset_sink_mode``; ignored without, as in MindSpore.
             initial_epoch: Epochs that are done already, below ``epoch``.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
         check_sink("Model.train", dataset_sink_mode, sink_size)
         self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
@@ -201,9 +197,6 @@ class Model:
             valid_dataset_sink_mode: Taken and without effect.
             sink_size: As for :meth:`train`.
             initial_epoch: Epochs that are done already.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
         owner = "Model.fit"
         check_sink(owner, dataset_sink_mode, sink_size)
@@ -298,9 +291,6 @@ class Model:
 
         Returns:
             Name of the metric to its value.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
         check_argument("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
         self._need_metrics("Model.eval")

@@ -22,9 +22,6 @@ class CheckpointConfig:
         save_checkpoint_steps: Save at every so many steps; 0 goes by seconds.
         save_checkpoint_seconds: Save after so many seconds, if above 0 and steps are 0.
         keep_checkpoint_max: The oldest files beyond this number are removed; 0 keeps all.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument is no int, or below 0.
     """
 
     @checked
@@ -48,7 +45,6 @@ class ModelCheckpoint(Callback):
         config: When to save.
 
     Raises:
-        ArgumentTypeError: ``config`` is no CheckpointConfig.
         ArgumentValueError: ``prefix`` is no text, or holds a '/'.
     """
 
