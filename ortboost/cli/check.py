@@ -13,10 +13,21 @@ from ortboost.cli.command import verb
 from ortboost.cli.options import Console, InputOptions, given
 from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
 
-__all__ = ["VERBS", "check"]
+__all__ = ["check"]
 
 
-@verb
+@verb(
+    "check",
+    "Can a model be trained, or run by a target? All findings at once.",
+    examples="""\b
+Examples:
+  ortboost check model.onnx
+  ortboost check model.onnx --freeze 'backbone.*' --json
+  ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
+  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
+\b
+Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
+)
 def check(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
     loss: LossOptions,
@@ -78,20 +89,3 @@ def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
         (found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more", what)
         for what, found in nodes.items()
     ]
-
-
-VERBS = (
-    (
-        "check",
-        check,
-        """\b
-Examples:
-  ortboost check model.onnx
-  ortboost check model.onnx --freeze 'backbone.*' --json
-  ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
-  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
-\b
-Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
-    ),
-)
-"""Verb, function, examples."""

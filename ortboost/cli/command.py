@@ -10,7 +10,6 @@ verb names its groups and no option twice. Every such command has two more::
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import json
@@ -22,28 +21,48 @@ from typing import Annotated, Any, Final
 
 import typer
 
-__all__ = ["verb"]
+__all__ = ["Verb", "verb"]
 
 _CONFIG, _PRINT = "config", "print_config"
 _HELP: Final = "TOML file with options by their names; options given here win."
 
 
-def verb(
-    function: Callable[..., None] | None = None, *, also: str = "", file: bool = True
-) -> Callable[..., Any]:
-    """Make a command of a function that takes option groups.
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """A command of the command line.
 
     Args:
-        function: A function of arguments, options and dataclasses; each field of these has an annotation
-            for typer and a default. A parameter ``config`` gets a file of ``--config`` that is not TOML.
+        name: What the user writes.
+        short: Its line in the list of verbs.
+        epilog: Examples, at the end of its help.
+        command: The function for :meth:`typer.Typer.command`.
+    """
+
+    name: str
+    short: str
+    epilog: str
+    command: Callable[..., Any]
+
+
+def verb(
+    name: str, short: str, *, examples: str, also: str = "", file: bool = True
+) -> Callable[[Callable[..., None]], Verb]:
+    """Make a verb of a function that takes arguments, options and option groups.
+
+    Each field of a group has an annotation for typer and a default. A parameter ``config`` gets a file of
+    ``--config`` that is not TOML.
+
+    Args:
+        name: What the user writes.
+        short: Its line in the list of verbs, where the docstring would be cut off.
+        examples: The end of its help.
         also: What else ``--config`` reads, for its help.
         file: False for no ``--config``.
-
-    Returns:
-        The function for :meth:`typer.Typer.command`.
     """
-    if function is None:
-        return functools.partial(verb, also=also, file=file)
+    return lambda function: Verb(name, short, examples, _command(function, also, file))
+
+
+def _command(function: Callable[..., None], also: str, file: bool) -> Callable[..., Any]:
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {
         n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)
@@ -116,14 +135,13 @@ def _added(also: str) -> list[inspect.Parameter]:
 
 def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
     """The values of a file by parameter."""
-    from ortboost.core.errors import ConfigError, nearest
+    from ortboost.core.errors import ConfigError, require_known
 
     known = {_key(item): item for item in ctx.command.params if item.name != _PRINT}
     values: dict[str, Any] = {}
     for key, value in _toml(path).items():
         name = key.replace("_", "-")
-        if name not in known:
-            raise ConfigError(f"Unknown option '{key}'.", where=str(path), fix=nearest(name, known))
+        require_known(name, known, f"Unknown option '{key}'.", str(path), ConfigError)
         many = bool(getattr(known[name], "multiple", False)) or known[name].nargs == -1
         if isinstance(value, Mapping) or (isinstance(value, list) and not many):
             raise ConfigError(

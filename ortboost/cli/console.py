@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +43,9 @@ class Output:
     def result(self, data: Any) -> None:
         """Print the result as JSON if that was asked for; null for what is not finite."""
         if self.json:
-            print(json.dumps(_strict(data), indent=2, default=str, allow_nan=False))
+            from ortboost.training.logs import finite_or_none  # JSON knows no NaN and no infinity
+
+            print(json.dumps(finite_or_none(data), indent=2, default=str, allow_nan=False))
 
     def line(self, text: str = "") -> None:
         """Print a line for people."""
@@ -73,17 +74,6 @@ class Output:
             console.print(table)
         for text in capture.get().rstrip("\n").splitlines():
             print(text.rstrip())
-
-
-def _strict(data: Any) -> Any:
-    """JSON knows no NaN and no infinity."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(key): _strict(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_strict(value) for value in data]
-    return data
 
 
 def human_bytes(count: int) -> str:

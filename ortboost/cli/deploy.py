@@ -26,7 +26,7 @@ from ortboost.cli.options import (
 if TYPE_CHECKING:
     from ortboost.api import Comparison, ExportResult
 
-__all__ = ["VERBS", "compare", "export"]
+__all__ = ["compare", "export"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,22 @@ class PrecisionOptions:
         }
 
 
-@verb
+@verb(
+    "export",
+    "Write an optimized inference graph that is checked.",
+    examples="""\b
+Examples:
+  ortboost export run -o model.opt.onnx --verify val.npz
+  ortboost export model.onnx -o model.opt.onnx --target tensorrt=10
+  ortboost export vad.onnx -o vad.opt.onnx --dim batch=1 --dim sequence=512 --input sr=16000
+  ortboost export run -o model.fp16.onnx --precision fp16 --calib train.npz --verify val.npz
+  ortboost export run -o model.int8.onnx --precision int8 --calib train.npz --verify val.npz
+  ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224
+  ortboost export run -o model.onnx --checkpoint last --no-optimize --rtol logits:1e-4
+\b
+Exit status 5 if the file answers differently; then nothing is written, and the rewrite that
+does it is named.""",
+)
 def export(
     source: Annotated[
         Path, typer.Argument(help="Program folder made by 'ortboost convert', or an ONNX file.")
@@ -198,7 +213,17 @@ def _nodes(result: ExportResult) -> str:
     return str(now) if base is None or len(base.graph) == now else f"{len(base.graph)} -> {now}"
 
 
-@verb
+@verb(
+    "compare",
+    "Compare the outputs of two models.",
+    examples="""\b
+Examples:
+  ortboost compare model.onnx model.opt.onnx --data val.npz
+  ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
+  ortboost compare a.onnx b.onnx --bisect --json
+\b
+Exit status 5 if an output is beyond the tolerance.""",
+)
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
     other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
@@ -263,35 +288,3 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
         printer.line(f"{name}: {before:.4f} and {after:.4f}")
     if found.searched:
         printer.line(found.first_text())
-
-
-VERBS = (
-    (
-        "export",
-        export,
-        """\b
-Examples:
-  ortboost export run -o model.opt.onnx --verify val.npz
-  ortboost export model.onnx -o model.opt.onnx --target tensorrt=10
-  ortboost export vad.onnx -o vad.opt.onnx --dim batch=1 --dim sequence=512 --input sr=16000
-  ortboost export run -o model.fp16.onnx --precision fp16 --calib train.npz --verify val.npz
-  ortboost export run -o model.int8.onnx --precision int8 --calib train.npz --verify val.npz
-  ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224
-  ortboost export run -o model.onnx --checkpoint last --no-optimize --rtol logits:1e-4
-\b
-Exit status 5 if the file answers differently; then nothing is written, and the rewrite that
-does it is named.""",
-    ),
-    (
-        "compare",
-        compare,
-        """\b
-Examples:
-  ortboost compare model.onnx model.opt.onnx --data val.npz
-  ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
-  ortboost compare a.onnx b.onnx --bisect --json
-\b
-Exit status 5 if an output is beyond the tolerance.""",
-    ),
-)
-"""Verb, function, examples."""

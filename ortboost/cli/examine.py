@@ -12,10 +12,21 @@ from ortboost.cli.console import Output, human_bytes, shape_text
 from ortboost.cli.options import Console
 from ortboost.cli.pair import show_pair
 
-__all__ = ["VERBS", "doctor", "inspect"]
+__all__ = ["doctor", "inspect"]
 
 
-@verb
+@verb(
+    "inspect",
+    "Show what is in a file or program, or how two differ.",
+    examples="""\b
+Examples:
+  ortboost inspect model.onnx --params
+  ortboost inspect raw.onnx optimized.onnx
+  ortboost inspect run model.opt.onnx --json
+  ortboost inspect run --state --reports
+  ortboost inspect run --precision
+  ortboost inspect run/step.onnx --json""",
+)
 def inspect(
     file: Annotated[Path, typer.Argument(help="ONNX file, step file or program folder.")],
     other: Annotated[
@@ -221,7 +232,16 @@ def _section(
     printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show{hint}")
 
 
-@verb(file=False)
+@verb(
+    "doctor",
+    "Say what this machine can do, and how to mend the rest.",
+    file=False,
+    examples="""\b
+Example:
+  ortboost doctor --json
+\b
+Exit status 7 if something that training needs is missing.""",
+)
 def doctor(
     *,
     console: Console,
@@ -242,29 +262,3 @@ def doctor(
     )
     printer.line("\nReady to train." if not bad else f"\n{len(bad)} to mend before training.")
     raise typer.Exit(7 if bad else 0)
-
-
-VERBS = (
-    (
-        "inspect",
-        inspect,
-        """\b
-Examples:
-  ortboost inspect model.onnx --params
-  ortboost inspect raw.onnx optimized.onnx
-  ortboost inspect run model.opt.onnx --json
-  ortboost inspect run --state --reports
-  ortboost inspect run --precision
-  ortboost inspect run/step.onnx --json""",
-    ),
-    (
-        "doctor",
-        doctor,
-        """\b
-Example:
-  ortboost doctor --json
-\b
-Exit status 7 if something that training needs is missing.""",
-    ),
-)
-"""Verb, function, examples."""

@@ -11,12 +11,23 @@ from ortboost.cli.command import verb
 from ortboost.cli.console import human_bytes
 from ortboost.cli.options import Console, Device, InputOptions, Map, Split
 
-__all__ = ["VERBS", "bench"]
+__all__ = ["bench"]
 
 _REST = ("load", "size", "memory", "the model's part")
 
 
-@verb
+@verb(
+    "bench",
+    "Measure latency, memory and size of models side by side.",
+    examples="""\b
+Examples:
+  ortboost bench model.opt.onnx
+  ortboost bench raw.onnx opt.onnx --batch-size 1 --batch-size 32 --threads 1
+  ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
+  ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
+\b
+Files take turns, each in a process of its own. Compare ratios, not figures of different runs.""",
+)
 def bench(
     files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
     data: Annotated[
@@ -145,20 +156,3 @@ def _short(paths: list[str]) -> list[str]:
     """File names, or whole paths where names are not enough."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(set(paths)) else paths
-
-
-VERBS = (
-    (
-        "bench",
-        bench,
-        """\b
-Examples:
-  ortboost bench model.opt.onnx
-  ortboost bench raw.onnx opt.onnx --batch-size 1 --batch-size 32 --threads 1
-  ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
-  ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
-\b
-Files take turns, each in a process of its own. Compare ratios, not figures of different runs.""",
-    ),
-)
-"""Verb, function, examples."""

@@ -12,10 +12,22 @@ from ortboost.cli.command import verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Console
 
-__all__ = ["VERBS", "plot"]
+__all__ = ["plot"]
 
 
-@verb
+@verb(
+    "plot",
+    "Draw a graph, or the curves of a training run.",
+    examples="""\b
+Examples:
+  ortboost plot model.onnx -o graph.svg
+  ortboost plot model.opt.onnx -o graph.svg --before model.onnx
+  ortboost plot run -o graph.svg
+  ortboost plot run -o step.svg --graph step --around conv1 --hops 2
+  ortboost plot run -o curves.png
+\b
+.svg for a browser, .dot for Graphviz. Of a program, what the rewrites changed is marked.""",
+)
 def plot(
     source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
     out: Annotated[
@@ -76,21 +88,3 @@ def _curves(printer: Output, run: Path, out: Path | None) -> None:
     path = plot_log(run / LOG, out or run / PLOT)
     printer.result({"path": str(path)})
     printer.pairs([("curves", path)])
-
-
-VERBS = (
-    (
-        "plot",
-        plot,
-        """\b
-Examples:
-  ortboost plot model.onnx -o graph.svg
-  ortboost plot model.opt.onnx -o graph.svg --before model.onnx
-  ortboost plot run -o graph.svg
-  ortboost plot run -o step.svg --graph step --around conv1 --hops 2
-  ortboost plot run -o curves.png
-\b
-.svg for a browser, .dot for Graphviz. Of a program, what the rewrites changed is marked.""",
-    ),
-)
-"""Verb, function, examples."""

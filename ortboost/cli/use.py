@@ -27,7 +27,7 @@ from ortboost.cli.options import (
 if TYPE_CHECKING:
     from ortboost.training import TrainSummary
 
-__all__ = ["VERBS", "evaluate", "train"]
+__all__ = ["evaluate", "train"]
 
 _DIAGNOSES = 8  # the 128th skipped step is the last that is diagnosed
 _Metric = Annotated[
@@ -65,7 +65,19 @@ class RunOptions:
         return {**found, **({"metrics": tuple(metrics)} if metrics else {})}
 
 
-@verb
+@verb(
+    "train",
+    "Train a program.",
+    examples="""\b
+Examples:
+  ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
+  ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
+  ortboost train run --data train.npz --map x=images --resume
+  ortboost train run --data train.npz --debug-overflow
+\b
+Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
+Exit status 6 if training diverged.""",
+)
 def train(
     run: Run,
     data: DataFile,
@@ -135,7 +147,14 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
     ]
 
 
-@verb
+@verb(
+    "eval",
+    "Measure a program or an ONNX file on data.",
+    examples="""\b
+Examples:
+  ortboost eval run --data val.npz
+  ortboost eval model.onnx --data val.npz --metric accuracy --metric top5 --json""",
+)
 def evaluate(
     target: Annotated[Path, typer.Argument(help="Program folder or ONNX file.")],
     data: DataFile,
@@ -189,29 +208,3 @@ def evaluate(
 
 def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-VERBS = (
-    (
-        "train",
-        train,
-        """\b
-Examples:
-  ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
-  ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
-  ortboost train run --data train.npz --map x=images --resume
-  ortboost train run --data train.npz --debug-overflow
-\b
-Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
-Exit status 6 if training diverged.""",
-    ),
-    (
-        "eval",
-        evaluate,
-        """\b
-Examples:
-  ortboost eval run --data val.npz
-  ortboost eval model.onnx --data val.npz --metric accuracy --metric top5 --json""",
-    ),
-)
-"""Verb, function, examples."""

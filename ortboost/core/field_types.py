@@ -19,7 +19,7 @@ import cattrs
 import cattrs.gen
 import numpy as np
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest, require_known
 from ortboost.core.field_words import (
     FAMILIES,
     UNIONS,
@@ -139,12 +139,9 @@ def describe_family(
             return _instance(data, family)
         arguments = dict(data)
         name = str(arguments.pop(tag, default))
-        if name not in kinds:
-            raise ConfigError(
-                f"There is no {words.partition(' ')[2]} '{name}'.",
-                where=tag,
-                fix=nearest(name, kinds),
-            )
+        require_known(
+            name, kinds, f"There is no {words.partition(' ')[2]} '{name}'.", tag, ConfigError
+        )
         return _reader.structure(arguments, kinds[name])
 
     FAMILIES[family] = words, {tag: default or next(iter(kinds))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import DivergedError, nearest
+from ortboost.core.errors import DivergedError, require_known
 from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import HostScaleState, host_update
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
@@ -192,12 +192,13 @@ def build_train_network(
             (``float16`` or ``bfloat16``) the number format; both change nothing at level ``O0``.
     """
     for key in kwargs:
-        if key not in _KEYWORDS:
-            raise ArgumentValueError(
-                f"There is no argument '{key}'.",
-                where="build_train_network",
-                fix=nearest(key, _KEYWORDS),
-            )
+        require_known(
+            key,
+            _KEYWORDS,
+            f"There is no argument '{key}'.",
+            "build_train_network",
+            ArgumentValueError,
+        )
     default = DynamicLossScaleManager() if level == "O2" else None
     manager = kwargs.get("loss_scale_manager", default)
     if manager is not None and not isinstance(manager, LossScaleManager | GroupLossScaleManager):

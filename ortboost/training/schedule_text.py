@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest, require_known
 from ortboost.training.schedules import (
     Constant,
     Cosine,
@@ -65,10 +65,7 @@ def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
     kind, colon, rest = text.strip().partition(":")
     if not colon and _is_number(kind):
         kind, rest = "constant", kind
-    if kind not in SCHEDULE_FORMS:
-        raise ConfigError(
-            f"There is no schedule '{kind}'.", where=f"'{text}'", fix=nearest(kind, SCHEDULE_FORMS)
-        )
+    require_known(kind, SCHEDULE_FORMS, f"There is no schedule '{kind}'.", f"'{text}'", ConfigError)
     make, known = _KINDS[kind]
     rate, *pairs = [part.strip() for part in rest.split(",")]
     options = _read(text, kind, [pair for pair in pairs if not pair.startswith("warmup")], known)

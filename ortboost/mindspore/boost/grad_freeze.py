@@ -12,7 +12,7 @@ from ortboost.boosts.freeze_schedule import (
     generate_freeze_index_sequence,
 )
 from ortboost.core.arguments import checked
-from ortboost.core.errors import nearest
+from ortboost.core.errors import require_known
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
@@ -195,12 +195,9 @@ def _by_layers(network: Network, config: FreezeConfig) -> list[list[Parameter]]:
 def _by_config(owner: str, network: Cell, groups: Sequence[Sequence[str]]) -> list[list[Parameter]]:
     own = {p.name: p for p in network_of(owner, network).trainable_params()}
     for name in (name for group in groups for name in group):
-        if name not in own:
-            raise ArgumentValueError(
-                f"'{name}' is not trained.",
-                where=f"{owner}, groups",
-                fix=nearest(name, own),
-            )
+        require_known(
+            name, own, f"'{name}' is not trained.", f"{owner}, groups", ArgumentValueError
+        )
     return [[own[name] for name in group] for group in groups]
 
 

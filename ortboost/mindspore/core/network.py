@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
+from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
@@ -21,7 +22,7 @@ from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueEr
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
-from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.mindspore.core.tensor import Tensor
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.transforms.inference_norm import to_inference

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import check_argument
+from ortboost.core.arrays import as_array
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.live_state import LiveState
-from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.mindspore.core.tensor import Tensor
 
 __all__ = ["Parameter"]
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
+from ortboost.core.arrays import as_array
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.mindspore.core.tensor import Tensor
 from ortboost.transforms.attach_loss import LossConfig
 
 __all__ = [

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.errors import nearest
+from ortboost.core.arrays import as_array
+from ortboost.core.errors import require_known
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
@@ -18,7 +19,6 @@ from ortboost.mindspore.core.arguments import (
     Count,
     NotInThisVersionError,
 )
-from ortboost.mindspore.core.tensor import as_array
 from ortboost.training.metrics import Mean, hits
 
 __all__ = [
@@ -195,10 +195,7 @@ def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
     Raises:
         ArgumentKeyError: The name is unknown; the nearest one is named.
     """
-    if name not in _METRICS:
-        raise ArgumentKeyError(
-            f"There is no metric '{name}'.", where="metrics", fix=nearest(str(name), _METRICS)
-        )
+    require_known(name, _METRICS, f"There is no metric '{name}'.", "metrics", ArgumentKeyError)
     return _METRICS[name](*args, **kwargs)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 
 from ortboost.core.arguments import check_argument
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, require_known
 from ortboost.core.field_types import Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
@@ -83,10 +83,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
                 f"Group {index} is {type(item).__name__}.", where=where, fix="Give dicts only."
             )
         for key in item:
-            if key not in _GROUP_KEYS:
-                raise ArgumentKeyError(
-                    f"A group has no key '{key}'.", where=where, fix=nearest(str(key), _GROUP_KEYS)
-                )
+            require_known(key, _GROUP_KEYS, f"A group has no key '{key}'.", where, ArgumentKeyError)
         if "order_params" in item:
             if len(item) > 1:
                 raise ArgumentValueError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from ortboost.core.arguments import check_argument, checked
-from ortboost.core.errors import nearest
+from ortboost.core.errors import require_known
 from ortboost.core.field_types import Range
 from ortboost.mindspore.amp import BoostLevel, LossScaleManager, build_train_network
 from ortboost.mindspore.boost.auto_boost import AutoBoost
@@ -92,10 +92,9 @@ class Model:
         **kwargs: Any,
     ) -> None:
         for key in kwargs:
-            if key not in _KEYWORDS:
-                raise ArgumentValueError(
-                    f"There is no argument '{key}'.", where="Model", fix=nearest(key, _KEYWORDS)
-                )
+            require_known(
+                key, _KEYWORDS, f"There is no argument '{key}'.", "Model", ArgumentValueError
+            )
         manager = kwargs.get("loss_scale_manager")
         check_argument(
             "Model", "loss_scale_manager", manager, LossScaleManager | GroupLossScaleManager | None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest
+from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.load import SPLITS
 from ortboost.training.protocols import Array, InputLike
@@ -104,14 +104,8 @@ class _Binder:
         self.data = [spec.name for spec in inputs if spec.name not in self.labels]
         names = [spec.name for spec in inputs]
         for name, key in mapping.items():
-            if name not in names:
-                raise UsageError(
-                    f"The model has no input '{name}'.", where="map", fix=nearest(name, names)
-                )
-            if key not in arrays:
-                raise UsageError(
-                    f"The data has no array '{key}'.", where="map", fix=nearest(key, arrays)
-                )
+            require_known(name, names, f"The model has no input '{name}'.", "map")
+            require_known(key, arrays, f"The data has no array '{key}'.", "map")
 
     def error(self, what: str, key: str, fix: str) -> OrtBoostError:
         """The error for the array ``key``: of the file if there is one."""
