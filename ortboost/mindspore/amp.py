@@ -13,12 +13,7 @@ from ortboost.mindspore.boost.train_step import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
-from ortboost.mindspore.core.arguments import (
-    ArgumentRuntimeError,
-    ArgumentTypeError,
-    ArgumentValueError,
-    Count,
-)
+from ortboost.mindspore.core.arguments import ArgumentRuntimeError, ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.mixed_precision import (
     AmpLevel,
@@ -201,13 +196,8 @@ def build_train_network(
         )
     default = DynamicLossScaleManager() if level == "O2" else None
     manager = kwargs.get("loss_scale_manager", default)
-    if manager is not None and not isinstance(manager, LossScaleManager | GroupLossScaleManager):
-        raise ArgumentTypeError(
-            f"'loss_scale_manager' is {type(manager).__name__}.",
-            where="loss_scale_manager",
-            fix="Give a FixedLossScaleManager, a DynamicLossScaleManager or a "
-            "boost.GroupLossScaleManager.",
-        )
+    kinds = LossScaleManager | GroupLossScaleManager | None
+    check_argument("build_train_network", "loss_scale_manager", manager, kinds)
     cell: Cell = network
     if loss_fn is not None:
         cell = WithLossCell(network, loss_fn)

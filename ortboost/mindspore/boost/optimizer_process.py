@@ -8,12 +8,12 @@ from typing import Any
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
 from ortboost.core.arguments import checked
 from ortboost.graph.parameters import find_parameters
-from ortboost.mindspore.boost.parameter_process import checked_parameters
 from ortboost.mindspore.core.arguments import Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS
+from ortboost.mindspore.nn.parameter_groups import listed
 from ortboost.mindspore.nn.wrap import network_of
 
 __all__ = ["OptimizerProcess"]
@@ -111,7 +111,7 @@ class OptimizerProcess:
             ArgumentTypeError: They are neither parameters nor dicts.
         """
         owner = "OptimizerProcess.add_grad_centralization"
-        parameters = checked_parameters(owner, self.origin_params)
+        parameters = listed(owner, self.origin_params)
         if multiple_of is not None:
             self._multiple_of = multiple_of
         if isinstance(parameters[0], Parameter):
@@ -129,7 +129,7 @@ class OptimizerProcess:
             ArgumentTypeError, ArgumentValueError: :attr:`origin_params` cannot be parameters.
         """
         owner = "OptimizerProcess.generate_new_optimizer"
-        parameters = checked_parameters(owner, self.origin_params)
+        parameters = listed(owner, self.origin_params)
         split = isinstance(parameters[0], Mapping) and not self._opt.is_group
         if split and not self.is_lars:  # with LARS, its filter says who decays
             parameters = [part for group in parameters for part in _spared(group)]

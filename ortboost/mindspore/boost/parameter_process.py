@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ortboost.core.arguments import check_argument
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.parameter_groups import listed
 
-__all__ = ["ParameterProcess", "checked_parameters"]
+__all__ = ["ParameterProcess"]
 
 
 class ParameterProcess:
@@ -51,7 +51,7 @@ class ParameterProcess:
             >>> [([p.name for p in group["params"]], group["lr"]) for group in groups]
             [(['b'], 0.1), (['a'], 0.1)]
         """
-        origin = checked_parameters("ParameterProcess.generate_group_params", origin_params)
+        origin = listed("ParameterProcess.generate_group_params", origin_params)
         if isinstance(origin[0], Parameter):
             return [{"params": list(parameters)}]
         by_name = {parameter.name: parameter for parameter in parameters}
@@ -98,27 +98,3 @@ class ParameterProcess:
             self._parameter_indices += index in points
             parameter.comm_fusion = self._parameter_indices
         return parameters
-
-
-def checked_parameters(owner: str, value: Any) -> list[Any]:
-    """A list of parameters or of dicts, not empty.
-
-    Raises:
-        ArgumentValueError: It is empty.
-        ArgumentTypeError: It holds something else.
-    """
-    items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
-    if not items:
-        raise ArgumentValueError(
-            "The list of parameters is empty.", where=owner, fix="Give net.trainable_params()."
-        )
-    if not isinstance(items, list) or not (
-        all(isinstance(item, Parameter) for item in items)
-        or all(isinstance(item, Mapping) for item in items)
-    ):
-        raise ArgumentTypeError(
-            "Neither parameters nor dicts of them were given.",
-            where=owner,
-            fix="Give net.trainable_params(), or [{'params': [...], 'lr': 0.1}, ...].",
-        )
-    return items

@@ -11,7 +11,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
@@ -22,7 +21,7 @@ from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueEr
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
-from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.transforms.inference_norm import to_inference
@@ -195,13 +194,7 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
         ArgumentTypeError: No array, or floats where whole numbers are wanted.
         ArgumentValueError: The shape does not fit.
     """
-    if value is None or isinstance(value, bool | int | float | str):
-        raise ArgumentTypeError(
-            f"The input '{spec.name}' got {type(value).__name__}.",
-            where=f"input '{spec.name}'",
-            fix=f"Give an array of {spec.dtype}, shape {list(spec.shape)}.",
-        )
-    array = as_array(value, spec.name)
+    array = given_array("network call", spec.name, value)
     if array.dtype.kind == "f" and spec.dtype.kind != "f":
         raise ArgumentTypeError(
             f"The input '{spec.name}' got {array.dtype}, it takes {spec.dtype}.",

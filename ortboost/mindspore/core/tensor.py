@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arrays import as_array
+from ortboost.core.errors import ArgumentTypeError
 
 __all__ = [
     "Tensor",
@@ -15,6 +16,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "given_array",
     "int8",
     "int16",
     "int32",
@@ -31,6 +33,21 @@ uint8 = np.dtype("uint8")
 float16 = np.dtype("float16")
 float32 = np.dtype("float32")
 float64 = np.dtype("float64")
+
+
+def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
+    """An array or tensor as an array; a bare number is none.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        raise ArgumentTypeError(
+            f"'{name}' is {type(value).__name__}.",
+            where=f"{owner}, {name}",
+            fix="Give a Tensor or an array.",
+        )
+    return as_array(value, name)
 
 
 class Tensor(np.ndarray[Any, np.dtype[Any]]):

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
-from ortboost.core.arrays import as_array
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.transforms.attach_loss import LossConfig
 
 __all__ = [
@@ -136,7 +135,7 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
 
     def labels(self, value: Any) -> _Array:
         """Class numbers as int64, or probabilities as float32."""
-        array = _array(value, "labels", type(self).__name__)
+        array = given_array(type(self).__name__, "labels", value)
         if self.sparse != (array.dtype.kind in "iu"):
             raise ArgumentTypeError(
                 f"The labels are {array.dtype} and 'sparse' is {self.sparse}.",
@@ -223,13 +222,5 @@ class BCEWithLogitsLoss(LossBase):
         return np.asarray(losses if self.weight is None else losses * self.weight)
 
 
-def _array(value: Any, name: str, owner: str) -> _Array:
-    if value is None or isinstance(value, bool | int | float | str):
-        raise ArgumentTypeError(
-            f"'{name}' is {type(value).__name__}.", where=owner, fix="Give a Tensor or an array."
-        )
-    return as_array(value, name)
-
-
 def _float(value: Any, name: str, owner: str) -> _Array:
-    return _array(value, name, owner).astype(np.float32)
+    return given_array(owner, name, value).astype(np.float32)

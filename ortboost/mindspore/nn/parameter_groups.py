@@ -23,7 +23,15 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
-__all__ = ["Group", "check_decay", "check_rate", "rate_at", "read_parameters", "shown_rate"]
+__all__ = [
+    "Group",
+    "check_decay",
+    "check_rate",
+    "listed",
+    "rate_at",
+    "read_parameters",
+    "shown_rate",
+]
 
 _NotNegative: TypeAlias = Annotated[float, Range(0)]
 _GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")
@@ -51,26 +59,35 @@ def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], lis
         ArgumentKeyError: A group lacks ``params`` or has an unknown key.
         ArgumentRuntimeError: A parameter is in two groups.
     """
-    if parameters is None:
-        raise ArgumentValueError(
-            "No parameters were given.", where=owner, fix="Give net.trainable_params()."
-        )
-    if isinstance(parameters, Parameter | Mapping) or not isinstance(parameters, Iterable):
-        raise ArgumentTypeError(
-            f"'params' is {type(parameters).__name__}.",
-            where=owner,
-            fix="Give a list of parameters or of dicts: net.trainable_params().",
-        )
-    items = list(parameters)
-    if not items:
-        raise ArgumentValueError(
-            "The list of parameters is empty.", where=owner, fix="Is everything frozen?"
-        )
+    items = listed(owner, parameters)
     if isinstance(items[0], Mapping):
         return True, *_read_groups(owner, items)
-    _check_parameters(owner, items)
     _check_unique(owner, items, ArgumentValueError)
     return False, [Group(items)], items, False
+
+
+def listed(owner: str, value: Any) -> list[Any]:
+    """A list of parameters or of dicts, not empty.
+
+    Raises:
+        ArgumentValueError: It is empty.
+        ArgumentTypeError: It holds something else.
+    """
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
+    if not items:
+        raise ArgumentValueError(
+            "The list of parameters is empty.", where=owner, fix="Give net.trainable_params()."
+        )
+    if not isinstance(items, list) or not (
+        all(isinstance(item, Parameter) for item in items)
+        or all(isinstance(item, Mapping) for item in items)
+    ):
+        raise ArgumentTypeError(
+            "Neither parameters nor dicts of them were given.",
+            where=owner,
+            fix="Give net.trainable_params(), or [{'params': [...], 'lr': 0.1}, ...].",
+        )
+    return items
 
 
 def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Parameter], bool]:
@@ -78,10 +95,6 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
     order: list[Parameter] | None = None
     for index, item in enumerate(items):
         where = f"{owner}, group {index}"
-        if not isinstance(item, Mapping):
-            raise ArgumentTypeError(
-                f"Group {index} is {type(item).__name__}.", where=where, fix="Give dicts only."
-            )
         for key in item:
             require_known(key, _GROUP_KEYS, f"A group has no key '{key}'.", where, ArgumentKeyError)
         if "order_params" in item:
@@ -127,12 +140,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
 
 def _check_parameters(where: str, items: Sequence[Any]) -> None:
     for item in items:
-        if not isinstance(item, Parameter):
-            raise ArgumentTypeError(
-                f"A {type(item).__name__} is no parameter.",
-                where=where,
-                fix="Give parameters of the network: net.trainable_params().",
-            )
+        check_argument(where, "params", item, Parameter)
 
 
 def _check_unique(owner: str, items: Sequence[Parameter], kind: type[UsageError]) -> None:

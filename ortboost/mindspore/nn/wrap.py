@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ortboost.core.arguments import checked
+from ortboost.core.arguments import check_argument, checked
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -16,7 +16,29 @@ from ortboost.mindspore.nn.loss import LossBase
 __all__ = ["WithEvalCell", "WithLossCell", "network_of"]
 
 
-class WithLossCell(Cell):
+class _WithLoss(Cell):
+    """What the two cells share: a network that cannot be replaced."""
+
+    _network: Network
+
+    @property
+    def backbone_network(self) -> Network:
+        """The network without its loss."""
+        return self._network
+
+    def _split(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        """The data of each input, and the label."""
+        inner = self._network.inputs
+        if len(inputs) != len(inner) + 1:
+            raise ArgumentTypeError(
+                f"{len(inner) + 1} arguments are needed and {len(inputs)} were given.",
+                where=f"{type(self).__name__} call",
+                fix=f"Give {', '.join(spec.name for spec in inner)} and the label.",
+            )
+        return inputs[:-1], inputs[-1]
+
+
+class WithLossCell(_WithLoss):
     """A network and its loss, to be trained.
 
     Args:
@@ -29,15 +51,12 @@ class WithLossCell(Cell):
         Tensor(1.03, dtype=float32)
     """
 
+    in_words: ClassVar[str] = "nn.WithLossCell of one"
+
     @checked
     def __init__(self, backbone: Network, loss_fn: LossBase) -> None:
         super().__init__()
-        self._backbone, self._loss_fn = backbone, loss_fn
-
-    @property
-    def backbone_network(self) -> Network:
-        """The network without its loss."""
-        return self._backbone
+        self._network, self._loss_fn = backbone, loss_fn
 
     @property
     def loss_fn(self) -> LossBase:
@@ -46,12 +65,12 @@ class WithLossCell(Cell):
 
     def construct(self, *inputs: Any) -> Tensor:
         """The loss of a batch, by the inference graph: data of each input, then the label."""
-        data, label = _split(self._backbone, inputs, "WithLossCell")
-        result: Tensor = self._loss_fn(_prediction(self._backbone(*data)), label)
+        data, label = self._split(inputs)
+        result: Tensor = self._loss_fn(_prediction(self._network(*data)), label)
         return result
 
 
-class WithEvalCell(Cell):
+class WithEvalCell(_WithLoss):
     """Loss, outputs and labels of a batch, for metrics.
 
     Args:
@@ -71,18 +90,13 @@ class WithEvalCell(Cell):
         self._network, self._loss_fn, self.add_cast_fp32 = network, loss_fn, add_cast_fp32
 
     @property
-    def backbone_network(self) -> Network:
-        """The network without its loss."""
-        return self._network
-
-    @property
     def loss_fn(self) -> LossBase | None:
         """The loss."""
         return self._loss_fn
 
     def construct(self, *inputs: Any) -> tuple[Any, ...]:
         """Data of each input, then the label; answers ``(loss, outputs, labels)``."""
-        data, label = _split(self._network, inputs, "WithEvalCell")
+        data, label = self._split(inputs)
         outputs = self._network(*data)
         if self.add_cast_fp32:
             outputs = (
@@ -105,24 +119,9 @@ def network_of(owner: str, value: Any) -> Network:
     """
     if isinstance(value, WithLossCell):
         return value.backbone_network
-    if isinstance(value, Network):
-        return value
-    raise ArgumentTypeError(
-        f"'network' is {type(value).__name__}.",
-        where=owner,
-        fix="Give a network loaded with ortboost.load(path), or nn.WithLossCell of one.",
-    )
-
-
-def _split(network: Network, inputs: tuple[Any, ...], owner: str) -> tuple[tuple[Any, ...], Any]:
-    wanted = len(network.inputs) + 1
-    if len(inputs) != wanted:
-        raise ArgumentTypeError(
-            f"{wanted} arguments are needed and {len(inputs)} were given.",
-            where=f"{owner} call",
-            fix=f"Give {', '.join(spec.name for spec in network.inputs)} and the label.",
-        )
-    return inputs[:-1], inputs[-1]
+    check_argument(owner, "network", value, Network | WithLossCell)
+    network: Network = value
+    return network
 
 
 def _prediction(outputs: Any) -> Any:

@@ -297,9 +297,7 @@ class Model:
         return self._evaluate(batches, as_callbacks(callbacks))
 
     def _evaluate(self, batches: Batches, listeners: list[Callback]) -> dict[str, float]:
-        network = self._eval_network
-        if network is None:
-            raise ArgumentValueError("There is nothing to validate.", where="Model.eval", fix="")
+        network: Any = self._eval_network  # where there are metrics, there is one
         for metric in self._metrics.values():
             metric.clear()
         args = CallbackParam(
