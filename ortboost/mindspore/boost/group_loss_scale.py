@@ -145,10 +145,10 @@ class GroupLossScaleManager(GroupedScaleCell):
 
     # ---- for training cells -------------------------------------------------------------------
 
-    def law(
+    def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """The law for a network and the parameters that are trained.
+        """The policy for a network and the parameters that are trained.
 
         Args:
             owner: Name of the training cell, for errors.
@@ -167,7 +167,7 @@ class GroupLossScaleManager(GroupedScaleCell):
             groups = exact_groups(owner, groups, [parameter.name for parameter in parameters])
         start = self._loss_scale
         with as_argument_error(owner):
-            law = GroupedScaleConfig(
+            policy = GroupedScaleConfig(
                 init=tuple(start) if isinstance(start, list) else start,
                 groups=groups,
                 min_scale=self.min_scale,
@@ -175,8 +175,8 @@ class GroupLossScaleManager(GroupedScaleCell):
                 marks=tuple(mark for mark in self._marks if mark[0] not in inputs),
             )
         self._followed = False  # from now on it is the manager of this training cell
-        self.set_loss_scale_status(law.number, law.starts().tolist())
-        return law
+        self.set_loss_scale_status(policy.number, policy.starts().tolist())
+        return policy
 
     def follow(self, state: LiveState) -> None:
         """Show and move the scales of a training cell from now on."""

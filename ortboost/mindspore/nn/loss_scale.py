@@ -1,7 +1,7 @@
 """The loss-scale update cells.
 
-They say how the scale moves; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell` builds that law into
-its graph. Called directly, they move a scale on the host by the same law, see
+They say how the scale moves; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell` builds that policy into
+its graph. Called directly, they move a scale on the host by the same policy, see
 :mod:`ortboost.core.loss_scale`.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class LossScaleUpdateCell(Cell):
-    """Base of the two: a law for the scale.
+    """Base of the two: a policy for the scale.
 
     Args:
         config: The policy.
@@ -79,10 +79,10 @@ class LossScaleUpdateCell(Cell):
 class GroupedScaleCell(Cell):
     """Base of what gives each group of layers a scale: :class:`ortboost.mindspore.boost.GroupLossScaleManager`."""
 
-    def law(
+    def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """The law for a network and the parameters that are trained.
+        """The policy for a network and the parameters that are trained.
 
         Args:
             owner: Name of the training cell, for errors.
@@ -99,7 +99,7 @@ class GroupedScaleCell(Cell):
 class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
     """A scale that shrinks on overflow and grows after a window of good steps.
 
-    The law is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
+    The policy is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
 
     Args:
         loss_scale_value: The scale at the start, above 0.
