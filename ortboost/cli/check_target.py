@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
-
+from ortboost.cli.command import option
 from ortboost.cli.console import Output
 from ortboost.cli.options import Map
 
@@ -22,22 +21,16 @@ _MANY: Final = 4
 class TargetOptions:
     """The options of ``check`` that are about a target."""
 
-    target: Annotated[
-        str,
-        typer.Option("--for", help="train (default), onnxruntime, tensorrt or tensorrt=VERSION."),
-    ] = "train"
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="INPUT:DIMS", help="TensorRT profile: x:1,8,32x3x224x224."),
-    ] = None
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Mend what keeps the answers, compare, write --out.")
-    ] = False
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None
-    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None
+    target: str = option(
+        "train (default), onnxruntime, tensorrt or tensorrt=VERSION.", "--for", default="train"
+    )
+    shape: list[str] | None = option("TensorRT profile: x:1,8,32x3x224x224.", metavar="INPUT:DIMS")
+    fix: bool = option("Mend what keeps the answers, compare, write --out.", "--fix", default=False)
+    out: Path | None = option("File to write.", "--out", "-o")
+    verify: Path | None = option("Data to compare on.")
     mapping: Map = None
-    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 1e-3
-    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 1e-4
+    rtol: float = option("Relative tolerance.", default=1e-3, min=0)
+    atol: float = option("Absolute tolerance.", default=1e-4, min=0)
 
     def refuse_without_target(self) -> None:
         """Options of a target say nothing about training.

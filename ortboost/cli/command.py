@@ -21,10 +21,30 @@ from typing import Annotated, Any, Final
 
 import typer
 
-__all__ = ["Verb", "verb"]
+__all__ = ["Verb", "option", "verb"]
 
 _CONFIG, _PRINT = "config", "print_config"
 _HELP: Final = "TOML file with options by their names; options given here win."
+
+
+def option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """A field of an option group, or the default of a parameter of a verb.
+
+    Args:
+        help: What the option means.
+        names: As it is written, if not by the name of the field.
+        default: Its value where it is not given.
+        settings: Further arguments of :func:`typer.Option`.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Reading:
+        ...     batch_size: int = option("Samples in a batch.", default=64, min=1)
+        >>> Reading().batch_size
+        64
+    """
+    made = typer.Option(*names, help=help, **settings)
+    return dataclasses.field(default=default, metadata={"option": made})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +91,11 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
     own = [item.name for item in taken if item.name not in groups and item.name != _CONFIG]
     fields = {name: _parameters(group) for name, group in groups.items()}
     flat = [
-        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        parameter
         for item in taken
         if item.name != _CONFIG
-        for option in fields.get(item.name, [item.replace(annotation=hints[item.name])])
+        for parameter in fields.get(item.name)
+        or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
 
     def command(ctx: typer.Context, **given: Any) -> Any:
@@ -99,17 +120,17 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
 def _parameters(group: Any) -> list[inspect.Parameter]:
     """The options of a group."""
     hints = typing.get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=hints[item.name],
-            default=inspect.Parameter.empty
-            if item.default is dataclasses.MISSING
-            else item.default,
-        )
-        for item in dataclasses.fields(group)
-    ]
+    return [_parameter(item.name, hints[item.name], item) for item in dataclasses.fields(group)]
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """An argument or an option for typer; a default may be a field made by :func:`option`."""
+    if isinstance(default, dataclasses.Field):
+        if "option" in default.metadata:
+            hint = Annotated[hint, default.metadata["option"]]
+        missing = default.default is dataclasses.MISSING
+        default = inspect.Parameter.empty if missing else default.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
 
 
 def _added(also: str) -> list[inspect.Parameter]:

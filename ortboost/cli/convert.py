@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, shape_text
 from ortboost.cli.options import Console, InputOptions
 from ortboost.cli.program_options import (
@@ -61,15 +61,11 @@ def convert(
     trained: Trained,
     network: TrainedOptions,
     boosts: BoostOptions,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a program that is there.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Do it all, say what came of it, write nothing.")
-    ] = False,
+    overwrite: bool = option("Replace a program that is there.", "--overwrite", default=False),
+    explain: bool = option("Say what every rewrite did, and why not.", "--explain", default=False),
+    dry_run: bool = option(
+        "Do it all, say what came of it, write nothing.", "--dry-run", default=False
+    ),
     *,
     console: Console,
     config: Path | None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes, shape_text
 from ortboost.cli.options import Console
 from ortboost.cli.pair import show_pair
@@ -32,28 +32,19 @@ def inspect(
     other: Annotated[
         Path | None, typer.Argument(help="A second one: show what differs, before and after.")
     ] = None,
-    params: Annotated[
-        bool, typer.Option("--params", help="What each weight is taken for, and why.")
-    ] = False,
-    parameters: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Of a model: a list of its parameters, as of convert."),
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="The nodes, with shapes.")] = False,
-    state: Annotated[
-        bool, typer.Option("--state", help="The state catalogue of a program.")
-    ] = False,
-    precision: Annotated[
-        bool,
-        typer.Option("--precision", help="In which number format each node computes, and why."),
-    ] = False,
-    reports: Annotated[bool, typer.Option("--reports", help="What the rewrites did.")] = False,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="INPUT:8x3x32x32", help="Of two: the shape that the work is counted for."
-        ),
-    ] = None,
+    params: bool = option("What each weight is taken for, and why.", "--params", default=False),
+    parameters: Path | None = option(
+        "Of a model: a list of its parameters, as of convert.", metavar="FILE"
+    ),
+    layers: bool = option("The nodes, with shapes.", "--layers", default=False),
+    state: bool = option("The state catalogue of a program.", "--state", default=False),
+    precision: bool = option(
+        "In which number format each node computes, and why.", "--precision", default=False
+    ),
+    reports: bool = option("What the rewrites did.", "--reports", default=False),
+    shape: list[str] | None = option(
+        "Of two: the shape that the work is counted for.", metavar="INPUT:8x3x32x32"
+    ),
     *,
     console: Console,
 ) -> None:

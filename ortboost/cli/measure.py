@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import human_bytes
 from ortboost.cli.options import Console, Device, InputOptions, Map, Split
 
@@ -30,33 +30,20 @@ Files take turns, each in a process of its own. Compare ratios, not figures of d
 )
 def bench(
     files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Data to run on; made-up inputs if not given.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="INPUT:8x3x32x32",
-            help="Shape of an input (repeatable); N in it is the batch size.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        list[int] | None, typer.Option(min=1, help="Samples a run (repeatable).")
-    ] = None,
-    threads: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Threads within an operator (repeatable); the runtime's choice."),
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs before the first that counts.")] = 10,
-    iters: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each file that count; overrules --seconds.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for each file, about.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that each file gets.")] = 10,
-    loads: Annotated[
-        int, typer.Option(min=1, help="Processes that open each file, for the load time.")
-    ] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of made-up inputs.")] = 0,
+    data: Path | None = option("Data to run on; made-up inputs if not given."),
+    shape: list[str] | None = option(
+        "Shape of an input (repeatable); N in it is the batch size.", metavar="INPUT:8x3x32x32"
+    ),
+    batch_size: list[int] | None = option("Samples a run (repeatable).", min=1),
+    threads: list[int] | None = option(
+        "Threads within an operator (repeatable); the runtime's choice.", min=1
+    ),
+    warmup: int = option("Runs before the first that counts.", default=10, min=0),
+    iters: int | None = option("Runs of each file that count; overrules --seconds.", min=1),
+    seconds: float = option("Time for each file, about.", default=2.0),
+    rounds: int = option("Turns that each file gets.", default=10, min=1),
+    loads: int = option("Processes that open each file, for the load time.", default=3, min=1),
+    seed: int = option("Seed of made-up inputs.", default=0, min=0),
     *,
     mapping: Map = None,
     inputs: InputOptions,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ortboost.cli.command import option
 from ortboost.cli.console import Output
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ Checkpoint = Annotated[
 class Console:
     """How a verb prints."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for tracebacks.")
-    ] = 0
+    json: bool = option("Print one JSON object on stdout.", "--json", default=False)
+    quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
+    verbose: int = option(
+        "Log more; twice for tracebacks.", "--verbose", "-v", default=0, count=True
+    )
 
     def printer(self) -> Output:
         """What prints so."""
@@ -75,7 +76,7 @@ Map = Annotated[
 class DataOptions:
     """How data are read."""
 
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64
+    batch_size: int = option("Samples in a batch.", default=64, min=1)
     mapping: Map = None
 
     def arguments(self) -> dict[str, Any]:
@@ -130,17 +131,10 @@ class InputOptions:
 class Tolerances:
     """How far outputs may differ."""
 
-    rtol: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOL",
-            help="Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.",
-        ),
-    ] = None
-    atol: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOL", help="Absolute tolerance, in the same way."),
-    ] = None
+    rtol: list[str] | None = option(
+        "Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.", metavar="TOL"
+    )
+    atol: list[str] | None = option("Absolute tolerance, in the same way.", metavar="TOL")
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a verb's function."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Console
 
@@ -30,21 +30,14 @@ Examples:
 )
 def plot(
     source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="graph.svg or graph.dot; of a trained program curves.png."
-        ),
-    ] = None,
-    before: Annotated[
-        Path | None, typer.Option(help="Mark what differs from this model or program.")
-    ] = None,
-    graph: Annotated[str, typer.Option(help="Graph of a program folder: eval, step, ...")] = "eval",
-    around: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Draw only what is near this node.")
-    ] = None,
-    hops: Annotated[int, typer.Option(min=0, help="How near, in arrows.")] = 3,
-    max_nodes: Annotated[int, typer.Option(min=1, help="Refuse to draw more nodes.")] = 300,
+    out: Path | None = option(
+        "graph.svg or graph.dot; of a trained program curves.png.", "--out", "-o"
+    ),
+    before: Path | None = option("Mark what differs from this model or program."),
+    graph: str = option("Graph of a program folder: eval, step, ...", default="eval"),
+    around: str | None = option("Draw only what is near this node.", metavar="NODE"),
+    hops: int = option("How near, in arrows.", default=3, min=0),
+    max_nodes: int = option("Refuse to draw more nodes.", default=300, min=1),
     *,
     console: Console,
 ) -> None:
