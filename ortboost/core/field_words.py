@@ -10,6 +10,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
+
 from ortboost.core.errors import ConfigError, nearest
 
 __all__ = [
@@ -34,6 +36,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     float: "a number",
     str: "a text",
     os.PathLike: "a path",
+    np.ndarray: "an array",
     types.NoneType: "None",
 }
 
@@ -157,7 +160,8 @@ def said(hint: Any) -> str:
     if hint in FAMILIES:
         return FAMILIES[hint][0]
     if origin in UNIONS:
-        return " or ".join(dict.fromkeys(said(one) for one in inner))
+        words = list(dict.fromkeys(said(one) for one in inner))
+        return (", or " if any(" or " in one for one in words) else " or ").join(words)
     if origin is Annotated:
         words = next((mark.text for mark in inner[1:] if isinstance(mark, Range)), said(inner[0]))
         return words.replace("a number", "a float") if OnlyFloat in inner else words
@@ -176,8 +180,12 @@ def said(hint: Any) -> str:
 
 
 def _plural(words: str) -> str:
-    bare = words.removeprefix("a ").removeprefix("an ")
-    return f"lists{bare[4:]}" if bare.startswith("list ") else f"{bare}s"
+    if words[0].isdigit():
+        return f"numbers, {words} each"
+    noun, _, rest = words.removeprefix("a ").removeprefix("an ").partition(" ")
+    if noun in ("list", "number", "float") and rest:
+        return f"{noun}s {rest}"
+    return f"{noun} {rest}".strip() + "s"
 
 
 def _number(value: float) -> str:
