@@ -160,8 +160,8 @@ def said(hint: Any) -> str:
     if hint in FAMILIES:
         return FAMILIES[hint][0]
     if origin in UNIONS:
-        words = list(dict.fromkeys(said(one) for one in inner))
-        return (", or " if any(" or " in one for one in words) else " or ").join(words)
+        members = list(dict.fromkeys(said(one) for one in inner))
+        return (", or " if any(" or " in one for one in members) else " or ").join(members)
     if origin is Annotated:
         words = next((mark.text for mark in inner[1:] if isinstance(mark, Range)), said(inner[0]))
         return words.replace("a number", "a float") if OnlyFloat in inner else words

@@ -68,8 +68,8 @@ def test_help_shows_examples(verb, capsys):
 
 def test_the_help_of_convert_names_every_optimizer_and_loss(capsys):
     assert main(["convert", "--help"]) == 0
-    words = set(capsys.readouterr().out.replace(",", " ").replace(":", " ").split())
-    assert {*OPTIMIZERS, *LOSSES} <= words
+    text = "".join(capsys.readouterr().out.split())  # lines break in the middle of names
+    assert [name for name in (*OPTIMIZERS, *LOSSES) if name not in text] == []
 
 
 def test_version_and_bare_command(capsys):
