@@ -10,6 +10,7 @@ import typer
 
 from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
 from ortboost.cli.command import verb
+from ortboost.cli.console import in_the_way
 from ortboost.cli.options import Console, InputOptions, given
 from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
 
@@ -68,10 +69,8 @@ def check(
         printer.line(f"note: {note}")
     if report.blockers or report.rewrites or report.notes:
         printer.line()
-    count = len(report.blockers)
-    if count:
-        things = "thing stands" if count == 1 else "things stand"
-        printer.line(f"{count} {things} in the way of training.")
+    if report.blockers:
+        printer.line(in_the_way(len(report.blockers), "training"))
         raise typer.Exit(4)
     options = given(loss=settled.loss.name) + said.replace(given(loss=loss.loss), "", 1)
     printer.line(

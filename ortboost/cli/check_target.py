@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any, Final
 
 from ortboost.cli.command import option
-from ortboost.cli.console import Output
+from ortboost.cli.console import Output, in_the_way
 from ortboost.cli.options import Map
 
 __all__ = ["TargetOptions", "refuse_training_options", "run_check"]
@@ -138,8 +138,7 @@ def _table(printer: Output, report: Any) -> None:
 
 def _verdict(report: Any) -> str:
     if report.errors:
-        things = "thing stands" if report.errors == 1 else "things stand"
-        return f"{report.errors} {things} in the way of {report.target}."
+        return in_the_way(report.errors, report.target)
     return f"Nothing stands in the way of {report.target}" + (
         f", by {report.source}." if report.source else "."
     )

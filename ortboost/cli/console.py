@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Output", "human_bytes", "shape_text"]
+__all__ = ["Output", "human_bytes", "in_the_way", "shape_text"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,16 @@ class Output:
             console.print(table)
         for text in capture.get().rstrip("\n").splitlines():
             print(text.rstrip())
+
+
+def in_the_way(count: int, what: str) -> str:
+    """How many things stand in the way of something.
+
+    Example:
+        >>> in_the_way(1, "training")
+        '1 thing stands in the way of training.'
+    """
+    return f"{count} {'thing stands' if count == 1 else 'things stand'} in the way of {what}."
 
 
 def human_bytes(count: int) -> str:

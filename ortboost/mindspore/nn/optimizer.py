@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import glob
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from ortboost.core.arguments import checked
@@ -176,22 +176,20 @@ class Optimizer(Cell):
         """The rate of the next update; with groups one for each parameter, in their order."""
         rates = self.rates()
         own = rates[names.LEARNING_RATE]
-        if not self.is_group:
-            return own
-        by_name = {
-            p.name: rates.get(names.learning_rate_name(f"group{index}"), own)
-            for index, group in enumerate(self._groups)
-            for p in group.params
-        }
-        return tuple(by_name[p.name] for p in self.parameters)
+        keys = [names.learning_rate_name(f"group{index}") for index in range(len(self._groups))]
+        return self._each(own, [rates.get(key) for key in keys])
 
     def get_weight_decay(self) -> float | tuple[float, ...]:
         """The weight decay; with groups one for each parameter, in their order."""
+        return self._each(self.weight_decay, [group.weight_decay for group in self._groups])
+
+    def _each(self, own: float, values: Sequence[float | None]) -> float | tuple[float, ...]:
+        """The optimizer's own value, or that of each parameter by the values of the groups."""
         if not self.is_group:
-            return self.weight_decay
+            return own
         by_name = {
-            p.name: self.weight_decay if group.weight_decay is None else group.weight_decay
-            for group in self._groups
+            p.name: own if value is None else value
+            for group, value in zip(self._groups, values, strict=True)
             for p in group.params
         }
         return tuple(by_name[p.name] for p in self.parameters)
