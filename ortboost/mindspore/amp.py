@@ -58,12 +58,11 @@ class LossScaleManager:
         raise NotImplementedError
 
     def update_loss_scale(self, overflow: Any) -> None:
-        """Move the scale after a step."""
-        raise NotImplementedError
+        """Move the scale after a step; by default it stays."""
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether an overflow skips the update."""
-        raise NotImplementedError
+        """Whether an overflow skips the update; by default it does."""
+        return True
 
     def get_update_cell(self) -> LossScaleUpdateCell | None:
         """The update cell for a training step; ``None`` for a step without a finite check."""
@@ -91,9 +90,6 @@ class FixedLossScaleManager(LossScaleManager):
     def get_loss_scale(self) -> float:
         """The scale."""
         return self._loss_scale
-
-    def update_loss_scale(self, overflow: Any) -> None:
-        """Nothing: the scale stays."""
 
     def get_drop_overflow_update(self) -> bool:
         """Whether an overflow skips the update."""
@@ -151,10 +147,6 @@ class DynamicLossScaleManager(LossScaleManager):
             )
         except DivergedError as error:
             raise ArgumentRuntimeError(error.what, where=error.where, fix=error.fix) from error
-
-    def get_drop_overflow_update(self) -> bool:
-        """Always True."""
-        return True
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
         """An update cell that starts at the present scale."""

@@ -77,12 +77,7 @@ class _Boosts:
         Raises:
             ArgumentValueError: Nothing is frozen.
         """
-        if not self.freeze:
-            raise ArgumentValueError(
-                "The optimizer freezes nothing.",
-                where=f"{type(self).__name__}.gradient_freeze_process",
-                fix="Make the cell with a FreezeOpt.",
-            )
+        self._require(self.freeze, "freezes", "gradient_freeze_process", "FreezeOpt")
         return self.construct(*inputs)
 
     def gradient_accumulation_process(self, *inputs: Any) -> Any:
@@ -96,12 +91,8 @@ class _Boosts:
         Raises:
             ArgumentValueError: Nothing is accumulated.
         """
-        if not self.use_grad_accumulation:
-            raise ArgumentValueError(
-                "The optimizer accumulates nothing.",
-                where=f"{type(self).__name__}.gradient_accumulation_process",
-                fix="Make the cell with a GradientAccumulation.",
-            )
+        on, method = self.use_grad_accumulation, "gradient_accumulation_process"
+        self._require(on, "accumulates", method, "GradientAccumulation")
         return self.construct(*inputs)
 
     def adasum_process(self, *args: Any) -> NoReturn:
@@ -130,6 +121,14 @@ class _Boosts:
             ArgumentRuntimeError: The list of learning rates has ended.
         """
         return self._steps.flush()
+
+    def _require(self, on: bool, verb: str, method: str, kind: str) -> None:
+        if not on:
+            raise ArgumentValueError(
+                f"The optimizer {verb} nothing.",
+                where=f"{type(self).__name__}.{method}",
+                fix=f"Make the cell with a {kind}.",
+            )
 
     def _missing(self, boost: str, method: str) -> NoReturn:
         raise NotInThisVersionError(
