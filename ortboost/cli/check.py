@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
+from ortboost.cli.check_target import TargetOptions, run_check
 from ortboost.cli.command import verb
 from ortboost.cli.console import in_the_way
-from ortboost.cli.options import Console, InputOptions, given
+from ortboost.cli.options import Console, InputOptions, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
 
 __all__ = ["check"]
@@ -50,7 +50,7 @@ def check(
         batch_axis=inputs.batch_axis,
     )
     if target.target != "train":
-        refuse_training_options(target.target, said)
+        refuse(dict.fromkeys(said.split()[:1], True), "about training", f"--for {target.target}")
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
     changes = {} if engine is None else {"engine": engine}

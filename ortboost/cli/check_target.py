@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ortboost.cli.command import option
 from ortboost.cli.console import Output, in_the_way
-from ortboost.cli.options import Map
+from ortboost.cli.options import Map, refuse
 
-__all__ = ["TargetOptions", "refuse_training_options", "run_check"]
+__all__ = ["TargetOptions", "run_check"]
 
 _MANY: Final = 4
 """So many findings of one kind have a row each."""
@@ -33,39 +33,10 @@ class TargetOptions:
     atol: float = option("Absolute tolerance.", default=1e-4, min=0)
 
     def refuse_without_target(self) -> None:
-        """Options of a target say nothing about training.
-
-        Raises:
-            UsageError: One was given.
-        """
-        from ortboost.core.errors import UsageError
-
-        given = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
-        given |= {"--verify": self.verify, "--map": self.mapping}
-        wrong = [name for name, value in given.items() if value]
-        if wrong:
-            raise UsageError(
-                f"{wrong[0]} is about a target.", where="check", fix="Add --for tensorrt=11."
-            )
-
-
-def refuse_training_options(target: str, said: str) -> None:
-    """Options about training say nothing about a target.
-
-    Args:
-        target: The target.
-        said: The options about training that were given, as text.
-
-    Raises:
-        UsageError: There is one.
-    """
-    from ortboost.core.errors import UsageError
-
-    if said:
-        first = said.split()[0]
-        raise UsageError(
-            f"{first} is about training.", where=f"--for {target}", fix=f"Leave {first} out."
-        )
+        """Options of a target say nothing about training."""
+        options = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
+        options |= {"--verify": self.verify, "--map": self.mapping}
+        refuse(options, "about a target", "check", "Add --for tensorrt=11.")
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:

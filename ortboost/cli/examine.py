@@ -9,7 +9,7 @@ import typer
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes, shape_text
-from ortboost.cli.options import Console
+from ortboost.cli.options import Console, refuse
 from ortboost.cli.pair import show_pair
 
 __all__ = ["doctor", "inspect"]
@@ -57,10 +57,10 @@ def inspect(
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
-        _refuse({**single, "--precision": precision}, "one file")
+        refuse({**single, "--precision": precision}, "for one file", "inspect")
         show_pair(printer, file, other, shape or [], names=params)
         return
-    _refuse({"--shape": bool(shape)}, "two files")
+    refuse({"--shape": shape}, "for two files", "inspect")
     data = describe(file, parameters=read_parameters(parameters) if parameters else None).to_dict()
     printer.result(data)
     if data["kind"] == "program":
@@ -158,13 +158,6 @@ def _work(data: dict[str, Any]) -> str:
     missing = len(data["macs_uncounted"])
     note = f"; {missing} nodes could not be counted" if missing else ""
     return f"{data['macs']:,} multiply-accumulates for {shapes or 'no inputs'}{note}"
-
-
-def _refuse(given: dict[str, bool], what: str) -> None:
-    from ortboost.core.errors import UsageError
-
-    for name in (name for name, wanted in given.items() if wanted):
-        raise UsageError(f"{name} is for {what}.", where="inspect", fix=f"Leave {name} out.")
 
 
 def _program(printer: Output, data: dict[str, Any]) -> None:

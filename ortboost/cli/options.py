@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -31,6 +32,7 @@ __all__ = [
     "Threads",
     "Tolerances",
     "given",
+    "refuse",
 ]
 
 _DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
@@ -143,6 +145,24 @@ class Tolerances:
         relative, relatives = parse_tolerances(self.rtol or [], "--rtol")
         absolute, absolutes = parse_tolerances(self.atol or [], "--atol")
         return {"rtol": relative, "atol": absolute, "rtols": relatives, "atols": absolutes}
+
+
+def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> None:
+    """Refuse options that say nothing here.
+
+    Args:
+        options: Option to its value; those without one were not given.
+        what: What they are for.
+        where: Where they were given.
+        fix: How to mend it, if not by leaving them out.
+
+    Raises:
+        UsageError: One was given.
+    """
+    from ortboost.core.errors import UsageError
+
+    for name in (name for name, value in options.items() if value):
+        raise UsageError(f"{name} is {what}.", where=where, fix=fix or f"Leave {name} out.")
 
 
 def given(**options: Any) -> str:
