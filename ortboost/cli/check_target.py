@@ -10,6 +10,7 @@ from typing import Any, Final
 from ortboost.cli.command import option
 from ortboost.cli.console import Output, in_the_way
 from ortboost.cli.options import Map, refuse
+from ortboost.core.errors import UsageError
 
 __all__ = ["TargetOptions", "run_check"]
 
@@ -43,7 +44,6 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
     """Check, mend if asked, print; returns the exit status."""
     from ortboost.api import check_target as targets
     from ortboost.cli.parse import parse_mapping
-    from ortboost.core.errors import UsageError
 
     if options.fix != (options.out is not None):
         raise UsageError(

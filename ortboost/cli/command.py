@@ -21,6 +21,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ortboost.core.errors import ConfigError, FileError, require_known
+
 __all__ = ["Verb", "option", "verb"]
 
 _CONFIG, _PRINT = "config", "print_config"
@@ -156,8 +158,6 @@ def _added(also: str) -> list[inspect.Parameter]:
 
 def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
     """The values of a file by parameter."""
-    from ortboost.core.errors import ConfigError, require_known
-
     known = {_key(item): item for item in ctx.command.params if item.name != _PRINT}
     values: dict[str, Any] = {}
     for key, value in _toml(path).items():
@@ -175,8 +175,6 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    from ortboost.core.errors import FileError
-
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortboost.cli.command import option
+from ortboost.core.errors import UsageError
 
 __all__ = ["EngineOptions", "build"]
 
@@ -34,7 +35,6 @@ class EngineOptions:
                 of the form.
         """
         from ortboost.api import check_target as targets
-        from ortboost.core.errors import UsageError
 
         if self.build_engine and not target.startswith(("tensorrt", "trt")):
             raise UsageError(

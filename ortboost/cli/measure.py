@@ -10,6 +10,7 @@ import typer
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import human_bytes
 from ortboost.cli.options import Console, Device, InputOptions, Map, Split
+from ortboost.core.errors import UsageError
 
 __all__ = ["bench"]
 
@@ -55,7 +56,6 @@ def bench(
     from ortboost.api import bench as measure
     from ortboost.api.bench_models import bench_to_dict
     from ortboost.cli.parse import parse_mapping
-    from ortboost.core.errors import UsageError
     from ortboost.deploy.bench_feeds import parse_shape
     from ortboost.deploy.bench_results import BenchConfig
 

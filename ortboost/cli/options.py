@@ -12,6 +12,7 @@ import typer
 
 from ortboost.cli.command import option
 from ortboost.cli.console import Output
+from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ortboost.graph.input_config import InputConfig
@@ -159,8 +160,6 @@ def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> 
     Raises:
         UsageError: One was given.
     """
-    from ortboost.core.errors import UsageError
-
     for name in (name for name, value in options.items() if value):
         raise UsageError(f"{name} is {what}.", where=where, fix=fix or f"Leave {name} out.")
 

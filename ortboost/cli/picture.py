@@ -11,6 +11,7 @@ import typer
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Console
+from ortboost.core.errors import FileError, UsageError
 
 __all__ = ["plot"]
 
@@ -46,7 +47,6 @@ def plot(
     if source.is_dir() and (out is None or out.suffix.lower() == ".png"):
         _curves(printer, source, out)
         return
-    from ortboost.core.errors import UsageError
     from ortboost.drawing import draw, write
 
     if out is None:
@@ -69,7 +69,6 @@ def plot(
 
 def _curves(printer: Output, run: Path, out: Path | None) -> None:
     from ortboost.api.run_folder import LOG, PLOT
-    from ortboost.core.errors import FileError
     from ortboost.training.plot import plot_log
 
     if not (run / LOG).is_file():

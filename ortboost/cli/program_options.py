@@ -13,6 +13,7 @@ import typer
 
 from ortboost.cli.command import option
 from ortboost.cli.options import InputOptions
+from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ortboost.boosts.base import Boost
@@ -243,7 +244,6 @@ class BoostOptions:
 def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:
     """The level, if one is given, and the boosts."""
     from ortboost.cli.parse import parse_boost
-    from ortboost.core.errors import UsageError
 
     levels = [text for text in texts if re.fullmatch(r"[oO]\d*", text)]
     if len(levels) > 1:

@@ -1,4 +1,4 @@
-"""Checks of arguments for the faces that MindSpore users know.
+"""Kinds of arguments and their errors, under MindSpore's names.
 
 MindSpore documents TypeError, ValueError, KeyError and RuntimeError; ortboost's errors say what,
 where and how to mend it. The errors here are both, so ported ``except ValueError`` keeps working.
@@ -51,7 +51,7 @@ class ArgumentKeyError(UsageError, KeyError):
 
 
 class ArgumentRuntimeError(UsageError, RuntimeError):
-    """Something went wrong in the course of a run."""
+    """Something went wrong during a run."""
 
 
 class NotInThisVersionError(UsageError, NotImplementedError):
@@ -60,7 +60,7 @@ class NotInThisVersionError(UsageError, NotImplementedError):
 
 @contextlib.contextmanager
 def as_argument_error(owner: str) -> Iterator[None]:
-    """What a configuration refuses is, on a face, an argument that makes no sense.
+    """Raise what a configuration refuses as an argument that makes no sense.
 
     Raises:
         ArgumentValueError: In place of a :class:`ortboost.core.errors.ConfigError`.
