@@ -200,9 +200,9 @@ class Patience:
 
     Args:
         goal: What counts as better.
-        patience: Looks without improvement to endure.
+        patience: Values in a row without improvement before the run is stopped.
         best: The best value so far; None before the first, or what has to be beaten.
-        waited: Looks since then.
+        waited: Values since then.
 
     Example:
         >>> patience = Patience(Goal("val_loss"), 2)
@@ -275,7 +275,7 @@ class EarlyStopping(_Monitoring):
 
     Args:
         goal: What counts as better.
-        patience: Looks (validations, or epochs for ``train_...``) without improvement to endure.
+        patience: Validations (epochs for ``train_...``) without improvement before it stops.
         baseline: What the first value has to beat, if anything.
 
     Raises:
@@ -289,12 +289,12 @@ class EarlyStopping(_Monitoring):
 
     @property
     def patience(self) -> int:
-        """Looks without improvement to endure."""
+        """Values in a row without improvement before it stops."""
         return self._seen.patience
 
     @property
     def waited(self) -> int:
-        """Looks since the best value."""
+        """Values since the best one."""
         return self._seen.waited
 
     def on_train_begin(self, run: RunView) -> None:

@@ -97,7 +97,7 @@ class EarlyStopping(Callback):
         monitor: ``eval_loss`` or a metric of the model (both need a validation in ``Model.fit``),
             or ``loss``, the loss of the last step of the epoch.
         min_delta: Less than this is no improvement, 0 or more.
-        patience: Epochs without improvement that are endured.
+        patience: Epochs without improvement before the run is stopped.
         verbose: Print when it stops.
         mode: ``min``, ``max``, or ``auto``: max if ``acc`` is part of the name.
         baseline: The number must be better than this.
