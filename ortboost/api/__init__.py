@@ -17,32 +17,19 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from ortboost.api.bench_models import bench
-    from ortboost.api.check_model import check
-    from ortboost.api.compare_models import Comparison, compare
-    from ortboost.api.convert_model import convert
-    from ortboost.api.doctor_machine import Finding, doctor
-    from ortboost.api.evaluate_model import evaluate
-    from ortboost.api.export_model import ExportResult, export
-    from ortboost.api.inspect_model import inspect
-    from ortboost.api.run_folder import load_run
-    from ortboost.api.train_program import train
-
-__all__ = [
-    "Comparison",
-    "ExportResult",
-    "Finding",
-    "bench",
-    "check",
-    "compare",
-    "convert",
-    "doctor",
-    "evaluate",
-    "export",
-    "inspect",
-    "load_run",
-    "train",
-]
+    from ortboost.api.bench_models import bench as bench
+    from ortboost.api.check_model import check as check
+    from ortboost.api.compare_models import Comparison as Comparison
+    from ortboost.api.compare_models import compare as compare
+    from ortboost.api.convert_model import convert as convert
+    from ortboost.api.doctor_machine import Finding as Finding
+    from ortboost.api.doctor_machine import doctor as doctor
+    from ortboost.api.evaluate_model import evaluate as evaluate
+    from ortboost.api.export_model import ExportResult as ExportResult
+    from ortboost.api.export_model import export as export
+    from ortboost.api.inspect_model import inspect as inspect
+    from ortboost.api.run_folder import load_run as load_run
+    from ortboost.api.train_program import train as train
 
 _HOMES: Final = {
     "Comparison": "compare_models",
@@ -59,6 +46,7 @@ _HOMES: Final = {
     "load_run": "run_folder",
     "train": "train_program",
 }
+__all__ = list(_HOMES)  # type checkers read the imports above
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortboost.core.errors import FileError, UsageError, nearest
+from ortboost.core.errors import FileError, require_known
 
 __all__ = ["HEADINGS", "Card", "cards", "find_card"]
 
@@ -89,10 +89,7 @@ def find_card(name: str) -> Card:
     """
     known = cards()
     wanted = name.replace("_", "-").lower()
-    if wanted not in known:
-        raise UsageError(
-            f"There is no boost '{name}'.", where="ortboost list", fix=nearest(wanted, known)
-        )
+    require_known(wanted, known, f"There is no boost '{name}'.", "ortboost list")
     return known[wanted]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bisect import InnerDifference, first_difference
@@ -141,14 +141,7 @@ def compare(
             )
         tolerance.check(outputs)
         answers = [challenger.evaluate(batch) for batch in feeds]
-        scores = Accuracies(
-            subject.prediction,
-            subject.labels if data is not None else None,
-            feeds,
-            expected,
-            lengths,
-            subject.rule,
-        )
+        scores = subject.accuracies(data, feeds, expected, lengths)
         for number, answer in enumerate(answers):
             scores.add(number, answer)
         parity = compare_outputs(expected, answers, outputs, tolerance=tolerance)

@@ -51,22 +51,9 @@ def doctor() -> list[Finding]:
         'ortboost'
     """
     findings = [Finding("ortboost", "ok", __version__), _python()]
-    for package in _PACKAGES:
-        version = _version(package)
-        findings.append(
-            Finding(package, "ok", version)
-            if version
-            else Finding(package, "fail", "not installed", f"pip install {package}")
-        )
+    findings += [_package(name, "fail", f"pip install {name}") for name in _PACKAGES]
     findings += [_runtime(), *_engines(), *_devices(), *_formats(), _gpu()]
-    for package, use in _OPTIONAL.items():
-        version = _version(package)
-        findings.append(
-            Finding(package, "ok", version)
-            if version
-            else Finding(package, "note", "not installed", use)
-        )
-    return findings
+    return [*findings, *(_package(name, "note", use) for name, use in _OPTIONAL.items())]
 
 
 def _python() -> Finding:
@@ -190,8 +177,9 @@ def _gpu() -> Finding:
     return Finding("nvidia gpu", "ok", "; ".join(answer.stdout.strip().splitlines()))
 
 
-def _version(package: str) -> str:
+def _package(name: str, status: Literal["note", "fail"], fix: str) -> Finding:
+    """Whether a package is installed; what it is if not, and how to mend it."""
     try:
-        return importlib.metadata.version(package)
+        return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return Finding(name, status, "not installed", fix)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
+from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.export import Exported, write_verified
@@ -196,14 +196,7 @@ def export(
         exported = subject.export(
             optimize=optimize, opset=opset, target=wanted, precise=precise, slim=slim
         )
-        scores = Accuracies(
-            subject.prediction,
-            None if verify is None else subject.labels,
-            feeds,
-            expected,
-            lengths,
-            subject.rule,
-        )
+        scores = subject.accuracies(verify, feeds, expected, lengths)
 
         def judge(parity: Parity) -> Parity:
             """The accuracy decides about the output that it is measured on."""

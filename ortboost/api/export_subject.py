@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.api.run_folder import load_run
-from ortboost.core.errors import OrtBoostError, ParityError, UsageError, nearest
+from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
 from ortboost.deploy.evaluation import reference_path
 from ortboost.deploy.export import Exported, export_model, export_network
 from ortboost.deploy.fixed_inputs import fix_specs
@@ -110,6 +110,17 @@ class Subject:
             sized = dataclasses.replace(spec, shape=tuple(shape))
             feeds |= made_up_feeds([sized], ranges=ranges, seed=self.seed)
         return feeds
+
+    def accuracies(
+        self,
+        data: Any,
+        feeds: Sequence[Feeds],
+        expected: Sequence[Feeds],
+        lengths: Sequence[int | None],
+    ) -> Accuracies:
+        """What collects the accuracy before and after; made-up inputs have no labels."""
+        labels = None if data is None else self.labels
+        return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule)
 
     def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
         """The largest magnitude of every inner tensor, see :func:`measure_ranges`."""
@@ -256,12 +267,7 @@ def file_labels(
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     name = output or next(iter(outputs), "")
-    if name not in outputs:
-        raise UsageError(
-            f"The model has no output '{name}'.",
-            where=source_name(model),
-            fix=nearest(name, outputs),
-        )
+    require_known(name, outputs, f"The model has no output '{name}'.", source_name(model))
     infer_shapes(model)
     shape = known_shape(outputs[name]) or ()
     axis, rest = 1, shape[:1]

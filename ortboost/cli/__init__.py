@@ -31,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(words)
     except KeyboardInterrupt:
-        print("error: Interrupted.", file=sys.stderr)
-        print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
-        print("  fix:   Run it again; files are written whole or not at all.", file=sys.stderr)
-        return _INTERRUPTED
+        fix = "Run it again; files are written whole or not at all."
+        return _say("Interrupted.", words, fix, _INTERRUPTED)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -47,16 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_status
         if isinstance(error, OSError) and error.errno is not None:  # rights, a full disk
-            print(f"error: The file system refused: {error.strerror}.", file=sys.stderr)
-            print(f"  where: {error.filename or ' '.join(['ortboost', *words])}", file=sys.stderr)
-            print("  fix:   Check the rights of the folder and the free space.", file=sys.stderr)
-            return _FILE
+            what, where = f"The file system refused: {error.strerror}.", error.filename
+            return _say(
+                what, words, "Check the rights of the folder and the free space.", _FILE, where
+            )
         if hasattr(error, "format_message"):  # what the argument parser raises
-            print(f"error: {error.format_message()}", file=sys.stderr)
-            print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
-            print("  fix:   See 'ortboost --help', or --help after the verb.", file=sys.stderr)
-            return 2
-        print(f"error: Unexpected {type(error).__name__}: {error}", file=sys.stderr)
-        print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)
-        print("  fix:   This is a bug of ortboost; please report it with -vv.", file=sys.stderr)
-        return 1
+            fix = "See 'ortboost --help', or --help after the verb."
+            return _say(error.format_message(), words, fix, 2)
+        what = f"Unexpected {type(error).__name__}: {error}"
+        return _say(what, words, "This is a bug of ortboost; please report it with -vv.", 1)
+
+
+def _say(what: str, words: Sequence[str], fix: str, status: int, where: str | None = None) -> int:
+    print(f"error: {what}", file=sys.stderr)
+    print(f"  where: {where or ' '.join(['ortboost', *words])}", file=sys.stderr)
+    print(f"  fix:   {fix}", file=sys.stderr)
+    return status

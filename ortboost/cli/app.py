@@ -44,32 +44,20 @@ def _top(
 
 _INTERRUPTED = 128 + signal.SIGINT
 
-_SHORT = {
-    "check": "Can a model be trained, or run by a target? All findings at once.",
-    "convert": "Turn a model into a training program.",
-    "train": "Train a program.",
-    "eval": "Measure a program or an ONNX file on data.",
-    "export": "Write an optimized inference graph that is checked.",
-    "compare": "Compare the outputs of two models.",
-    "bench": "Measure latency, memory and size of models side by side.",
-    "inspect": "Show what is in a file or program, or how two differ.",
-    "doctor": "Say what this machine can do, and how to mend the rest.",
-    "plot": "Draw a graph, or the curves of a training run.",
-    "list": "List the boosts, or show the card of one.",
-}
-"""A line for each in the list of verbs, where a longer one would be cut off."""
-
-for _verb, _function, _epilog in (
-    *check.VERBS,
-    *convert.VERBS,
-    *use.VERBS,
-    *deploy.VERBS,
-    *measure.VERBS,
-    *examine.VERBS,
-    *picture.VERBS,
-    *catalogue.VERBS,
+for _verb in (
+    check.check,
+    convert.convert,
+    use.train,
+    use.evaluate,
+    deploy.export,
+    deploy.compare,
+    measure.bench,
+    examine.inspect,
+    examine.doctor,
+    picture.plot,
+    catalogue.list_boosts,
 ):
-    app.command(_verb, epilog=_epilog, short_help=_SHORT[_verb])(_function)
+    app.command(_verb.name, epilog=_verb.epilog, short_help=_verb.short)(_verb.command)
 
 
 def run(words: Sequence[str]) -> int:

@@ -10,10 +10,19 @@ import typer
 from ortboost.cli.command import verb
 from ortboost.cli.options import Console
 
-__all__ = ["VERBS", "list_boosts"]
+__all__ = ["list_boosts"]
 
 
-@verb(file=False)
+@verb(
+    "list",
+    "List the boosts, or show the card of one.",
+    file=False,
+    examples="""\b
+Examples:
+  ortboost list
+  ortboost list grad-freeze
+  ortboost list --json""",
+)
 def list_boosts(
     name: Annotated[str | None, typer.Argument(help="Show the card of this one.")] = None,
     *,
@@ -51,17 +60,3 @@ def list_boosts(
         [(row["name"], row["class"], row["acts_on"], row["tldr"]) for row in listed],
     )
     printer.line(f"\nnext: ortboost list {next(iter(known), 'NAME')}")
-
-
-VERBS = (
-    (
-        "list",
-        list_boosts,
-        """\b
-Examples:
-  ortboost list
-  ortboost list grad-freeze
-  ortboost list --json""",
-    ),
-)
-"""Verb, function, examples."""

@@ -8,15 +8,27 @@ from typing import Annotated
 
 import typer
 
-from ortboost.cli.check_target import TargetOptions, refuse_training_options, run_check
+from ortboost.cli.check_target import TargetOptions, run_check
 from ortboost.cli.command import verb
-from ortboost.cli.options import Console, InputOptions, given
+from ortboost.cli.console import in_the_way
+from ortboost.cli.options import Console, InputOptions, given, refuse
 from ortboost.cli.program_options import Engine, LossOptions, Trained, settle
 
-__all__ = ["VERBS", "check"]
+__all__ = ["check"]
 
 
-@verb
+@verb(
+    "check",
+    "Can a model be trained, or run by a target? All findings at once.",
+    examples="""\b
+Examples:
+  ortboost check model.onnx
+  ortboost check model.onnx --freeze 'backbone.*' --json
+  ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
+  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
+\b
+Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
+)
 def check(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
     loss: LossOptions,
@@ -38,7 +50,7 @@ def check(
         batch_axis=inputs.batch_axis,
     )
     if target.target != "train":
-        refuse_training_options(target.target, said)
+        refuse(dict.fromkeys(said.split()[:1], True), "about training", f"--for {target.target}")
         raise typer.Exit(run_check(model, target, printer))
     target.refuse_without_target()
     changes = {} if engine is None else {"engine": engine}
@@ -57,10 +69,8 @@ def check(
         printer.line(f"note: {note}")
     if report.blockers or report.rewrites or report.notes:
         printer.line()
-    count = len(report.blockers)
-    if count:
-        things = "thing stands" if count == 1 else "things stand"
-        printer.line(f"{count} {things} in the way of training.")
+    if report.blockers:
+        printer.line(in_the_way(len(report.blockers), "training"))
         raise typer.Exit(4)
     options = given(loss=settled.loss.name) + said.replace(given(loss=loss.loss), "", 1)
     printer.line(
@@ -78,20 +88,3 @@ def _folded(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
         (found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more", what)
         for what, found in nodes.items()
     ]
-
-
-VERBS = (
-    (
-        "check",
-        check,
-        """\b
-Examples:
-  ortboost check model.onnx
-  ortboost check model.onnx --freeze 'backbone.*' --json
-  ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
-  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
-\b
-Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",
-    ),
-)
-"""Verb, function, examples."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
+from ortboost.cli.command import option
+from ortboost.cli.console import Output, in_the_way
+from ortboost.cli.options import Map, refuse
+from ortboost.core.errors import UsageError
 
-from ortboost.cli.console import Output
-from ortboost.cli.options import Map
-
-__all__ = ["TargetOptions", "refuse_training_options", "run_check"]
+__all__ = ["TargetOptions", "run_check"]
 
 _MANY: Final = 4
 """So many findings of one kind have a row each."""
@@ -22,64 +22,28 @@ _MANY: Final = 4
 class TargetOptions:
     """The options of ``check`` that are about a target."""
 
-    target: Annotated[
-        str,
-        typer.Option("--for", help="train (default), onnxruntime, tensorrt or tensorrt=VERSION."),
-    ] = "train"
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(metavar="INPUT:DIMS", help="TensorRT profile: x:1,8,32x3x224x224."),
-    ] = None
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Mend what keeps the answers, compare, write --out.")
-    ] = False
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None
-    verify: Annotated[Path | None, typer.Option(help="Data to compare on.")] = None
+    target: str = option(
+        "train (default), onnxruntime, tensorrt or tensorrt=VERSION.", "--for", default="train"
+    )
+    shape: list[str] | None = option("TensorRT profile: x:1,8,32x3x224x224.", metavar="INPUT:DIMS")
+    fix: bool = option("Mend what keeps the answers, compare, write --out.", "--fix", default=False)
+    out: Path | None = option("File to write.", "--out", "-o")
+    verify: Path | None = option("Data to compare on.")
     mapping: Map = None
-    rtol: Annotated[float, typer.Option(min=0, help="Relative tolerance.")] = 1e-3
-    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 1e-4
+    rtol: float = option("Relative tolerance.", default=1e-3, min=0)
+    atol: float = option("Absolute tolerance.", default=1e-4, min=0)
 
     def refuse_without_target(self) -> None:
-        """Options of a target say nothing about training.
-
-        Raises:
-            UsageError: One was given.
-        """
-        from ortboost.core.errors import UsageError
-
-        given = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
-        given |= {"--verify": self.verify, "--map": self.mapping}
-        wrong = [name for name, value in given.items() if value]
-        if wrong:
-            raise UsageError(
-                f"{wrong[0]} is about a target.", where="check", fix="Add --for tensorrt=11."
-            )
-
-
-def refuse_training_options(target: str, said: str) -> None:
-    """Options about training say nothing about a target.
-
-    Args:
-        target: The target.
-        said: The options about training that were given, as text.
-
-    Raises:
-        UsageError: There is one.
-    """
-    from ortboost.core.errors import UsageError
-
-    if said:
-        first = said.split()[0]
-        raise UsageError(
-            f"{first} is about training.", where=f"--for {target}", fix=f"Leave {first} out."
-        )
+        """Options of a target say nothing about training."""
+        options = {"--fix": self.fix, "--out": self.out, "--shape": self.shape}
+        options |= {"--verify": self.verify, "--map": self.mapping}
+        refuse(options, "about a target", "check", "Add --for tensorrt=11.")
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
     """Check, mend if asked, print; returns the exit status."""
     from ortboost.api import check_target as targets
     from ortboost.cli.parse import parse_mapping
-    from ortboost.core.errors import UsageError
 
     if options.fix != (options.out is not None):
         raise UsageError(
@@ -145,8 +109,7 @@ def _table(printer: Output, report: Any) -> None:
 
 def _verdict(report: Any) -> str:
     if report.errors:
-        things = "thing stands" if report.errors == 1 else "things stand"
-        return f"{report.errors} {things} in the way of {report.target}."
+        return in_the_way(report.errors, report.target)
     return f"Nothing stands in the way of {report.target}" + (
         f", by {report.source}." if report.source else "."
     )

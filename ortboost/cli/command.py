@@ -10,7 +10,6 @@ verb names its groups and no option twice. Every such command has two more::
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import inspect
 import json
@@ -22,28 +21,70 @@ from typing import Annotated, Any, Final
 
 import typer
 
-__all__ = ["verb"]
+from ortboost.core.errors import ConfigError, FileError, require_known
+
+__all__ = ["Verb", "option", "verb"]
 
 _CONFIG, _PRINT = "config", "print_config"
 _HELP: Final = "TOML file with options by their names; options given here win."
 
 
-def verb(
-    function: Callable[..., None] | None = None, *, also: str = "", file: bool = True
-) -> Callable[..., Any]:
-    """Make a command of a function that takes option groups.
+def option(help: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """A field of an option group, or the default of a parameter of a verb.
 
     Args:
-        function: A function of arguments, options and dataclasses; each field of these has an annotation
-            for typer and a default. A parameter ``config`` gets a file of ``--config`` that is not TOML.
+        help: What the option means.
+        names: As it is written, if not by the name of the field.
+        default: Its value where it is not given.
+        settings: Further arguments of :func:`typer.Option`.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Reading:
+        ...     batch_size: int = option("Samples in a batch.", default=64, min=1)
+        >>> Reading().batch_size
+        64
+    """
+    made = typer.Option(*names, help=help, **settings)
+    return dataclasses.field(default=default, metadata={"option": made})
+
+
+@dataclasses.dataclass(frozen=True)
+class Verb:
+    """A command of the command line.
+
+    Args:
+        name: What the user writes.
+        short: Its line in the list of verbs.
+        epilog: Examples, at the end of its help.
+        command: The function for :meth:`typer.Typer.command`.
+    """
+
+    name: str
+    short: str
+    epilog: str
+    command: Callable[..., Any]
+
+
+def verb(
+    name: str, short: str, *, examples: str, also: str = "", file: bool = True
+) -> Callable[[Callable[..., None]], Verb]:
+    """Make a verb of a function that takes arguments, options and option groups.
+
+    Each field of a group has an annotation for typer and a default. A parameter ``config`` gets a file of
+    ``--config`` that is not TOML.
+
+    Args:
+        name: What the user writes.
+        short: Its line in the list of verbs, where the docstring would be cut off.
+        examples: The end of its help.
         also: What else ``--config`` reads, for its help.
         file: False for no ``--config``.
-
-    Returns:
-        The function for :meth:`typer.Typer.command`.
     """
-    if function is None:
-        return functools.partial(verb, also=also, file=file)
+    return lambda function: Verb(name, short, examples, _command(function, also, file))
+
+
+def _command(function: Callable[..., None], also: str, file: bool) -> Callable[..., Any]:
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {
         n: hint for n, hint in hints.items() if dataclasses.is_dataclass(hint)
@@ -52,10 +93,11 @@ def verb(
     own = [item.name for item in taken if item.name not in groups and item.name != _CONFIG]
     fields = {name: _parameters(group) for name, group in groups.items()}
     flat = [
-        option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        parameter
         for item in taken
         if item.name != _CONFIG
-        for option in fields.get(item.name, [item.replace(annotation=hints[item.name])])
+        for parameter in fields.get(item.name)
+        or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
 
     def command(ctx: typer.Context, **given: Any) -> Any:
@@ -80,17 +122,17 @@ def verb(
 def _parameters(group: Any) -> list[inspect.Parameter]:
     """The options of a group."""
     hints = typing.get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            item.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=hints[item.name],
-            default=inspect.Parameter.empty
-            if item.default is dataclasses.MISSING
-            else item.default,
-        )
-        for item in dataclasses.fields(group)
-    ]
+    return [_parameter(item.name, hints[item.name], item) for item in dataclasses.fields(group)]
+
+
+def _parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """An argument or an option for typer; a default may be a field made by :func:`option`."""
+    if isinstance(default, dataclasses.Field):
+        if "option" in default.metadata:
+            hint = Annotated[hint, default.metadata["option"]]
+        missing = default.default is dataclasses.MISSING
+        default = inspect.Parameter.empty if missing else default.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
 
 
 def _added(also: str) -> list[inspect.Parameter]:
@@ -116,14 +158,11 @@ def _added(also: str) -> list[inspect.Parameter]:
 
 def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
     """The values of a file by parameter."""
-    from ortboost.core.errors import ConfigError, nearest
-
     known = {_key(item): item for item in ctx.command.params if item.name != _PRINT}
     values: dict[str, Any] = {}
     for key, value in _toml(path).items():
         name = key.replace("_", "-")
-        if name not in known:
-            raise ConfigError(f"Unknown option '{key}'.", where=str(path), fix=nearest(name, known))
+        require_known(name, known, f"Unknown option '{key}'.", str(path), ConfigError)
         many = bool(getattr(known[name], "multiple", False)) or known[name].nargs == -1
         if isinstance(value, Mapping) or (isinstance(value, list) and not many):
             raise ConfigError(
@@ -136,8 +175,6 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
 
 
 def _toml(path: Path) -> dict[str, Any]:
-    from ortboost.core.errors import FileError
-
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))

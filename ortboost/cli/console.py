@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Output", "human_bytes", "shape_text"]
+__all__ = ["Output", "human_bytes", "in_the_way", "shape_text"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,9 @@ class Output:
     def result(self, data: Any) -> None:
         """Print the result as JSON if that was asked for; null for what is not finite."""
         if self.json:
-            print(json.dumps(_strict(data), indent=2, default=str, allow_nan=False))
+            from ortboost.training.logs import finite_or_none  # JSON knows no NaN and no infinity
+
+            print(json.dumps(finite_or_none(data), indent=2, default=str, allow_nan=False))
 
     def line(self, text: str = "") -> None:
         """Print a line for people."""
@@ -75,15 +76,14 @@ class Output:
             print(text.rstrip())
 
 
-def _strict(data: Any) -> Any:
-    """JSON knows no NaN and no infinity."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {str(key): _strict(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_strict(value) for value in data]
-    return data
+def in_the_way(count: int, what: str) -> str:
+    """How many things stand in the way of something.
+
+    Example:
+        >>> in_the_way(1, "training")
+        '1 thing stands in the way of training.'
+    """
+    return f"{count} {'thing stands' if count == 1 else 'things stand'} in the way of {what}."
 
 
 def human_bytes(count: int) -> str:

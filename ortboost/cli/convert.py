@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, shape_text
 from ortboost.cli.options import Console, InputOptions
 from ortboost.cli.program_options import (
@@ -27,10 +27,29 @@ from ortboost.cli.program_options import (
 if TYPE_CHECKING:
     from ortboost.program.program import Program
 
-__all__ = ["VERBS", "convert"]
+__all__ = ["convert"]
 
 
-@verb(also=" Or a JSON file with the configuration of a program.")
+@verb(
+    "convert",
+    "Turn a model into a training program.",
+    also=" Or a JSON file with the configuration of a program.",
+    examples="""\b
+Examples:
+  ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
+  ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
+  ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
+  ortboost convert detector.onnx -o run --dim height=640 --dim width=640 --input scale=1.0
+  ortboost convert gpt.onnx -o run --shift-labels --optimizer adamw --lr 3e-4
+  ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
+  ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
+  ortboost convert model.onnx -o run --parameters model.txt
+  ortboost convert model.onnx -o run --boost less-bn --boost grad-freeze:p=0.4,by=cost
+  ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
+  ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'
+  ortboost convert model.onnx -o run --lr 0.1 --print-config > run.toml
+  ortboost convert --config run.toml --overwrite""",
+)
 def convert(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Program folder to make.")],
@@ -42,15 +61,11 @@ def convert(
     trained: Trained,
     network: TrainedOptions,
     boosts: BoostOptions,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a program that is there.")
-    ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Do it all, say what came of it, write nothing.")
-    ] = False,
+    overwrite: bool = option("Replace a program that is there.", "--overwrite", default=False),
+    explain: bool = option("Say what every rewrite did, and why not.", "--explain", default=False),
+    dry_run: bool = option(
+        "Do it all, say what came of it, write nothing.", "--dry-run", default=False
+    ),
     *,
     console: Console,
     config: Path | None,
@@ -131,27 +146,3 @@ def _precision(program: Program) -> str | None:
             low, kept = len(report.changed), len(report.kept)
             return f"{config.compute}{how}: {low} nodes, {kept} in float32"
     return None
-
-
-VERBS = (
-    (
-        "convert",
-        convert,
-        """\b
-Examples:
-  ortboost convert model.onnx -o run --lr cosine:0.05 --weight-decay 1e-4
-  ortboost convert model.onnx -o run --optimizer adamw --lr 1e-3 --clip global-norm:1
-  ortboost convert model.onnx -o run --loss mse --loss-scale fixed:1024
-  ortboost convert detector.onnx -o run --dim height=640 --dim width=640 --input scale=1.0
-  ortboost convert gpt.onnx -o run --shift-labels --optimizer adamw --lr 3e-4
-  ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
-  ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
-  ortboost convert model.onnx -o run --parameters model.txt
-  ortboost convert model.onnx -o run --boost less-bn --boost grad-freeze:p=0.4,by=cost
-  ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
-  ortboost convert model.onnx -o run --group 'head:fc*:lr=0.1,weight_decay=0'
-  ortboost convert model.onnx -o run --lr 0.1 --print-config > run.toml
-  ortboost convert --config run.toml --overwrite""",
-    ),
-)
-"""Verb, function, examples."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes
 from ortboost.cli.engine import EngineOptions, build
 from ortboost.cli.options import (
@@ -26,47 +26,40 @@ from ortboost.cli.options import (
 if TYPE_CHECKING:
     from ortboost.api import Comparison, ExportResult
 
-__all__ = ["VERBS", "compare", "export"]
+__all__ = ["compare", "export"]
 
 
 @dataclass(frozen=True)
 class PrecisionOptions:
     """In which number format the file computes."""
 
-    precision: Annotated[str, typer.Option(help="fp32, fp16, bf16 or int8.")] = "fp32"
-    keep_io_types: Annotated[
-        bool, typer.Option(help="In a shorter precision, leave inputs and outputs in float32.")
-    ] = True
-    calib: Annotated[
-        Path | None,
-        typer.Option(
-            help="Data to measure ranges on: what float16 cannot hold stays float32; for int8."
-        ),
-    ] = None
-    calibration: Annotated[
-        str, typer.Option(help="Ranges of int8: minmax, percentile, percentile:99.9 or entropy.")
-    ] = "minmax"
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="Nodes or weights not to quantize; repeatable."),
-    ] = None
-    full_range: Annotated[
-        bool,
-        typer.Option(
-            "--full-range",
-            help="int8 weights of 8 bits, not 7: x86 processors without VNNI answer differently.",
-        ),
-    ] = False
-    max_drop: Annotated[
-        float, typer.Option(min=0, help="Accuracy that int8 may lose, where data have labels.")
-    ] = 0.01
-    min_sqnr: Annotated[
-        float | None,
-        typer.Option(help="Least signal-to-noise ratio of int8 without labels, in dB [15]."),
-    ] = None
-    calib_samples: Annotated[
-        int, typer.Option(min=1, help="Samples of --calib that int8 is calibrated on.")
-    ] = 512
+    precision: str = option("fp32, fp16, bf16 or int8.", default="fp32")
+    keep_io_types: bool = option(
+        "In a shorter precision, leave inputs and outputs in float32.", default=True
+    )
+    calib: Path | None = option(
+        "Data to measure ranges on: what float16 cannot hold stays float32; for int8."
+    )
+    calibration: str = option(
+        "Ranges of int8: minmax, percentile, percentile:99.9 or entropy.", default="minmax"
+    )
+    skip: list[str] | None = option(
+        "Nodes or weights not to quantize; repeatable.", metavar="PATTERN"
+    )
+    full_range: bool = option(
+        "int8 weights of 8 bits, not 7: x86 processors without VNNI answer differently.",
+        "--full-range",
+        default=False,
+    )
+    max_drop: float = option(
+        "Accuracy that int8 may lose, where data have labels.", default=0.01, min=0
+    )
+    min_sqnr: float | None = option(
+        "Least signal-to-noise ratio of int8 without labels, in dB [15]."
+    )
+    calib_samples: int = option(
+        "Samples of --calib that int8 is calibrated on.", default=512, min=1
+    )
 
     def arguments(self, target: str) -> dict[str, Any]:
         """The arguments of the verb's function."""
@@ -84,34 +77,45 @@ class PrecisionOptions:
         }
 
 
-@verb
+@verb(
+    "export",
+    "Write an optimized inference graph that is checked.",
+    examples="""\b
+Examples:
+  ortboost export run -o model.opt.onnx --verify val.npz
+  ortboost export model.onnx -o model.opt.onnx --target tensorrt=10
+  ortboost export vad.onnx -o vad.opt.onnx --dim batch=1 --dim sequence=512 --input sr=16000
+  ortboost export run -o model.fp16.onnx --precision fp16 --calib train.npz --verify val.npz
+  ortboost export run -o model.int8.onnx --precision int8 --calib train.npz --verify val.npz
+  ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224
+  ortboost export run -o model.onnx --checkpoint last --no-optimize --rtol logits:1e-4
+\b
+Exit status 5 if the file answers differently; then nothing is written, and the rewrite that
+does it is named.""",
+)
 def export(
     source: Annotated[
         Path, typer.Argument(help="Program folder made by 'ortboost convert', or an ONNX file.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
-    verify: Annotated[
-        Path | None, typer.Option(help="Data to compare on; made-up inputs if not given.")
-    ] = None,
+    verify: Path | None = option("Data to compare on; made-up inputs if not given."),
     checkpoint: Checkpoint = "best",
     split: Split = "test",
-    target: Annotated[
-        str,
-        typer.Option(help="onnxruntime, onnxruntime-gpu, tensorrt (11), tensorrt=10 or generic."),
-    ] = "onnxruntime",
+    target: str = option(
+        "onnxruntime, onnxruntime-gpu, tensorrt (11), tensorrt=10 or generic.",
+        default="onnxruntime",
+    ),
     *,
     precision: PrecisionOptions,
     engine: EngineOptions,
-    optimize: Annotated[bool, typer.Option(help="Run the rewrites.")] = True,
-    slim: Annotated[bool, typer.Option("--slim", help="Run onnxslim too.")] = False,
-    opset: Annotated[int | None, typer.Option(help="Opset of the file.")] = None,
+    optimize: bool = option("Run the rewrites.", default=True),
+    slim: bool = option("Run onnxslim too.", "--slim", default=False),
+    opset: int | None = option("Opset of the file."),
     tolerances: Tolerances,
     inputs: InputOptions,
     reading: DataOptions,
     device: Device = "auto",
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say what every rewrite did, and why not.")
-    ] = False,
+    explain: bool = option("Say what every rewrite did, and why not.", "--explain", default=False),
     console: Console,
 ) -> None:
     """Write an optimized inference graph, checked against the trained program or the model."""
@@ -198,16 +202,24 @@ def _nodes(result: ExportResult) -> str:
     return str(now) if base is None or len(base.graph) == now else f"{len(base.graph)} -> {now}"
 
 
-@verb
+@verb(
+    "compare",
+    "Compare the outputs of two models.",
+    examples="""\b
+Examples:
+  ortboost compare model.onnx model.opt.onnx --data val.npz
+  ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
+  ortboost compare a.onnx b.onnx --bisect --json
+\b
+Exit status 5 if an output is beyond the tolerance.""",
+)
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
     other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Data to compare on; made-up inputs if not given.")
-    ] = None,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Find the first inner tensor that differs, by name.")
-    ] = False,
+    data: Path | None = option("Data to compare on; made-up inputs if not given."),
+    bisect: bool = option(
+        "Find the first inner tensor that differs, by name.", "--bisect", default=False
+    ),
     checkpoint: Checkpoint = "best",
     split: Split = "test",
     *,
@@ -263,35 +275,3 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
         printer.line(f"{name}: {before:.4f} and {after:.4f}")
     if found.searched:
         printer.line(found.first_text())
-
-
-VERBS = (
-    (
-        "export",
-        export,
-        """\b
-Examples:
-  ortboost export run -o model.opt.onnx --verify val.npz
-  ortboost export model.onnx -o model.opt.onnx --target tensorrt=10
-  ortboost export vad.onnx -o vad.opt.onnx --dim batch=1 --dim sequence=512 --input sr=16000
-  ortboost export run -o model.fp16.onnx --precision fp16 --calib train.npz --verify val.npz
-  ortboost export run -o model.int8.onnx --precision int8 --calib train.npz --verify val.npz
-  ortboost export run -o model.onnx --target tensorrt --build-engine --shape x:1,8,32x3x224x224
-  ortboost export run -o model.onnx --checkpoint last --no-optimize --rtol logits:1e-4
-\b
-Exit status 5 if the file answers differently; then nothing is written, and the rewrite that
-does it is named.""",
-    ),
-    (
-        "compare",
-        compare,
-        """\b
-Examples:
-  ortboost compare model.onnx model.opt.onnx --data val.npz
-  ortboost compare run model.opt.onnx --data val.npz --rtol 1e-3 --atol logits:1e-5
-  ortboost compare a.onnx b.onnx --bisect --json
-\b
-Exit status 5 if an output is beyond the tolerance.""",
-    ),
-)
-"""Verb, function, examples."""

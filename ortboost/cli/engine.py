@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from ortboost.cli.command import option
+from ortboost.core.errors import UsageError
 
 __all__ = ["EngineOptions", "build"]
 
@@ -16,22 +17,15 @@ __all__ = ["EngineOptions", "build"]
 class EngineOptions:
     """The options of ``export`` that are about an engine."""
 
-    build_engine: Annotated[
-        bool, typer.Option("--build-engine", help="Build a TensorRT engine of the file too.")
-    ] = False
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="INPUT:DIMS",
-            help="Smallest, usual and largest batch, then the other axes: x:1,8,32x3x224x224.",
-        ),
-    ] = None
-    workspace: Annotated[
-        int | None, typer.Option(min=1, help="MiB of scratch memory for the engine.")
-    ] = None
-    timing_cache: Annotated[
-        Path | None, typer.Option(help="File with timings for the engine, read and written.")
-    ] = None
+    build_engine: bool = option(
+        "Build a TensorRT engine of the file too.", "--build-engine", default=False
+    )
+    shape: list[str] | None = option(
+        "Smallest, usual and largest batch, then the other axes: x:1,8,32x3x224x224.",
+        metavar="INPUT:DIMS",
+    )
+    workspace: int | None = option("MiB of scratch memory for the engine.", min=1)
+    timing_cache: Path | None = option("File with timings for the engine, read and written.")
 
     def require(self, target: str) -> None:
         """Refuse what makes no sense, before anything is exported.
@@ -41,7 +35,6 @@ class EngineOptions:
                 of the form.
         """
         from ortboost.api import check_target as targets
-        from ortboost.core.errors import UsageError
 
         if self.build_engine and not target.startswith(("tensorrt", "trt")):
             raise UsageError(

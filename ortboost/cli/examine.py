@@ -7,42 +7,44 @@ from typing import Annotated, Any
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes, shape_text
-from ortboost.cli.options import Console
+from ortboost.cli.options import Console, refuse
 from ortboost.cli.pair import show_pair
 
-__all__ = ["VERBS", "doctor", "inspect"]
+__all__ = ["doctor", "inspect"]
 
 
-@verb
+@verb(
+    "inspect",
+    "Show what is in a file or program, or how two differ.",
+    examples="""\b
+Examples:
+  ortboost inspect model.onnx --params
+  ortboost inspect raw.onnx optimized.onnx
+  ortboost inspect run model.opt.onnx --json
+  ortboost inspect run --state --reports
+  ortboost inspect run --precision
+  ortboost inspect run/step.onnx --json""",
+)
 def inspect(
     file: Annotated[Path, typer.Argument(help="ONNX file, step file or program folder.")],
     other: Annotated[
         Path | None, typer.Argument(help="A second one: show what differs, before and after.")
     ] = None,
-    params: Annotated[
-        bool, typer.Option("--params", help="What each weight is taken for, and why.")
-    ] = False,
-    parameters: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Of a model: a list of its parameters, as of convert."),
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="The nodes, with shapes.")] = False,
-    state: Annotated[
-        bool, typer.Option("--state", help="The state catalogue of a program.")
-    ] = False,
-    precision: Annotated[
-        bool,
-        typer.Option("--precision", help="In which number format each node computes, and why."),
-    ] = False,
-    reports: Annotated[bool, typer.Option("--reports", help="What the rewrites did.")] = False,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="INPUT:8x3x32x32", help="Of two: the shape that the work is counted for."
-        ),
-    ] = None,
+    params: bool = option("What each weight is taken for, and why.", "--params", default=False),
+    parameters: Path | None = option(
+        "Of a model: a list of its parameters, as of convert.", metavar="FILE"
+    ),
+    layers: bool = option("The nodes, with shapes.", "--layers", default=False),
+    state: bool = option("The state catalogue of a program.", "--state", default=False),
+    precision: bool = option(
+        "In which number format each node computes, and why.", "--precision", default=False
+    ),
+    reports: bool = option("What the rewrites did.", "--reports", default=False),
+    shape: list[str] | None = option(
+        "Of two: the shape that the work is counted for.", metavar="INPUT:8x3x32x32"
+    ),
     *,
     console: Console,
 ) -> None:
@@ -55,10 +57,10 @@ def inspect(
     if other is not None:
         single = {"--layers": layers, "--state": state, "--reports": reports}
         single["--parameters"] = parameters is not None
-        _refuse({**single, "--precision": precision}, "one file")
+        refuse({**single, "--precision": precision}, "for one file", "inspect")
         show_pair(printer, file, other, shape or [], names=params)
         return
-    _refuse({"--shape": bool(shape)}, "two files")
+    refuse({"--shape": shape}, "for two files", "inspect")
     data = describe(file, parameters=read_parameters(parameters) if parameters else None).to_dict()
     printer.result(data)
     if data["kind"] == "program":
@@ -158,13 +160,6 @@ def _work(data: dict[str, Any]) -> str:
     return f"{data['macs']:,} multiply-accumulates for {shapes or 'no inputs'}{note}"
 
 
-def _refuse(given: dict[str, bool], what: str) -> None:
-    from ortboost.core.errors import UsageError
-
-    for name in (name for name, wanted in given.items() if wanted):
-        raise UsageError(f"{name} is for {what}.", where="inspect", fix=f"Leave {name} out.")
-
-
 def _program(printer: Output, data: dict[str, Any]) -> None:
     config, catalogue = data["config"], data["catalogue"]
     printer.pairs(
@@ -221,7 +216,16 @@ def _section(
     printer.table(columns, rows) if rows else printer.line(f"no {columns[0]} to show{hint}")
 
 
-@verb(file=False)
+@verb(
+    "doctor",
+    "Say what this machine can do, and how to mend the rest.",
+    file=False,
+    examples="""\b
+Example:
+  ortboost doctor --json
+\b
+Exit status 7 if something that training needs is missing.""",
+)
 def doctor(
     *,
     console: Console,
@@ -242,29 +246,3 @@ def doctor(
     )
     printer.line("\nReady to train." if not bad else f"\n{len(bad)} to mend before training.")
     raise typer.Exit(7 if bad else 0)
-
-
-VERBS = (
-    (
-        "inspect",
-        inspect,
-        """\b
-Examples:
-  ortboost inspect model.onnx --params
-  ortboost inspect raw.onnx optimized.onnx
-  ortboost inspect run model.opt.onnx --json
-  ortboost inspect run --state --reports
-  ortboost inspect run --precision
-  ortboost inspect run/step.onnx --json""",
-    ),
-    (
-        "doctor",
-        doctor,
-        """\b
-Example:
-  ortboost doctor --json
-\b
-Exit status 7 if something that training needs is missing.""",
-    ),
-)
-"""Verb, function, examples."""

@@ -7,45 +7,44 @@ from typing import Annotated, Any
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import human_bytes
 from ortboost.cli.options import Console, Device, InputOptions, Map, Split
+from ortboost.core.errors import UsageError
 
-__all__ = ["VERBS", "bench"]
+__all__ = ["bench"]
 
 _REST = ("load", "size", "memory", "the model's part")
 
 
-@verb
+@verb(
+    "bench",
+    "Measure latency, memory and size of models side by side.",
+    examples="""\b
+Examples:
+  ortboost bench model.opt.onnx
+  ortboost bench raw.onnx opt.onnx --batch-size 1 --batch-size 32 --threads 1
+  ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
+  ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
+\b
+Files take turns, each in a process of its own. Compare ratios, not figures of different runs.""",
+)
 def bench(
     files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
-    data: Annotated[
-        Path | None, typer.Option(help="Data to run on; made-up inputs if not given.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="INPUT:8x3x32x32",
-            help="Shape of an input (repeatable); N in it is the batch size.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        list[int] | None, typer.Option(min=1, help="Samples a run (repeatable).")
-    ] = None,
-    threads: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Threads within an operator (repeatable); the runtime's choice."),
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Runs before the first that counts.")] = 10,
-    iters: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each file that count; overrules --seconds.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for each file, about.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns that each file gets.")] = 10,
-    loads: Annotated[
-        int, typer.Option(min=1, help="Processes that open each file, for the load time.")
-    ] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of made-up inputs.")] = 0,
+    data: Path | None = option("Data to run on; made-up inputs if not given."),
+    shape: list[str] | None = option(
+        "Shape of an input (repeatable); N in it is the batch size.", metavar="INPUT:8x3x32x32"
+    ),
+    batch_size: list[int] | None = option("Samples a run (repeatable).", min=1),
+    threads: list[int] | None = option(
+        "Threads within an operator (repeatable); the runtime's choice.", min=1
+    ),
+    warmup: int = option("Runs before the first that counts.", default=10, min=0),
+    iters: int | None = option("Runs of each file that count; overrules --seconds.", min=1),
+    seconds: float = option("Time for each file, about.", default=2.0),
+    rounds: int = option("Turns that each file gets.", default=10, min=1),
+    loads: int = option("Processes that open each file, for the load time.", default=3, min=1),
+    seed: int = option("Seed of made-up inputs.", default=0, min=0),
     *,
     mapping: Map = None,
     inputs: InputOptions,
@@ -57,7 +56,6 @@ def bench(
     from ortboost.api import bench as measure
     from ortboost.api.bench_models import bench_to_dict
     from ortboost.cli.parse import parse_mapping
-    from ortboost.core.errors import UsageError
     from ortboost.deploy.bench_feeds import parse_shape
     from ortboost.deploy.bench_results import BenchConfig
 
@@ -145,20 +143,3 @@ def _short(paths: list[str]) -> list[str]:
     """File names, or whole paths where names are not enough."""
     names = [Path(path).name for path in paths]
     return names if len(set(names)) == len(set(paths)) else paths
-
-
-VERBS = (
-    (
-        "bench",
-        bench,
-        """\b
-Examples:
-  ortboost bench model.opt.onnx
-  ortboost bench raw.onnx opt.onnx --batch-size 1 --batch-size 32 --threads 1
-  ortboost bench bert.onnx --shape ids:Nx128 --shape mask:Nx128 --batch-size 8 --json
-  ortboost bench raw.onnx opt.onnx --data val.npz --iters 200
-\b
-Files take turns, each in a process of its own. Compare ratios, not figures of different runs.""",
-    ),
-)
-"""Verb, function, examples."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ortboost.cli.command import option
 from ortboost.cli.console import Output
+from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ortboost.graph.input_config import InputConfig
@@ -30,6 +33,7 @@ __all__ = [
     "Threads",
     "Tolerances",
     "given",
+    "refuse",
 ]
 
 _DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
@@ -54,11 +58,11 @@ Checkpoint = Annotated[
 class Console:
     """How a verb prints."""
 
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for tracebacks.")
-    ] = 0
+    json: bool = option("Print one JSON object on stdout.", "--json", default=False)
+    quiet: bool = option("Print nothing but errors.", "--quiet", "-q", default=False)
+    verbose: int = option(
+        "Log more; twice for tracebacks.", "--verbose", "-v", default=0, count=True
+    )
 
     def printer(self) -> Output:
         """What prints so."""
@@ -75,7 +79,7 @@ Map = Annotated[
 class DataOptions:
     """How data are read."""
 
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64
+    batch_size: int = option("Samples in a batch.", default=64, min=1)
     mapping: Map = None
 
     def arguments(self) -> dict[str, Any]:
@@ -130,17 +134,10 @@ class InputOptions:
 class Tolerances:
     """How far outputs may differ."""
 
-    rtol: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOL",
-            help="Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.",
-        ),
-    ] = None
-    atol: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOL", help="Absolute tolerance, in the same way."),
-    ] = None
+    rtol: list[str] | None = option(
+        "Relative tolerance, for all outputs or for one (OUTPUT:1e-4); repeatable.", metavar="TOL"
+    )
+    atol: list[str] | None = option("Absolute tolerance, in the same way.", metavar="TOL")
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a verb's function."""
@@ -149,6 +146,22 @@ class Tolerances:
         relative, relatives = parse_tolerances(self.rtol or [], "--rtol")
         absolute, absolutes = parse_tolerances(self.atol or [], "--atol")
         return {"rtol": relative, "atol": absolute, "rtols": relatives, "atols": absolutes}
+
+
+def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> None:
+    """Refuse options that say nothing here.
+
+    Args:
+        options: Option to its value; those without one were not given.
+        what: What they are for.
+        where: Where they were given.
+        fix: How to mend it, if not by leaving them out.
+
+    Raises:
+        UsageError: One was given.
+    """
+    for name in (name for name, value in options.items() if value):
+        raise UsageError(f"{name} is {what}.", where=where, fix=fix or f"Leave {name} out.")
 
 
 def given(**options: Any) -> str:

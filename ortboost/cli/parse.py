@@ -14,7 +14,7 @@ import numpy as np
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.table import boost_from_dict
-from ortboost.core.errors import FileError, UsageError, nearest
+from ortboost.core.errors import FileError, UsageError, nearest, require_known
 from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import SCALES, ScaleConfig
 from ortboost.deploy.int8.config import Int8Config
@@ -242,10 +242,7 @@ def parse_precision(text: str) -> dict[str, Any]:
     known = ("policy", "keep_batchnorm")
     compute, pairs = parse_kind(text, "--precision", "fp16:policy=all")
     for key in pairs:
-        if key not in known:
-            raise UsageError(
-                f"A precision has no '{key}'.", where=f"--precision {text}", fix=nearest(key, known)
-            )
+        require_known(key, known, f"A precision has no '{key}'.", f"--precision {text}")
     return {"compute": compute, **pairs}
 
 
@@ -285,12 +282,7 @@ def parse_group(text: str) -> ParameterGroup:
     known = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     values: dict[str, Any] = {"name": name, "patterns": patterns.split("|")}
     for key, value in pairs.items():
-        if key not in known:
-            raise UsageError(
-                f"A parameter group has no '{key}'.",
-                where=f"--group {text}",
-                fix=nearest(key, known),
-            )
+        require_known(key, known, f"A parameter group has no '{key}'.", f"--group {text}")
         values[known[key]] = value.replace(";", ",") if key == "lr" else parse_value(value)
     return read_config(ParameterGroup, values, f"--group {text}")
 

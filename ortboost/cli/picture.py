@@ -8,31 +8,37 @@ from typing import Annotated
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output
 from ortboost.cli.options import Console
+from ortboost.core.errors import FileError, UsageError
 
-__all__ = ["VERBS", "plot"]
+__all__ = ["plot"]
 
 
-@verb
+@verb(
+    "plot",
+    "Draw a graph, or the curves of a training run.",
+    examples="""\b
+Examples:
+  ortboost plot model.onnx -o graph.svg
+  ortboost plot model.opt.onnx -o graph.svg --before model.onnx
+  ortboost plot run -o graph.svg
+  ortboost plot run -o step.svg --graph step --around conv1 --hops 2
+  ortboost plot run -o curves.png
+\b
+.svg for a browser, .dot for Graphviz. Of a program, what the rewrites changed is marked.""",
+)
 def plot(
     source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="graph.svg or graph.dot; of a trained program curves.png."
-        ),
-    ] = None,
-    before: Annotated[
-        Path | None, typer.Option(help="Mark what differs from this model or program.")
-    ] = None,
-    graph: Annotated[str, typer.Option(help="Graph of a program folder: eval, step, ...")] = "eval",
-    around: Annotated[
-        str | None, typer.Option(metavar="NODE", help="Draw only what is near this node.")
-    ] = None,
-    hops: Annotated[int, typer.Option(min=0, help="How near, in arrows.")] = 3,
-    max_nodes: Annotated[int, typer.Option(min=1, help="Refuse to draw more nodes.")] = 300,
+    out: Path | None = option(
+        "graph.svg or graph.dot; of a trained program curves.png.", "--out", "-o"
+    ),
+    before: Path | None = option("Mark what differs from this model or program."),
+    graph: str = option("Graph of a program folder: eval, step, ...", default="eval"),
+    around: str | None = option("Draw only what is near this node.", metavar="NODE"),
+    hops: int = option("How near, in arrows.", default=3, min=0),
+    max_nodes: int = option("Refuse to draw more nodes.", default=300, min=1),
     *,
     console: Console,
 ) -> None:
@@ -41,7 +47,6 @@ def plot(
     if source.is_dir() and (out is None or out.suffix.lower() == ".png"):
         _curves(printer, source, out)
         return
-    from ortboost.core.errors import UsageError
     from ortboost.drawing import draw, write
 
     if out is None:
@@ -64,7 +69,6 @@ def plot(
 
 def _curves(printer: Output, run: Path, out: Path | None) -> None:
     from ortboost.api.run_folder import LOG, PLOT
-    from ortboost.core.errors import FileError
     from ortboost.training.plot import plot_log
 
     if not (run / LOG).is_file():
@@ -76,21 +80,3 @@ def _curves(printer: Output, run: Path, out: Path | None) -> None:
     path = plot_log(run / LOG, out or run / PLOT)
     printer.result({"path": str(path)})
     printer.pairs([("curves", path)])
-
-
-VERBS = (
-    (
-        "plot",
-        plot,
-        """\b
-Examples:
-  ortboost plot model.onnx -o graph.svg
-  ortboost plot model.opt.onnx -o graph.svg --before model.onnx
-  ortboost plot run -o graph.svg
-  ortboost plot run -o step.svg --graph step --around conv1 --hops 2
-  ortboost plot run -o curves.png
-\b
-.svg for a browser, .dot for Graphviz. Of a program, what the rewrites changed is marked.""",
-    ),
-)
-"""Verb, function, examples."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from ortboost.cli.command import option
 from ortboost.cli.options import InputOptions
+from ortboost.core.errors import UsageError
 
 if TYPE_CHECKING:
     from ortboost.boosts.base import Boost
@@ -39,29 +41,17 @@ Engine = Annotated[str | None, typer.Option(help="auto (default), portable or na
 class LossOptions:
     """The loss, and the output that it is taken of."""
 
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            help="softmax-cross-entropy (default), mse, bce-with-logits, l1, or output: the model "
-            "computes its own loss."
-        ),
-    ] = None
-    output: Annotated[
-        str | None, typer.Option("--output", help="Output that the loss is computed from.")
-    ] = None
-    class_axis: Annotated[
-        int | None,
-        typer.Option(
-            help="Axis of the output that counts the classes: 1, or -1 for [batch, sequence, classes]."
-        ),
-    ] = None
-    shift_labels: Annotated[
-        bool | None,
-        typer.Option(
-            "--shift-labels",
-            help="Causal language model: compare each position with the next label.",
-        ),
-    ] = None
+    loss: str | None = option(
+        "softmax-cross-entropy (default), mse, bce-with-logits, l1, or output: the model "
+        "computes its own loss."
+    )
+    output: str | None = option("Output that the loss is computed from.", "--output")
+    class_axis: int | None = option(
+        "Axis of the output that counts the classes: 1, or -1 for [batch, sequence, classes]."
+    )
+    shift_labels: bool | None = option(
+        "Causal language model: compare each position with the next label.", "--shift-labels"
+    )
 
     def changes(self) -> dict[str, Any]:
         """The fields of a :class:`~ortboost.transforms.attach_loss.LossConfig` that were given."""
@@ -77,15 +67,12 @@ class LossOptions:
 class LabelOptions:
     """What the loss compares with."""
 
-    reduction: Annotated[str | None, typer.Option(help="mean (default), sum or none.")] = None
-    dense_labels: Annotated[
-        bool | None,
-        typer.Option("--dense-labels", help="Cross entropy against rows of probabilities."),
-    ] = None
-    labels: Annotated[str | None, typer.Option(help="Name of the new label input.")] = None
-    ignore_index: Annotated[
-        int | None, typer.Option(help="Label that does not count, as -100 in PyTorch.")
-    ] = None
+    reduction: str | None = option("mean (default), sum or none.")
+    dense_labels: bool | None = option(
+        "Cross entropy against rows of probabilities.", "--dense-labels"
+    )
+    labels: str | None = option("Name of the new label input.")
+    ignore_index: int | None = option("Label that does not count, as -100 in PyTorch.")
 
     def changes(self) -> dict[str, Any]:
         """The fields of a :class:`~ortboost.transforms.attach_loss.LossConfig` that were given."""
@@ -101,45 +88,25 @@ class LabelOptions:
 class UpdateOptions:
     """How parameters are updated."""
 
-    optimizer: Annotated[
-        str | None, typer.Option(help="momentum (default), sgd, adam, adamw or lars.")
-    ] = None
-    optimizer_arg: Annotated[
-        _Texts,
-        typer.Option(metavar="KEY=VALUE", help="Hyper-parameter of the optimizer (repeatable)."),
-    ] = None
-    lr: Annotated[
-        str | None,
-        typer.Option(
-            "--lr",
-            help="Learning rate, 0.01 if not given: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
-        ),
-    ] = None
-    weight_decay: Annotated[
-        float | None, typer.Option(min=0, help="Weight decay, 0 if not given.")
-    ] = None
-    decay: Annotated[
-        str | None, typer.Option(help="What decays: no-norm (default), weights or all.")
-    ] = None
-    group: Annotated[
-        _Texts,
-        typer.Option(
-            metavar="NAME:PATTERN:lr=X", help="Parameters with a rate or decay of their own."
-        ),
-    ] = None
-    loss_scale: Annotated[
-        str | None,
-        typer.Option(
-            help="dynamic (default), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
-            "grouped:4096,groups=4 or off."
-        ),
-    ] = None
-    clip: Annotated[
-        str | None, typer.Option(help="value:C, norm:C (each tensor) or global-norm:C.")
-    ] = None
-    accumulate: Annotated[
-        int | None, typer.Option(min=1, help="Micro-batches an update (gradient accumulation).")
-    ] = None
+    optimizer: str | None = option("momentum (default), sgd, adam, adamw or lars.")
+    optimizer_arg: _Texts = option(
+        "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE"
+    )
+    lr: str | None = option(
+        "Learning rate, 0.01 if not given: 0.05, cosine:0.1,warmup=50, step:0.1,every=500,...",
+        "--lr",
+    )
+    weight_decay: float | None = option("Weight decay, 0 if not given.", min=0)
+    decay: str | None = option("What decays: no-norm (default), weights or all.")
+    group: _Texts = option(
+        "Parameters with a rate or decay of their own.", metavar="NAME:PATTERN:lr=X"
+    )
+    loss_scale: str | None = option(
+        "dynamic (default), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
+        "grouped:4096,groups=4 or off."
+    )
+    clip: str | None = option("value:C, norm:C (each tensor) or global-norm:C.")
+    accumulate: int | None = option("Micro-batches an update (gradient accumulation).", min=1)
 
     def changes(self) -> dict[str, Any]:
         """The fields of a configuration that were given."""
@@ -166,31 +133,18 @@ class UpdateOptions:
 class PrecisionOptions:
     """In which number format the network computes."""
 
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="fp32 (default), fp16 or bf16: how the network computes; parameters stay in float32. "
-            "fp16:policy=all for all operators but losses and normalizations."
-        ),
-    ] = None
-    keep_fp32: Annotated[
-        _Texts,
-        typer.Option(
-            metavar="PATTERN",
-            help="Leave these nodes in float32: node, output, weight or operator; re:REGEX (repeatable).",
-        ),
-    ] = None
-    force_low: Annotated[
-        _Texts,
-        typer.Option(metavar="PATTERN", help="Compute these in fp16 or bf16 (repeatable)."),
-    ] = None
-    emulate: Annotated[
-        bool | None,
-        typer.Option(
-            "--emulate",
-            help="Write a float32 step that rounds as fp16 or bf16 would, for any device.",
-        ),
-    ] = None
+    precision: str | None = option(
+        "fp32 (default), fp16 or bf16: how the network computes; parameters stay in float32. "
+        "fp16:policy=all for all operators but losses and normalizations."
+    )
+    keep_fp32: _Texts = option(
+        "Leave these nodes in float32: node, output, weight or operator; re:REGEX (repeatable).",
+        metavar="PATTERN",
+    )
+    force_low: _Texts = option("Compute these in fp16 or bf16 (repeatable).", metavar="PATTERN")
+    emulate: bool | None = option(
+        "Write a float32 step that rounds as fp16 or bf16 would, for any device.", "--emulate"
+    )
 
     def changes(self) -> dict[str, Any]:
         """The fields of a :class:`~ortboost.transforms.precision.PrecisionConfig` that were given."""
@@ -206,19 +160,11 @@ class PrecisionOptions:
 class Trained:
     """What is trained."""
 
-    freeze: Annotated[
-        _Texts, typer.Option(metavar="PATTERN", help="Do not train these (repeatable).")
-    ] = None
-    trainable: Annotated[
-        _Texts, typer.Option(metavar="PATTERN", help="Train only these (repeatable).")
-    ] = None
-    parameters: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="List of what is trained: a name, or 'name true|false', on each line.",
-        ),
-    ] = None
+    freeze: _Texts = option("Do not train these (repeatable).", metavar="PATTERN")
+    trainable: _Texts = option("Train only these (repeatable).", metavar="PATTERN")
+    parameters: Path | None = option(
+        "List of what is trained: a name, or 'name true|false', on each line.", metavar="FILE"
+    )
 
     def changes(self) -> dict[str, Any]:
         """The fields of a configuration that were given."""
@@ -232,26 +178,18 @@ class Trained:
 class TrainedOptions:
     """The head, normalizations, and the engine."""
 
-    padding_idx: Annotated[
-        _Texts,
-        typer.Option(
-            metavar="NAME=ROW|none",
-            help="Row of an embedding table that looking it up does not train (repeatable); without "
-            "it what the file tells.",
-        ),
-    ] = None
-    new_head: Annotated[
-        int | None, typer.Option(min=1, help="Fresh last layer with so many outputs.")
-    ] = None
-    frozen_bn: Annotated[
-        _Texts,
-        typer.Option(metavar="PATTERN", help="Leave these BatchNormalizations in inference mode."),
-    ] = None
-    running_variance: Annotated[
-        str | None, typer.Option(help="unbiased (default, as PyTorch and MindSpore) or onnx.")
-    ] = None
+    padding_idx: _Texts = option(
+        "Row of an embedding table that looking it up does not train (repeatable); without "
+        "it what the file tells.",
+        metavar="NAME=ROW|none",
+    )
+    new_head: int | None = option("Fresh last layer with so many outputs.", min=1)
+    frozen_bn: _Texts = option(
+        "Leave these BatchNormalizations in inference mode.", metavar="PATTERN"
+    )
+    running_variance: str | None = option("unbiased (default, as PyTorch and MindSpore) or onnx.")
     engine: Engine = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new head.")] = None
+    seed: int | None = option("Seed of a new head.", min=0)
 
     def changes(self) -> dict[str, Any]:
         """The fields of a configuration that were given."""
@@ -277,25 +215,17 @@ def _padding(texts: Sequence[str] | None) -> dict[str, Any] | None:
 class BoostOptions:
     """Which boosts."""
 
-    boost: Annotated[
-        _Texts,
-        typer.Option(
-            metavar="NAME:KEY=VALUE|LEVEL",
-            help="A boost with its settings, as grad-freeze:p=0.4,by=cost (see 'ortboost list'), or a "
-            "level, O0, O1 or O2: a set of them (repeatable).",
-        ),
-    ] = None
-    boost_config: Annotated[
-        Path | None, typer.Option(help="JSON file with settings of the boosts.")
-    ] = None
-    settings: Annotated[
-        _Texts,
-        typer.Option(
-            "--set",
-            metavar="SECTION.KEY=VALUE",
-            help="One setting of a level's boost, by MindSpore's names, or of the configuration (repeatable).",
-        ),
-    ] = None
+    boost: _Texts = option(
+        "A boost with its settings, as grad-freeze:p=0.4,by=cost (see 'ortboost list'), or a "
+        "level, O0, O1 or O2: a set of them (repeatable).",
+        metavar="NAME:KEY=VALUE|LEVEL",
+    )
+    boost_config: Path | None = option("JSON file with settings of the boosts.")
+    settings: _Texts = option(
+        "One setting of a level's boost, by MindSpore's names, or of the configuration (repeatable).",
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+    )
 
     def apply(self, config: ProgramConfig) -> tuple[ProgramConfig, BoostConfig | None]:
         """The configuration with its own settings, and the boosts that are asked for, if any are."""
@@ -314,7 +244,6 @@ class BoostOptions:
 def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:
     """The level, if one is given, and the boosts."""
     from ortboost.cli.parse import parse_boost
-    from ortboost.core.errors import UsageError
 
     levels = [text for text in texts if re.fullmatch(r"[oO]\d*", text)]
     if len(levels) > 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ortboost.cli.command import verb
+from ortboost.cli.command import option, verb
 from ortboost.cli.options import (
     BatchAxis,
     Checkpoint,
@@ -27,7 +27,7 @@ from ortboost.cli.options import (
 if TYPE_CHECKING:
     from ortboost.training import TrainSummary
 
-__all__ = ["VERBS", "evaluate", "train"]
+__all__ = ["evaluate", "train"]
 
 _DIAGNOSES = 8  # the 128th skipped step is the last that is diagnosed
 _Metric = Annotated[
@@ -39,24 +39,21 @@ _Metric = Annotated[
 class RunOptions:
     """How long, how often, from where."""
 
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None
-    validate_every: Annotated[int, typer.Option(min=0, help="Validate every N steps too.")] = 0
-    checkpoint_every: Annotated[int, typer.Option(min=0, help="Save every N steps too.")] = 0
+    epochs: int = option("Passes over the data.", default=10, min=1)
+    max_steps: int | None = option("Stop after so many steps.", min=1)
+    validate_every: int = option("Validate every N steps too.", default=0, min=0)
+    checkpoint_every: int = option("Save every N steps too.", default=0, min=0)
     metric: _Metric = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of shuffling and dropout.")] = 0
-    prefetch: Annotated[int, typer.Option(min=0, help="Batches to read ahead.")] = 2
-    debug_overflow: Annotated[
-        bool,
-        typer.Option(
-            "--debug-overflow",
-            help="Say where skipped steps overflowed: the 1st, 2nd, 4th, 8th ... of the run.",
-        ),
-    ] = False
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Start anew and remove the checkpoints that are there."),
-    ] = False
+    seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
+    prefetch: int = option("Batches to read ahead.", default=2, min=0)
+    debug_overflow: bool = option(
+        "Say where skipped steps overflowed: the 1st, 2nd, 4th, 8th ... of the run.",
+        "--debug-overflow",
+        default=False,
+    )
+    overwrite: bool = option(
+        "Start anew and remove the checkpoints that are there.", "--overwrite", default=False
+    )
 
     def arguments(self) -> dict[str, Any]:
         """Fields of a :class:`~ortboost.training.TrainConfig`."""
@@ -65,23 +62,28 @@ class RunOptions:
         return {**found, **({"metrics": tuple(metrics)} if metrics else {})}
 
 
-@verb
+@verb(
+    "train",
+    "Train a program.",
+    examples="""\b
+Examples:
+  ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
+  ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
+  ortboost train run --data train.npz --map x=images --resume
+  ortboost train run --data train.npz --debug-overflow
+\b
+Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
+Exit status 6 if training diverged.""",
+)
 def train(
     run: Run,
     data: DataFile,
-    val: Annotated[Path | None, typer.Option(help="Validation data.")] = None,
-    lr: Annotated[
-        str | None, typer.Option("--lr", help="Schedule: 0.05, cosine:0.1,warmup=50, ...")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint.")
-    ] = False,
-    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep.")] = 3,
-    early_stop: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Stop after N validations without a gain."),
-    ] = None,
-    progress: Annotated[str, typer.Option(help="auto, bar, plain or off.")] = "auto",
+    val: Path | None = option("Validation data."),
+    lr: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr"),
+    resume: bool = option("Go on from the newest checkpoint.", "--resume", default=False),
+    keep: int = option("Checkpoints to keep.", default=3, min=1),
+    early_stop: int | None = option("Stop after N validations without a gain.", min=1, metavar="N"),
+    progress: str = option("auto, bar, plain or off.", default="auto"),
     batch_axis: BatchAxis = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -135,25 +137,27 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
     ]
 
 
-@verb
+@verb(
+    "eval",
+    "Measure a program or an ONNX file on data.",
+    examples="""\b
+Examples:
+  ortboost eval run --data val.npz
+  ortboost eval model.onnx --data val.npz --metric accuracy --metric top5 --json""",
+)
 def evaluate(
     target: Annotated[Path, typer.Argument(help="Program folder or ONNX file.")],
     data: DataFile,
     metric: _Metric = None,
     split: Split = "test",
-    output: Annotated[str | None, typer.Option(help="Output that holds the scores.")] = None,
-    class_axis: Annotated[
-        int | None, typer.Option(help="Of an ONNX file: axis of the classes, -1 for the last.")
-    ] = None,
-    ignore_index: Annotated[
-        int | None, typer.Option(help="Of an ONNX file: label that does not count.")
-    ] = None,
-    shift_labels: Annotated[
-        bool,
-        typer.Option(
-            "--shift-labels", help="Of an ONNX file: compare each position with the next label."
-        ),
-    ] = False,
+    output: str | None = option("Output that holds the scores."),
+    class_axis: int | None = option("Of an ONNX file: axis of the classes, -1 for the last."),
+    ignore_index: int | None = option("Of an ONNX file: label that does not count."),
+    shift_labels: bool = option(
+        "Of an ONNX file: compare each position with the next label.",
+        "--shift-labels",
+        default=False,
+    ),
     fixed: Input = None,
     batch_axis: BatchAxis = None,
     checkpoint: Checkpoint = "best",
@@ -189,29 +193,3 @@ def evaluate(
 
 def _number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-VERBS = (
-    (
-        "train",
-        train,
-        """\b
-Examples:
-  ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
-  ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
-  ortboost train run --data train.npz --map x=images --resume
-  ortboost train run --data train.npz --debug-overflow
-\b
-Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
-Exit status 6 if training diverged.""",
-    ),
-    (
-        "eval",
-        evaluate,
-        """\b
-Examples:
-  ortboost eval run --data val.npz
-  ortboost eval model.onnx --data val.npz --metric accuracy --metric top5 --json""",
-    ),
-)
-"""Verb, function, examples."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 __all__ = [
     "ArgumentTypeError",
+    "ArgumentValueError",
     "ConfigError",
     "DependencyError",
     "DivergedError",
@@ -22,6 +23,7 @@ __all__ = [
     "ParityError",
     "UsageError",
     "nearest",
+    "require_known",
 ]
 
 
@@ -65,6 +67,10 @@ class UsageError(OrtBoostError):
 
 class ArgumentTypeError(UsageError, TypeError):
     """An argument has the wrong type."""
+
+
+class ArgumentValueError(UsageError, ValueError):
+    """An argument has the right type and a value that makes no sense."""
 
 
 class ConfigError(OrtBoostError):
@@ -114,3 +120,32 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     listed = f"choices: {', '.join(known)}"
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean '{close[0]}'? ({listed})" if close else listed
+
+
+def require_known(
+    name: str,
+    choices: Iterable[str],
+    what: str,
+    where: str,
+    error: type[OrtBoostError] = UsageError,
+) -> None:
+    """Refuse a name that is none of the choices; the nearest one is named.
+
+    Args:
+        name: The name.
+        choices: Those that there are.
+        what: What is wrong with another name, one sentence.
+        where: Where it was given.
+        error: What to raise.
+
+    Example:
+        >>> require_known("tset", ["train", "test"], "There is no split 'tset'.", "split")
+        Traceback (most recent call last):
+        ...
+        ortboost.core.errors.UsageError: There is no split 'tset'.
+          where: split
+          fix:   did you mean 'test'? (choices: train, test)
+    """
+    known = list(choices)
+    if name not in known:
+        raise error(what, where=where, fix=nearest(str(name), known))

@@ -19,10 +19,25 @@ import cattrs
 import cattrs.gen
 import numpy as np
 
-from ortboost.core.errors import ConfigError, nearest
-from ortboost.core.field_words import FAMILIES, UNIONS, Range, UnfitError, explain
+from ortboost.core.errors import ConfigError, nearest, require_known
+from ortboost.core.field_words import (
+    FAMILIES,
+    UNIONS,
+    OnlyFloat,
+    Range,
+    UnfitError,
+    explain,
+    without_alias,
+)
 
-__all__ = ["Range", "check_kinds", "describe_family", "read_config", "write_config"]
+__all__ = [
+    "Range",
+    "check_kinds",
+    "check_value",
+    "describe_family",
+    "read_config",
+    "write_config",
+]
 
 T = TypeVar("T")
 _INT64: Final = 2**63  # what a graph can hold
@@ -58,6 +73,15 @@ def check_kinds(config: Any, where: str) -> None:
             _checker.structure(getattr(config, name), hint)
         except Exception as error:
             raise _explained(error, [where, name]) from None
+
+
+def check_value(value: object, hint: Any) -> None:
+    """Refuse a value that is not of the type, the choices or the range that an annotation names.
+
+    Raises:
+        UnfitError: It is not.
+    """
+    _checker.structure(value, hint)
 
 
 def read_config(kind: type[T], data: Any, where: str = "configuration") -> T:
@@ -115,12 +139,9 @@ def describe_family(
             return _instance(data, family)
         arguments = dict(data)
         name = str(arguments.pop(tag, default))
-        if name not in kinds:
-            raise ConfigError(
-                f"There is no {words.partition(' ')[2]} '{name}'.",
-                where=tag,
-                fix=nearest(name, kinds),
-            )
+        require_known(
+            name, kinds, f"There is no {words.partition(' ')[2]} '{name}'.", tag, ConfigError
+        )
         return _reader.structure(arguments, kinds[name])
 
     FAMILIES[family] = words, {tag: default or next(iter(kinds))}
@@ -154,6 +175,13 @@ def _instance(value: Any, hint: Any) -> Any:
     return value
 
 
+def _generic(value: Any, hint: Any) -> Any:
+    """Of ``PathLike[str]`` and its kind the class is asked; what is inside cannot be seen."""
+    if not isinstance(value, typing.get_origin(hint)):
+        raise UnfitError(value, hint)
+    return value
+
+
 def _whole(value: Any, hint: Any) -> Any:
     kind: Any = type(value)
     if kind is bool or not issubclass(kind, numbers.Integral) or abs(value) >= _INT64:
@@ -171,16 +199,18 @@ def _real(value: Any, hint: Any) -> Any:
 
 def _choice(value: Any, hint: Any) -> Any:
     if not isinstance(value, str) or value not in typing.get_args(hint):
-        raise UnfitError(value, hint)
+        raise UnfitError(value, hint, type_fits=True)
     return value
 
 
 def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     base, *marks = typing.get_args(hint)
     found = converter.structure(value, base)
+    if OnlyFloat in marks and not isinstance(found, float):
+        raise UnfitError(found, hint)
     for mark in marks:
         if isinstance(mark, Range) and found is not None and not mark.holds(found):
-            raise UnfitError(found, hint)
+            raise UnfitError(found, hint, type_fits=True)
     return found
 
 
@@ -189,13 +219,15 @@ def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
     members = typing.get_args(hint)
     if value is None and type(None) in members:
         return None
+    type_fits = False
     for member in members:
         try:
             return converter.structure(value, member)
-        except Exception:
+        except Exception as error:
             if isinstance(value, Mapping) and len(members) == 2 and type(None) in members:
                 raise
-    raise UnfitError(value, hint)
+            type_fits |= getattr(error, "type_fits", False)
+    raise UnfitError(value, hint, type_fits=type_fits)
 
 
 def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
@@ -210,7 +242,7 @@ def _sequence(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
         return tuple(map(converter.structure, value, inner))
     except UnfitError as unfit:
         named = typing.get_origin(unfit.hint) in (Annotated, Literal)
-        raise unfit if named else UnfitError(value, hint) from None
+        raise unfit if named else UnfitError(value, hint, type_fits=unfit.type_fits) from None
 
 
 def _mapping(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
@@ -248,7 +280,14 @@ def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
         _mapping: (Mapping,),
         _ranged: (Annotated,),
     }
+    converter.register_structure_hook_func(
+        lambda hint: inspect.isclass(typing.get_origin(hint)), _generic
+    )
     converter.register_structure_hook_func(inspect.isclass, _instance)
+    converter.register_structure_hook_func(
+        lambda hint: without_alias(hint) is not hint,
+        lambda value, hint: converter.structure(value, without_alias(hint)),
+    )
     for read, origins in bound.items():
         converter.register_structure_hook_func(_has(*origins), functools.partial(read, converter))
     converter.register_structure_hook_func(_has(Literal), _choice)

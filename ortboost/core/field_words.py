@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
+
 from ortboost.core.errors import ConfigError, nearest
 
-__all__ = ["FAMILIES", "UNIONS", "Range", "UnfitError", "explain", "said"]
+__all__ = [
+    "FAMILIES",
+    "UNIONS",
+    "OnlyFloat",
+    "Range",
+    "UnfitError",
+    "explain",
+    "said",
+    "shown",
+    "without_alias",
+]
 
+_SHOWN: Final = 60
 UNIONS: Final = (typing.Union, types.UnionType)
 """What the two ways to write a union come from."""
 
@@ -21,6 +35,9 @@ _WORDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
+    os.PathLike: "a path",
+    np.ndarray: "an array",
+    types.NoneType: "None",
 }
 
 
@@ -64,23 +81,31 @@ class Range:
         return "a number " + " and ".join(said).replace(" and to ", " to ")
 
 
+class OnlyFloat:
+    """A mark in an annotation: a whole number is not taken for a float, as in MindSpore."""
+
+
 FAMILIES: Final[dict[Any, tuple[str, dict[str, str]]]] = {}
 """Families of configurations, see :func:`ortboost.core.field_types.describe_family`: in words, and in plain data."""
 
 
 class UnfitError(Exception):
-    """A value that is not of its annotation."""
+    """A value that is not of its annotation.
 
-    def __init__(self, value: object, hint: Any) -> None:
+    Args:
+        value: The value.
+        hint: The annotation.
+        type_fits: Whether only its range or its choices refuse it.
+    """
+
+    def __init__(self, value: object, hint: Any, *, type_fits: bool = False) -> None:
         super().__init__()
-        self.value, self.hint = value, hint
+        self.value, self.hint, self.type_fits = value, hint, type_fits
 
 
 def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
     """The error of a field that does not fit: what was found, what is allowed, the nearest choice."""
     value, hint = unfit.value, unfit.hint
-    shown = repr(value)
-    shown = shown if len(shown) < 60 else shown[:57] + "..."
     wanted = said(hint)
     if isinstance(value, str):
         if any(typing.get_origin(one) in (tuple, Sequence) for one in _members_of(hint)):
@@ -94,7 +119,7 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
         ]
         if choices:
             return ConfigError(
-                f"'{name}' is {shown}; {wanted} is needed.",
+                f"'{name}' is {shown(value)}; {wanted} is needed.",
                 where=where,
                 fix=nearest(value, choices),
             )
@@ -103,25 +128,43 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
         if hint in FAMILIES or one in FAMILIES or dataclasses.is_dataclass(one):
             example = FAMILIES.get(hint, FAMILIES.get(one, ("", "{...}")))[1]
             fix = f"Give {wanted}, or plain data to from_dict: {{'{name}': {example}}}."
-    return ConfigError(f"'{name}' is {shown}; {wanted} is needed.", where=where, fix=fix)
+    return ConfigError(f"'{name}' is {shown(value)}; {wanted} is needed.", where=where, fix=fix)
 
 
 def _members_of(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
 
 
+def shown(value: object) -> str:
+    """A value in an error: as it is written, or its type where that is long."""
+    text = repr(value)
+    short = len(text) < _SHOWN and "\n" not in text
+    return text if short else f"of type {type(value).__name__}"
+
+
+def without_alias(hint: Any) -> Any:
+    """What a ``type`` statement stands for; numpy 2.5 defines ``NDArray`` by one."""
+    alias = typing.get_origin(hint) or hint
+    return without_alias(alias.__value__) if hasattr(alias, "__value__") else hint
+
+
 def said(hint: Any) -> str:
-    """An annotation in words."""
+    """An annotation in words; a class may have its own, ``in_words``.
+
+    Example:
+        >>> said(int | None), said(tuple[str, ...])
+        ('a whole number or None', 'a list of texts')
+    """
+    hint = without_alias(hint)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in FAMILIES:
         return FAMILIES[hint][0]
     if origin in UNIONS:
-        return " or ".join(dict.fromkeys(said(one) for one in inner))
-    if hint is type(None):
-        return "None"
+        members = list(dict.fromkeys(said(one) for one in inner))
+        return (", or " if any(" or " in one for one in members) else " or ").join(members)
     if origin is Annotated:
-        ranges = [mark.text for mark in inner[1:] if isinstance(mark, Range)]
-        return ranges[0] if ranges else said(inner[0])
+        words = next((mark.text for mark in inner[1:] if isinstance(mark, Range)), said(inner[0]))
+        return words.replace("a number", "a float") if OnlyFloat in inner else words
     if origin is Literal:
         return " or ".join(f"'{one}'" for one in inner)
     if origin is Sequence or (origin is tuple and len(inner) == 2 and inner[1] is Ellipsis):
@@ -130,13 +173,19 @@ def said(hint: Any) -> str:
         return f"a list of {len(inner)} items"
     if origin is Mapping:
         return f"an object with {said(inner[1]).removeprefix('a ')} values"
-    named = str(getattr(hint, "__name__", hint))
-    return _WORDS.get(hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")
+    if hasattr(hint, "in_words"):
+        return str(hint.in_words)
+    named = str(getattr(origin or hint, "__name__", hint))
+    return _WORDS.get(origin or hint, f"{'an' if named[0] in 'AEIOU' else 'a'} {named}")
 
 
 def _plural(words: str) -> str:
-    bare = words.removeprefix("a ").removeprefix("an ")
-    return f"lists{bare[4:]}" if bare.startswith("list ") else f"{bare}s"
+    if words[0].isdigit():
+        return f"numbers, {words} each"
+    noun, _, rest = words.removeprefix("a ").removeprefix("an ").partition(" ")
+    if noun in ("list", "number", "float") and rest:
+        return f"{noun}s {rest}"
+    return f"{noun} {rest}".strip() + "s"
 
 
 def _number(value: float) -> str:

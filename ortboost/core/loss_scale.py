@@ -69,7 +69,7 @@ __all__ = [
 _SMALLEST: Final = float(np.finfo(np.float32).smallest_normal)  # its reciprocal is finite
 _LARGEST: Final = float(np.finfo(np.float32).max)
 MAX_BAD_STEPS: Final = 1000
-"""Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` endures."""
+"""Consecutive overflows that MindSpore's ``DynamicLossScaleManager`` allows."""
 
 
 _Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]

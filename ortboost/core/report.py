@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,12 +41,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""
-        return {
-            "rewrite": self.rewrite,
-            "changed": dict(self.changed),
-            "kept": dict(self.kept),
-            "notes": list(self.notes),
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import UsageError, require_known
 from ortboost.core.files import atomic_path
 from ortboost.core.report import Report
 from ortboost.drawing.dot import to_dot
@@ -138,12 +138,7 @@ def _open(path: Path, graph: str) -> tuple[ir.Model, tuple[Report, ...], frozens
     if path.is_dir():
         program = Program.load(path)
         graphs = {EVAL_GRAPH: program.evaluation, **program.graphs}
-        if graph not in graphs:
-            raise UsageError(
-                f"The program has no graph '{graph}'.",
-                where=f"{path}: --graph",
-                fix=nearest(graph, graphs),
-            )
+        require_known(graph, graphs, f"The program has no graph '{graph}'.", f"{path}: --graph")
         model = graphs[graph]
         state = frozenset(entry.name for entry in program.catalogue.state)
         infer_shapes(model)

@@ -11,16 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.graph.query import label
 
-__all__ = ["marks_against", "marks_of_reports", "node_label"]
+__all__ = ["marks_against", "marks_of_reports"]
 
 _BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
 """Their reports name weights, of which nothing changed for the node that uses them."""
-
-
-def node_label(node: ir.Node) -> str:
-    """The name of a node; that of its first output where it has none."""
-    return node.name or next((out.name or "" for out in node.outputs), "")
 
 
 def marks_of_reports(
@@ -40,16 +36,16 @@ def marks_of_reports(
     """
     known: dict[str, set[str]] = {}
     for node in model.graph:
-        label = node_label(node)
+        own = label(node)
         # The runtime's own rewrites append the new operator to a name ("bn1_BatchNormInternal").
-        before = label.removesuffix(f"_{node.op_type}")
-        for name in (label, before, *(out.name for out in node.outputs if out.name)):
-            known.setdefault(name, set()).add(label)
+        before = own.removesuffix(f"_{node.op_type}")
+        for name in (own, before, *(out.name for out in node.outputs if out.name)):
+            known.setdefault(name, set()).add(own)
     used: dict[str, set[str]] = {}
     for node in model.graph:
         for value in node.inputs:
             if value is not None and value.producer() is None:
-                used.setdefault(value.name or "", set()).add(node_label(node))
+                used.setdefault(value.name or "", set()).add(label(node))
     marks: dict[str, str] = {}
     missing: dict[str, int] = {}
     for report in reports:
@@ -57,8 +53,9 @@ def marks_of_reports(
             if report.rewrite in _BOOKKEEPING and name not in known:
                 continue
             text = f"{report.rewrite}: {what}"
-            for label in known.get(name) or used.get(name, set()):
-                marks[label] = f"{marks[label]}; {text}" if label in marks else text
+            for node_name in known.get(name) or used.get(name, set()):
+                said = marks.get(node_name)
+                marks[node_name] = text if said is None else f"{said}; {text}"
             if name not in known and name not in used:
                 missing[report.rewrite] = missing.get(report.rewrite, 0) + 1
     return marks, missing
@@ -83,13 +80,13 @@ def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], di
     marks = {}
     for index, node in enumerate(new):
         if index not in pairs:
-            marks[node_label(node)] = "new"
+            marks[label(node)] = "new"
             continue
         what = _different(old[pairs[index]], node)
         if what:
-            marks[node_label(node)] = what
+            marks[label(node)] = what
     kept = set(pairs.values())
-    gone = {node_label(n): n.op_type for i, n in enumerate(old) if i not in kept}
+    gone = {label(n): n.op_type for i, n in enumerate(old) if i not in kept}
     return marks, gone
 
 

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from ortboost.core.errors import UsageError
 from ortboost.drawing.captions import cut, family, middle, settings, times, type_text, weight
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import known_shape, label
+from ortboost.graph.reach import uses_inside
 
 __all__ = ["Box", "Picture", "around", "picture_of"]
 
@@ -89,9 +90,7 @@ def picture_of(
             continue
         index = len(boxes)
         boxes.append(_box(node, inside, marks))
-        sources = list(node.inputs)
-        for graph in _bodies(node):
-            sources += _outer(graph)
+        sources = [*node.inputs, *dict.fromkeys(uses_inside(node))]
         arrows += [(makers[id(v)], index) for v in sources if v is not None and id(v) in makers]
         makers.update((id(value), index) for value in node.outputs)
     for value in model.graph.outputs:
@@ -146,7 +145,7 @@ def around(picture: Picture, name: str, hops: int) -> Picture:
 
 
 def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Box:
-    name = node.name or next((out.name or "" for out in node.outputs), "")
+    name = label(node)
     domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
     lines = [settings(node)]
     held = [line for line in (weight(v, inside) for v in node.inputs) if line]
@@ -174,21 +173,3 @@ def _named_bodies(node: ir.Node) -> list[tuple[str, ir.Graph]]:
         for attribute in node.attributes.values()
         if isinstance(attribute, ir.Attr) and attribute.type == ir.AttributeType.GRAPH
     ]
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    return [graph for _, graph in _named_bodies(node)]
-
-
-def _outer(graph: ir.Graph) -> list[ir.Value]:
-    """Values of the graph around that a body reads."""
-    own: set[int] = {id(value) for value in (*graph.inputs, *graph.initializers.values())}
-    found: dict[int, ir.Value] = {}
-    for node in graph.all_nodes():
-        own.update(id(value) for value in node.outputs)
-        for body in _bodies(node):
-            own.update(id(value) for value in (*body.inputs, *body.initializers.values()))
-    for node in graph.all_nodes():
-        found.update((id(v), v) for v in node.inputs if v is not None and id(v) not in own)
-    found.update((id(v), v) for v in graph.outputs if id(v) not in own)
-    return list(found.values())

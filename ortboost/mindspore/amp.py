@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from ortboost.core.errors import DivergedError, nearest
+from ortboost.core.arguments import check_argument, checked
+from ortboost.core.errors import DivergedError, require_known
+from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import HostScaleState, host_update
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.mindspore.boost.train_step import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
-from ortboost.mindspore.core.arguments import (
-    ArgumentRuntimeError,
-    ArgumentTypeError,
-    ArgumentValueError,
-    check_choice,
-    check_number,
-    check_range,
-    check_type,
-)
+from ortboost.mindspore.core.arguments import ArgumentRuntimeError, ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.mixed_precision import (
+    AmpLevel,
     auto_mixed_precision,
-    check_amp_level,
     custom_mixed_precision,
     get_black_list,
     get_white_list,
@@ -37,7 +31,7 @@ from ortboost.mindspore.nn.loss_scale import (
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithLossCell, check_network
+from ortboost.mindspore.nn.wrap import WithLossCell
 
 __all__ = [
     "DynamicLossScaleManager",
@@ -51,7 +45,8 @@ __all__ = [
     "get_white_list",
 ]
 
-_BOOST_LEVELS = ("O0", "O1", "O2")
+_Scale: TypeAlias = Annotated[float, Range(1, 3.4e38)]
+BoostLevel: TypeAlias = Literal["O0", "O1", "O2"]
 _KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type")
 
 
@@ -63,12 +58,11 @@ class LossScaleManager:
         raise NotImplementedError
 
     def update_loss_scale(self, overflow: Any) -> None:
-        """Move the scale after a step."""
-        raise NotImplementedError
+        """Move the scale after a step; by default it stays."""
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether an overflow skips the update."""
-        raise NotImplementedError
+        """Whether an overflow skips the update; by default it does."""
+        return True
 
     def get_update_cell(self) -> LossScaleUpdateCell | None:
         """The update cell for a training step; ``None`` for a step without a finite check."""
@@ -83,27 +77,19 @@ class FixedLossScaleManager(LossScaleManager):
         drop_overflow_update: Whether an overflow skips the update. With False the training step does
             not un-scale: give the optimizer the same ``loss_scale``.
 
-    Raises:
-        ArgumentTypeError: ``loss_scale`` is no number, or ``drop_overflow_update`` no bool.
-        ArgumentValueError: ``loss_scale`` is below 1.
-
     Example:
         >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None
         True
     """
 
-    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
-        _check_scale("FixedLossScaleManager", "loss_scale", loss_scale)
-        check_type("FixedLossScaleManager", "drop_overflow_update", drop_overflow_update, bool)
+    @checked
+    def __init__(self, loss_scale: _Scale = 128.0, drop_overflow_update: bool = True) -> None:
         self._loss_scale = loss_scale
         self._drop_overflow_update = drop_overflow_update
 
     def get_loss_scale(self) -> float:
         """The scale."""
         return self._loss_scale
-
-    def update_loss_scale(self, overflow: Any) -> None:
-        """Nothing: the scale stays."""
 
     def get_drop_overflow_update(self) -> bool:
         """Whether an overflow skips the update."""
@@ -125,10 +111,6 @@ class DynamicLossScaleManager(LossScaleManager):
             update cell refuses that.)
         scale_window: Good steps before it grows, at least 1.
 
-    Raises:
-        ArgumentTypeError: An argument of the wrong type.
-        ArgumentValueError: It is out of range.
-
     Example:
         >>> manager = DynamicLossScaleManager(2**16, scale_window=1)
         >>> manager.update_loss_scale(overflow=False)
@@ -136,15 +118,13 @@ class DynamicLossScaleManager(LossScaleManager):
         131072.0
     """
 
+    @checked
     def __init__(
-        self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000
+        self,
+        init_loss_scale: _Scale = 2**24,
+        scale_factor: Annotated[float, Range(above=0)] = 2,
+        scale_window: Count = 2000,
     ) -> None:
-        owner = "DynamicLossScaleManager"
-        _check_scale(owner, "init_loss_scale", init_loss_scale)
-        check_number(owner, "scale_factor", scale_factor)
-        check_range(owner, "scale_factor", scale_factor, 0, open_low=True)
-        check_type(owner, "scale_window", scale_window, int)
-        check_range(owner, "scale_window", scale_window, 1)
         self.scale_factor, self.scale_window = scale_factor, scale_window
         self._state = HostScaleState(float(init_loss_scale))
 
@@ -168,10 +148,6 @@ class DynamicLossScaleManager(LossScaleManager):
         except DivergedError as error:
             raise ArgumentRuntimeError(error.what, where=error.where, fix=error.fix) from error
 
-    def get_drop_overflow_update(self) -> bool:
-        """Always True."""
-        return True
-
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
         """An update cell that starts at the present scale."""
         return DynamicLossScaleUpdateCell(
@@ -179,12 +155,13 @@ class DynamicLossScaleManager(LossScaleManager):
         )
 
 
+@checked
 def build_train_network(
     network: Any,
     optimizer: Optimizer | OptimizerWrapper,
     loss_fn: LossBase | None = None,
-    level: str = "O0",
-    boost_level: str = "O0",
+    level: AmpLevel = "O0",
+    boost_level: BoostLevel = "O0",
     **kwargs: Any,
 ) -> TrainOneStepCell | TrainOneStepWithLossScaleCell:
     """The training step that a network, an optimizer and a loss-scale manager ask for.
@@ -200,31 +177,22 @@ def build_train_network(
             ``O2`` it is a :class:`DynamicLossScaleManager` unless given, ``None`` for none.
             ``keep_batchnorm_fp32`` overrules what the level says of normalizations, ``cast_model_type``
             (``float16`` or ``bfloat16``) the number format; both change nothing at level ``O0``.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
     """
-    check_level("level", level)
-    check_level("boost_level", boost_level)
     for key in kwargs:
-        if key not in _KEYWORDS:
-            raise ArgumentValueError(
-                f"There is no argument '{key}'.",
-                where="build_train_network",
-                fix=nearest(key, _KEYWORDS),
-            )
+        require_known(
+            key,
+            _KEYWORDS,
+            f"There is no argument '{key}'.",
+            "build_train_network",
+            ArgumentValueError,
+        )
     default = DynamicLossScaleManager() if level == "O2" else None
     manager = kwargs.get("loss_scale_manager", default)
-    if manager is not None and not isinstance(manager, LossScaleManager | GroupLossScaleManager):
-        raise ArgumentTypeError(
-            f"'loss_scale_manager' is {type(manager).__name__}.",
-            where="loss_scale_manager",
-            fix="Give a FixedLossScaleManager, a DynamicLossScaleManager or a "
-            "boost.GroupLossScaleManager.",
-        )
+    kinds = LossScaleManager | GroupLossScaleManager | None
+    check_argument("build_train_network", "loss_scale_manager", manager, kinds)
     cell: Cell = network
     if loss_fn is not None:
-        cell = WithLossCell(check_network("build_train_network", "network", network), loss_fn)
+        cell = WithLossCell(network, loss_fn)
     if level != "O0":
         auto_mixed_precision(
             cell,  # type: ignore[arg-type]  # checked there
@@ -244,17 +212,5 @@ def build_train_network(
 
 
 def check_level(name: str, value: Any) -> None:
-    """Refuse a mixed-precision or boost level that does not exist.
-
-    Raises:
-        ArgumentValueError: There is no such level.
-    """
-    if name == "level":
-        check_amp_level(value)
-    else:
-        check_choice("boosts", name, value, tuple(_BOOST_LEVELS))
-
-
-def _check_scale(owner: str, name: str, value: Any) -> None:
-    check_number(owner, name, value)
-    check_range(owner, name, value, 1, 3.4e38)
+    """Refuse a mixed-precision or boost level that does not exist."""
+    check_argument("amp", name, value, AmpLevel if name == "level" else BoostLevel)

@@ -7,31 +7,34 @@ They decide how the *training steps* of a network compute. Its parameters, its u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_choice
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.wrap import WithLossCell, network_of
 from ortboost.transforms.precision import PrecisionConfig, precision_for_level
-from ortboost.transforms.precision.levels import LEVELS
 from ortboost.transforms.precision.policy import FP32_OPERATORS, LOW_PRECISION_OPERATORS
 
 __all__ = [
+    "AmpLevel",
     "auto_mixed_precision",
-    "check_amp_level",
     "custom_mixed_precision",
     "get_black_list",
     "get_white_list",
 ]
 
+AmpLevel: TypeAlias = Literal["O0", "O1", "O2", "O3", "auto"]
+"""Mixed-precision levels, see :mod:`ortboost.transforms.precision.levels`."""
 _DTYPES: Final[dict[str, Literal["fp16", "bf16"]]] = {"float16": "fp16", "bfloat16": "bf16"}
 
 
+@checked
 def auto_mixed_precision(
     network: Network | WithLossCell,
-    amp_level: str = "O0",
+    amp_level: AmpLevel = "O0",
     dtype: Any = "float16",
     *,
     keep_batchnorm_fp32: bool | None = None,
@@ -48,26 +51,19 @@ def auto_mixed_precision(
         The network.
 
     Raises:
-        ArgumentTypeError: ``network`` is no network.
         ArgumentValueError: There is no such level or type.
 
     Example:
         >>> net = auto_mixed_precision(ob.load("models/lenet5.onnx"), "O2")  # doctest: +SKIP
     """
-    check_amp_level(amp_level)
     backbone = network_of("auto_mixed_precision", network)
-    if keep_batchnorm_fp32 is not None and not isinstance(keep_batchnorm_fp32, bool):
-        raise ArgumentTypeError(
-            f"'keep_batchnorm_fp32' is {keep_batchnorm_fp32!r}.",
-            where="keep_batchnorm_fp32",
-            fix="Give True or False.",
-        )
     compute = _compute(dtype)
     if amp_level != "O0":
         backbone.precision = precision_for_level(amp_level, keep_batchnorm_fp32, compute)
     return network
 
 
+@checked
 def custom_mixed_precision(
     network: Network | WithLossCell,
     *,
@@ -86,7 +82,6 @@ def custom_mixed_precision(
         dtype: As for :func:`auto_mixed_precision`.
 
     Raises:
-        ArgumentTypeError: A list holds something else than names.
         ArgumentValueError: None or both of the lists are given, or no operator of the network is in the white list.
 
     Example:
@@ -100,13 +95,6 @@ def custom_mixed_precision(
             where="custom_mixed_precision",
             fix="Give one of the two.",
         )
-    for name in (*(white_list or ()), *(black_list or ())):
-        if not isinstance(name, str):
-            raise ArgumentTypeError(
-                f"The list holds {name!r}.",
-                where="custom_mixed_precision",
-                fix="Give names of ONNX operators, for example 'Conv'.",
-            )
     there = sorted({node.op_type for node in backbone.model.graph})
     if white_list is None:
         kept = tuple(name for name in there if name in set(black_list or ()))
@@ -134,15 +122,6 @@ def get_white_list() -> list[str]:
 def get_black_list() -> list[str]:
     """Operators that stay in float32 at the levels O1 and auto: a copy."""
     return list(FP32_OPERATORS)
-
-
-def check_amp_level(level: Any) -> None:
-    """Refuse a level that does not exist.
-
-    Raises:
-        ArgumentValueError: There is no such level.
-    """
-    check_choice("mixed precision", "level", level, tuple(LEVELS))
 
 
 def _compute(dtype: Any) -> Literal["fp16", "bf16"]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from ortboost.core.errors import ArgumentTypeError, ConfigError, UsageError, nearest
+from ortboost.core.errors import ArgumentTypeError, UsageError, nearest
+from ortboost.core.field_types import Range, check_kinds
 from ortboost.training.protocols import StepResult
 
 __all__ = [
@@ -151,19 +152,10 @@ class Goal:
 
     monitor: str = "val_loss"
     mode: Literal["auto", "min", "max"] = "auto"
-    min_delta: float = 0.0
+    min_delta: Annotated[float, Range(0)] = 0.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("auto", "min", "max"):
-            raise ConfigError(
-                f"There is no mode '{self.mode}'.",
-                where="mode",
-                fix=nearest(self.mode, ("auto", "min", "max")),
-            )
-        if not self.min_delta >= 0:
-            raise ConfigError(
-                f"'min_delta' is {self.min_delta}.", where="min_delta", fix="Use 0 or more."
-            )
+        check_kinds(self, "callbacks")
 
     @property
     def rising(self) -> bool:
@@ -208,9 +200,9 @@ class Patience:
 
     Args:
         goal: What counts as better.
-        patience: Looks without improvement to endure.
+        patience: Values in a row without improvement before the run is stopped.
         best: The best value so far; None before the first, or what has to be beaten.
-        waited: Looks since then.
+        waited: Values since then.
 
     Example:
         >>> patience = Patience(Goal("val_loss"), 2)
@@ -219,9 +211,12 @@ class Patience:
     """
 
     goal: Goal
-    patience: int
+    patience: Annotated[int, Range(1)]
     best: float | None = None
     waited: int = 0
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "callbacks")
 
     def look(self, value: float) -> bool:
         """Take a value; whether it is the best so far. NaN never is."""
@@ -280,7 +275,7 @@ class EarlyStopping(_Monitoring):
 
     Args:
         goal: What counts as better.
-        patience: Looks (validations, or epochs for ``train_...``) without improvement to endure.
+        patience: Validations (epochs for ``train_...``) without improvement before it stops.
         baseline: What the first value has to beat, if anything.
 
     Raises:
@@ -290,18 +285,16 @@ class EarlyStopping(_Monitoring):
     def __init__(
         self, goal: Goal | None = None, patience: int = 5, baseline: float | None = None
     ) -> None:
-        if patience < 1:
-            raise ConfigError(f"'patience' is {patience}.", where="patience", fix="Use 1 or more.")
         super().__init__(goal, patience, baseline)
 
     @property
     def patience(self) -> int:
-        """Looks without improvement to endure."""
+        """Values in a row without improvement before it stops."""
         return self._seen.patience
 
     @property
     def waited(self) -> int:
-        """Looks since the best value."""
+        """Values since the best one."""
         return self._seen.waited
 
     def on_train_begin(self, run: RunView) -> None:

@@ -22,24 +22,17 @@ from ortboost.training.checkpoint_file import (
 )
 from ortboost.training.protocols import Array
 
-__all__ = ["Checkpoint", "CheckpointStore", "Found", "Refused"]
+__all__ = ["Checkpoint", "CheckpointStore", "Found"]
 
 _NAME = re.compile(r"step-(\d{8,})\.json")
 _TEMPORARY = re.compile(r"\.(?:step-\d{8,}\.(?:safetensors|json)|best\.json)\.(\d+)\.tmp")
-
-
-class Refused(NamedTuple):
-    """A checkpoint that cannot be used: its file, and why."""
-
-    path: Path
-    reason: str
 
 
 class Found(NamedTuple):
     """The newest good checkpoint (None if there is none) and the newer ones that were refused."""
 
     checkpoint: Checkpoint | None
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedError, ...]
 
 
 class CheckpointStore:
@@ -184,12 +177,12 @@ class CheckpointStore:
     def _newest(
         self, steps: list[int], program: str | None, expect: Mapping[str, Array] | None
     ) -> Found:
-        refused: list[Refused] = []
+        refused: list[RefusedError] = []
         for step in reversed(steps):
             try:
                 return Found(read_checkpoint(self.path(step), program, expect), tuple(refused))
             except RefusedError as error:
-                refused.append(Refused(error.path, error.reason))
+                refused.append(error)
         return Found(None, tuple(refused))
 
     def _prune(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, require_known
 from ortboost.core.field_types import Range, check_kinds
 from ortboost.core.loss_scale import DynamicScaleConfig, ScaleConfig
 from ortboost.training.schedules import Constant, Schedule, schedule_to_dict
@@ -91,10 +91,7 @@ class TrainConfig:
         """
         known = [field.name for field in dataclasses.fields(self)]
         for name in settings:
-            if name not in known:
-                raise ConfigError(
-                    f"There is no setting '{name}'.", where="training", fix=nearest(name, known)
-                )
+            require_known(name, known, f"There is no setting '{name}'.", "training", ConfigError)
         return dataclasses.replace(self, **settings)
 
     def schedules(self, groups: Sequence[str]) -> dict[str, Schedule]:
@@ -109,12 +106,13 @@ class TrainConfig:
         if not isinstance(self.learning_rate, Mapping):
             return dict.fromkeys(groups, self.learning_rate)
         for name in self.learning_rate:
-            if name not in groups:
-                raise ConfigError(
-                    f"There is no learning-rate group '{name}'.",
-                    where="learning_rate",
-                    fix=nearest(name, groups),
-                )
+            require_known(
+                name,
+                groups,
+                f"There is no learning-rate group '{name}'.",
+                "learning_rate",
+                ConfigError,
+            )
         chosen = {
             g: self.learning_rate.get(g, self.learning_rate.get(LEARNING_RATE)) for g in groups
         }

@@ -27,7 +27,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from ortboost.core.errors import FileError
@@ -109,12 +108,7 @@ class EventLog:
     def __enter__(self) -> EventLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

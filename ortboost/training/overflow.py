@@ -152,26 +152,3 @@ class SkipHistory:
         if before <= 0 or newer <= _FEW * after:
             return False
         return newer >= 2 * (self.later - newer) * after / before + 5
-
-    def to_dict(self) -> dict[str, Any]:
-        """The history as JSON data."""
-        return {
-            "warm_skips": self.warm_skips,
-            "warm_steps": self.warm_steps,
-            "warm": self.warm,
-            "calm": self.calm,
-            "later": self.later,
-            "recent": list(self.recent),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SkipHistory:
-        """Rebuild the history from :meth:`to_dict`."""
-        return cls(
-            int(data["warm_skips"]),
-            int(data["warm_steps"]),
-            bool(data["warm"]),
-            int(data["calm"]),
-            int(data["later"]),
-            [int(step) for step in data["recent"]],
-        )

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import require_known
 from ortboost.core.loss_scale import scale_text
 
 __all__ = [
@@ -187,10 +187,7 @@ def make_progress(mode: str = "auto", *, quiet: bool = False) -> Reporter:
     Raises:
         UsageError: The mode is unknown.
     """
-    if mode not in MODES:
-        raise UsageError(
-            f"There is no progress '{mode}'.", where="progress", fix=nearest(mode, MODES)
-        )
+    require_known(mode, MODES, f"There is no progress '{mode}'.", "progress")
     if quiet or mode == "off":
         return QuietProgress(sys.stderr, results=not quiet)
     if mode == "bar" or (mode == "auto" and sys.stderr.isatty()):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from ortboost.core.field_types import read_config, write_config
 from ortboost.training.metrics import Mean
 from ortboost.training.overflow import SkipHistory
 from ortboost.training.protocols import StepResult
@@ -86,28 +87,13 @@ class RunState:
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON data; floats survive to the bit."""
-        return {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "step": self.step,
-            "applied_steps": self.applied_steps,
-            "total_skips": self.total_skips,
-            "loss_scale": self.loss_scale,
-            "validated_step": self.validated_step,
-            "sums": {name: [mean.total, mean.count] for name, mean in self.sums.items()},
-            "metrics": dict(self.metrics),
-            "skips": self.skips.to_dict(),
-        }
+        sums = {name: [mean.total, mean.count] for name, mean in self.sums.items()}
+        return {**write_config(self), "sums": sums}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunState:
         """Rebuild the state from :meth:`to_dict`; other keys are left alone."""
-        names = ("epoch", "batch", "step", "applied_steps", "total_skips", "validated_step")
-        return cls(
-            **{name: int(data[name]) for name in names},
-            loss_scale=float(data["loss_scale"]),
-            sums={name: Mean(total, count) for name, (total, count) in data["sums"].items()},
-            metrics={name: float(value) for name, value in data["metrics"].items()},
-            # Checkpoints of older versions do not have it.
-            skips=SkipHistory.from_dict(data["skips"]) if "skips" in data else SkipHistory(),
-        )
+        # Checkpoints of older versions do not have all of them.
+        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
+        known["sums"] = {name: Mean(*pair) for name, pair in data["sums"].items()}
+        return read_config(cls, known, "checkpoint")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError, nearest, require_known
 from ortboost.training.schedules import (
     Constant,
     Cosine,
@@ -27,15 +27,22 @@ SCHEDULE_FORMS = {
 }
 """Each kind with an example; all of them take ``warmup=STEPS`` and ``warmup-factor=0.1`` too."""
 
-_OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
-    "constant": {},
-    "cosine": {"steps": int, "min": float},
-    "step": {"every": int, "gamma": float},
-    "multistep": {"at": str, "gamma": float},
-    "list": {},
+
+def _steps(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("/"))
+
+
+_Options: TypeAlias = dict[str, tuple[str, Callable[[str], Any]]]
+_KINDS: Final[dict[str, tuple[Callable[..., Schedule], _Options]]] = {
+    "constant": (Constant, {}),
+    "cosine": (Cosine, {"steps": ("total_steps", int), "min": ("min_lr", float)}),
+    "step": (StepDecay, {"every": ("every", int), "gamma": ("gamma", float)}),
+    "multistep": (MultiStep, {"at": ("milestones", _steps), "gamma": ("gamma", float)}),
+    "list": (PerStep, {}),
 }
-_WARMUP: dict[str, Callable[[str], Any]] = {"warmup": int, "warmup-factor": float}
-_REQUIRED = {"step": "every", "multistep": "at"}
+"""Kind to what it makes, and option to the argument and how its text is read."""
+_WARMUP: Final[_Options] = {"warmup": ("steps", int), "warmup-factor": ("start_factor", float)}
+_REQUIRED: Final = {"cosine": "steps", "step": "every", "multistep": "at"}
 
 
 def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
@@ -58,59 +65,40 @@ def parse_schedule(text: str, *, total_steps: int | None = None) -> Schedule:
     kind, colon, rest = text.strip().partition(":")
     if not colon and _is_number(kind):
         kind, rest = "constant", kind
-    if kind not in SCHEDULE_FORMS:
-        raise ConfigError(
-            f"There is no schedule '{kind}'.", where=f"'{text}'", fix=nearest(kind, SCHEDULE_FORMS)
-        )
-    rate, options = _split(text, kind, rest)
-    warmup = options.pop("warmup", 0)
-    factor = options.pop("warmup-factor", 0.1)
-    if kind in _REQUIRED and _REQUIRED[kind] not in options:
-        raise _bad(text, kind, f"'{_REQUIRED[kind]}' is missing.")
-    after = _build(text, kind, rate, options, None if total_steps is None else total_steps - warmup)
-    return LinearWarmup(after, warmup, factor) if warmup else after
-
-
-def _build(
-    text: str, kind: str, rate: str, options: dict[str, Any], total_steps: int | None
-) -> Schedule:
-    if kind == "list":
-        return PerStep(tuple(_number(text, kind, part) for part in rate.split("/")))
-    lr = _number(text, kind, rate)
-    if kind == "constant":
-        return Constant(lr)
-    if kind == "step":
-        return StepDecay(lr, **options)
-    if kind == "multistep":
-        try:
-            milestones = tuple(int(part) for part in options.pop("at").split("/"))
-        except ValueError:
-            raise _bad(text, kind, "'at' lists step numbers, parted by '/'.") from None
-        return MultiStep(lr, milestones, **options)
-    steps = options.get("steps", total_steps)
-    if steps is None:
-        raise _bad(text, kind, "'steps' is missing.")
-    return Cosine(lr, max(1, steps), options.get("min", 0.0))
-
-
-def _split(text: str, kind: str, rest: str) -> tuple[str, dict[str, Any]]:
-    """The rate and the options, converted."""
+    require_known(kind, SCHEDULE_FORMS, f"There is no schedule '{kind}'.", f"'{text}'", ConfigError)
+    make, known = _KINDS[kind]
     rate, *pairs = [part.strip() for part in rest.split(",")]
-    known = {**_OPTIONS[kind], **_WARMUP}
-    options: dict[str, Any] = {}
+    options = _read(text, kind, [pair for pair in pairs if not pair.startswith("warmup")], known)
+    warmup = _read(text, kind, [pair for pair in pairs if pair.startswith("warmup")], _WARMUP)
+    if kind == "cosine" and total_steps is not None:
+        options.setdefault("total_steps", max(1, total_steps - warmup.get("steps", 0)))
+    needed = _REQUIRED.get(kind)
+    if needed is not None and known[needed][0] not in options:
+        raise _bad(text, kind, f"'{needed}' is missing.")
+    if kind == "list":
+        after = make(tuple(_number(text, kind, part) for part in rate.split("/")))
+    else:
+        after = make(_number(text, kind, rate), **options)
+    return LinearWarmup(after, **warmup) if warmup.get("steps") else after
+
+
+def _read(text: str, kind: str, pairs: Sequence[str], known: _Options) -> dict[str, Any]:
+    """The arguments that options come to."""
+    arguments: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         if name not in known:
             raise ConfigError(
                 f"A '{kind}' schedule has no option '{name}'.",
                 where=f"'{text}'",
-                fix=nearest(name, known),
+                fix=nearest(name, {**known, **_WARMUP}),
             )
+        argument, convert = known[name]
         try:
-            options[name] = known[name](value)
+            arguments[argument] = convert(value)
         except ValueError:
             raise _bad(text, kind, f"'{name}' has no valid value ('{value}').") from None
-    return rate, options
+    return arguments
 
 
 def _is_number(text: str) -> bool:

@@ -1,6 +1,7 @@
 """Learning rate as a function of the number of *applied* updates.
 
-A step that the loss scale skips applies no update, so it does not advance a schedule. The formulas that are
+A schedule is called with that number and answers the rate of the next one. A step that the loss scale skips
+applies no update, so it does not advance a schedule. The formulas that are
 shared with MindSpore's names are in :mod:`ortboost.training.decay`.
 
 References:
@@ -13,12 +14,19 @@ References:
 from __future__ import annotations
 
 import bisect
-import dataclasses
-import math
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-from ortboost.core.errors import ConfigError, nearest
+from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import (
+    Range,
+    check_kinds,
+    describe_family,
+    read_config,
+    write_config,
+)
 from ortboost.training import decay
 
 __all__ = [
@@ -34,22 +42,8 @@ __all__ = [
 ]
 
 
-def _require(good: bool, what: str, where: str, fix: str) -> None:
-    if not good:
-        raise ConfigError(what, where=f"learning rate schedule: {where}", fix=fix)
-
-
-def _check_rate(rate: float, where: str) -> None:
-    _require(
-        math.isfinite(rate) and rate >= 0,
-        f"A learning rate is {rate}.",
-        where,
-        "Use a finite number, 0 or more.",
-    )
-
-
-def _check_count(count: int, where: str, least: int = 1) -> None:
-    _require(count >= least, f"'{where}' is {count}.", where, f"Use {least} or more.")
+_WHERE: Final = "learning rate schedule"
+_Rate: TypeAlias = Annotated[float, Range(0)]
 
 
 @dataclass(frozen=True)
@@ -61,10 +55,10 @@ class Constant:
         0.1
     """
 
-    lr: float
+    lr: _Rate
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr, "lr")
+        check_kinds(self, _WHERE)
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
@@ -80,13 +74,15 @@ class PerStep:
         [0.3, 0.2, 0.2]
     """
 
-    values: tuple[float, ...]
+    values: tuple[_Rate, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(float(value) for value in self.values))
-        _require(bool(self.values), "The list of rates is empty.", "values", "Give one or more.")
-        for index, value in enumerate(self.values):
-            _check_rate(value, f"values[{index}]")
+        check_kinds(self, _WHERE)
+        object.__setattr__(self, "values", tuple(self.values))
+        if not self.values:
+            raise ConfigError(
+                "The list of rates is empty.", where=f"{_WHERE}, values", fix="Give one or more."
+            )
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
@@ -102,14 +98,12 @@ class StepDecay:
         0.125
     """
 
-    lr: float
-    every: int
-    gamma: float = 0.1
+    lr: _Rate
+    every: Annotated[int, Range(1)]
+    gamma: _Rate = 0.1
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr, "lr")
-        _check_rate(self.gamma, "gamma")
-        _check_count(self.every, "every")
+        check_kinds(self, _WHERE)
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
@@ -125,21 +119,20 @@ class MultiStep:
         [1.0, 0.5, 0.25]
     """
 
-    lr: float
+    lr: _Rate
     milestones: tuple[int, ...]
-    gamma: float = 0.1
+    gamma: _Rate = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "milestones", tuple(int(m) for m in self.milestones))
-        _check_rate(self.lr, "lr")
-        _check_rate(self.gamma, "gamma")
-        rising = all(a < b for a, b in zip(self.milestones, self.milestones[1:], strict=False))
-        _require(
-            bool(self.milestones) and rising and self.milestones[0] > 0,
-            f"The milestones {list(self.milestones)} do not rise from 1 on.",
-            "milestones",
-            "List step numbers in rising order.",
-        )
+        check_kinds(self, _WHERE)
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        rising = all(a < b for a, b in itertools.pairwise((0, *self.milestones)))
+        if not self.milestones or not rising:
+            raise ConfigError(
+                f"The milestones {list(self.milestones)} do not rise from 1 on.",
+                where=f"{_WHERE}, milestones",
+                fix="List step numbers in rising order.",
+            )
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
@@ -157,15 +150,16 @@ class Cosine:
         [1.0, 0.5, 0.0, 0.0]
     """
 
-    lr: float
-    total_steps: int
-    min_lr: float = 0.0
+    lr: _Rate
+    total_steps: Annotated[int, Range(1)]
+    min_lr: _Rate = 0.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr, "lr")
-        _check_rate(self.min_lr, "min_lr")
-        _check_count(self.total_steps, "total_steps")
-        _require(self.min_lr <= self.lr, "'min_lr' is above 'lr'.", "min_lr", "Use min_lr <= lr.")
+        check_kinds(self, _WHERE)
+        if self.min_lr > self.lr:
+            raise ConfigError(
+                "'min_lr' is above 'lr'.", where=f"{_WHERE}, min_lr", fix="Use min_lr <= lr."
+            )
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
@@ -186,17 +180,11 @@ class LinearWarmup:
     """
 
     after: Schedule
-    steps: int
-    start_factor: float = 0.1
+    steps: Annotated[int, Range(0)]
+    start_factor: Annotated[float, Range(0, 1)] = 0.1
 
     def __post_init__(self) -> None:
-        _check_count(self.steps, "steps", least=0)
-        _require(
-            0.0 <= self.start_factor <= 1.0,
-            f"'start_factor' is {self.start_factor}.",
-            "start_factor",
-            "Use a number from 0 to 1.",
-        )
+        check_kinds(self, _WHERE)
 
     def __call__(self, step: int) -> float:
         """The rate after ``step`` applied updates."""
@@ -208,7 +196,7 @@ class LinearWarmup:
 Schedule: TypeAlias = Constant | PerStep | StepDecay | MultiStep | Cosine | LinearWarmup
 """Any of the schedules; each is frozen and maps applied updates to a rate."""
 
-_KINDS: dict[str, type[Any]] = {
+KINDS: Final[Mapping[str, type[Any]]] = {
     "constant": Constant,
     "per_step": PerStep,
     "step": StepDecay,
@@ -216,6 +204,9 @@ _KINDS: dict[str, type[Any]] = {
     "cosine": Cosine,
     "warmup": LinearWarmup,
 }
+"""Kind, as checkpoints write it, to class."""
+
+describe_family(Schedule, "kind", KINDS, words="a schedule")
 
 
 def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
@@ -225,44 +216,13 @@ def schedule_to_dict(schedule: Schedule) -> dict[str, Any]:
         >>> schedule_to_dict(Constant(0.1))
         {'kind': 'constant', 'lr': 0.1}
     """
-    kind = next(kind for kind, cls in _KINDS.items() if cls is type(schedule))
-    data: dict[str, Any] = {"kind": kind}
-    for field in dataclasses.fields(schedule):
-        value = getattr(schedule, field.name)
-        if field.name == "after":
-            value = schedule_to_dict(value)
-        data[field.name] = list(value) if isinstance(value, tuple) else value
-    return data
+    return write_config(schedule)
 
 
-def schedule_from_dict(data: dict[str, Any]) -> Schedule:
+def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     """Rebuild a schedule from :func:`schedule_to_dict`.
 
     Raises:
         ConfigError: The kind or a key is unknown, or a value is out of range.
     """
-    values = dict(data)
-    kind = str(values.pop("kind", ""))
-    if kind not in _KINDS:
-        raise ConfigError(
-            f"There is no schedule '{kind}'.", where="learning rate", fix=nearest(kind, _KINDS)
-        )
-    known = [field.name for field in dataclasses.fields(_KINDS[kind])]
-    for name in values:
-        if name not in known:
-            raise ConfigError(
-                f"A '{kind}' schedule has no '{name}'.",
-                where="learning rate",
-                fix=nearest(name, known),
-            )
-    if isinstance(values.get("after"), dict):
-        values["after"] = schedule_from_dict(values["after"])
-    try:
-        schedule: Schedule = _KINDS[kind](**values)
-    except TypeError as error:
-        raise ConfigError(
-            f"A '{kind}' schedule is incomplete.",
-            where=f"learning rate: {error}",
-            fix=f"It takes {', '.join(known)}.",
-        ) from error
-    return schedule
+    return read_config(Schedule, data, _WHERE)  # type: ignore[arg-type]  # a family is no class

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from ortboost.core.errors import OrtBoostError
@@ -54,12 +54,7 @@ class SignalGuard:
                     self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

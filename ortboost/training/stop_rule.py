@@ -94,8 +94,8 @@ class StopRule:
         self._scale = state["scale"]
 
 
-def _to_the_end(law: GroupedScaleConfig) -> int:
+def _to_the_end(policy: GroupedScaleConfig) -> int:
     """Overflows in a row that take a group from the largest scale to the smallest."""
-    largest = float(law.starts().max()) if law.max_scale is None else law.max_scale
-    smallest = law.min_scale or 1.0
-    return math.ceil(math.log(max(largest / smallest, 1.0)) / -math.log(law.shrink))
+    largest = float(policy.starts().max()) if policy.max_scale is None else policy.max_scale
+    smallest = policy.min_scale or 1.0
+    return math.ceil(math.log(max(largest / smallest, 1.0)) / -math.log(policy.shrink))

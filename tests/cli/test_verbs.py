@@ -15,6 +15,8 @@ import pytest
 from ortboost.cli import main
 from ortboost.cli.console import Output
 from ortboost.deploy.pipeline import REWRITES
+from ortboost.optimizers import OPTIMIZERS
+from ortboost.transforms.loss_config import LOSSES
 from tests.support import model_path, needs_native, text_model, weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +64,12 @@ def test_help_shows_examples(verb, capsys):
     text = capsys.readouterr().out
     assert "Example" in text
     assert f"  ortboost {verb}" in text
+
+
+def test_the_help_of_convert_names_every_optimizer_and_loss(capsys):
+    assert main(["convert", "--help"]) == 0
+    text = "".join(capsys.readouterr().out.split())  # lines break in the middle of names
+    assert [name for name in (*OPTIMIZERS, *LOSSES) if name not in text] == []
 
 
 def test_version_and_bare_command(capsys):

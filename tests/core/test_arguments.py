@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ortboost.core.arguments import checked, described, fits
-from ortboost.core.errors import ArgumentTypeError, UsageError
+from ortboost.core.arguments import check_argument, checked
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, UsageError
+from ortboost.core.field_types import check_value
+from ortboost.core.field_words import OnlyFloat, Range, UnfitError, said
 from tests.support import assert_three_lines
 
 
@@ -85,6 +87,14 @@ def test_missing_and_unknown_arguments_are_told_as_python_does():
         sample(1, number=2)
 
 
+def fits(value: object, hint: Any) -> bool:
+    try:
+        check_value(value, hint)
+    except UnfitError:
+        return False
+    return True
+
+
 def test_arrays_and_scalars_of_numpy():
     assert fits(np.int64(3), int)
     assert fits(np.float32(3), float)
@@ -97,12 +107,79 @@ def test_arrays_by_their_alias():
     assert fits(np.zeros(1), NDArray[Any])
     assert fits({"a": np.zeros(1)}, str | Mapping[str, NDArray[Any]])
     assert not fits([0.0], NDArray[Any])
-    assert described(NDArray[Any]) == "a ndarray"
+    assert said(NDArray[Any]) == "an array"
 
 
 def test_words_for_annotations():
-    assert described(Sequence[str]) == "a list of texts"
-    assert described(tuple[str, int]) == "a list of 2 items"
-    assert described(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
-    assert described(os.PathLike[str] | None) == "a path or None"
-    assert described(Mapping[str, int]) == "an object with whole number values"
+    assert said(Sequence[str]) == "a list of texts"
+    assert said(tuple[str, int]) == "a list of 2 items"
+    assert said(tuple[tuple[str, ...], ...]) == "a list of lists of texts"
+    assert said(os.PathLike[str] | None) == "a path or None"
+    assert said(Mapping[str, int]) == "an object with whole number values"
+
+
+class Tuned:
+    in_words: ClassVar[str] = "a tuned thing, as Tuned()"
+
+    @checked
+    def __init__(
+        self,
+        rate: Annotated[float, OnlyFloat, Range(above=0)] = 0.1,
+        steps: Annotated[int, Range(1)] | None = None,
+        mode: Literal["min", "max"] = "min",
+        widths: Sequence[Annotated[int, Range(1)]] = (),
+        inner: Tuned | None = None,
+    ) -> None:
+        self.rate, self.steps = rate, steps
+
+
+class Finer(Tuned):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said_so"),
+    [
+        ({"rate": 1}, ArgumentTypeError, "'rate' is 1; a float above 0 is needed."),
+        ({"rate": 0.0}, ArgumentValueError, "'rate' is 0.0; a float above 0 is needed."),
+        ({"rate": float("nan")}, ArgumentValueError, "'rate' is nan; a float above 0 is needed."),
+        ({"steps": 0}, ArgumentValueError, "'steps' is 0; 1 or more, or None is needed."),
+        ({"steps": 1.5}, ArgumentTypeError, "'steps' is 1.5; 1 or more, or None is needed."),
+        ({"mode": "mean"}, ArgumentValueError, "'mode' is 'mean'; 'min' or 'max' is needed."),
+        (
+            {"widths": [2, 0]},
+            ArgumentValueError,
+            "'widths' is [2, 0]; a list of numbers, 1 or more each is needed.",
+        ),
+        (
+            {"widths": ["2"]},
+            ArgumentTypeError,
+            "'widths' is ['2']; a list of numbers, 1 or more each is needed.",
+        ),
+        (
+            {"inner": 3},
+            ArgumentTypeError,
+            "'inner' is 3; a tuned thing, as Tuned() or None is needed.",
+        ),
+    ],
+)
+def test_ranges_and_choices_are_values_and_the_rest_are_types(arguments, kind, said_so):
+    Tuned(np.float64(0.5), np.int64(2), "max", [1], Finer())
+    with pytest.raises(UsageError) as caught:
+        Tuned(**arguments)
+    assert type(caught.value) is kind
+    assert caught.value.what == said_so
+    assert_three_lines(caught.value)
+
+
+def test_who_inherits_a_constructor_is_named_itself():
+    with pytest.raises(ArgumentTypeError) as caught:
+        Finer(1)
+    assert caught.value.where == "Finer, rate"
+
+
+def test_one_value_is_checked_as_an_argument_is():
+    check_argument("SGD", "nesterov", True, bool)
+    with pytest.raises(ArgumentValueError) as caught:
+        check_argument("layer", "number", 4, Annotated[int, Range(0, 3)])
+    assert caught.value.where == "layer, number"

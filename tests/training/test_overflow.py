@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
 from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.field_types import read_config, write_config
 from ortboost.core.loss_scale import (
     NO_SCALE,
     DynamicScaleConfig,
@@ -242,7 +243,7 @@ def test_a_scale_that_cannot_change_finds_no_place():
 def test_the_history_goes_on_after_json(outcomes, cut):
     whole = state_of(outcomes).skips
     first = state_of(outcomes[:cut]).skips
-    second = SkipHistory.from_dict(json.loads(json.dumps(first.to_dict())))
+    second = read_config(SkipHistory, json.loads(json.dumps(write_config(first))))
     assert second == first
     for step, bad in enumerate(outcomes[cut:], min(cut, len(outcomes)) + 1):
         second.add(step, bad)

@@ -62,13 +62,13 @@ def test_cosine_ends_with_the_run():
         ("cosine:0.1", "'steps' is missing"),
         ("step:0.1", "'every' is missing"),
         ("multistep:0.1,gamma=0.1", "'at' is missing"),
-        ("multistep:0.1,at=5/x", "'at' lists step numbers"),
+        ("multistep:0.1,at=5/x", "'at' has no valid value"),
         ("cosine:0.1,steps=many", "'steps' has no valid value"),
         ("cosine:fast,steps=5", "'fast' is no number"),
         ("list:0.1/x", "'x' is no number"),
         ("cosine:,steps=5", "'' is no number"),
         ("", "no schedule ''"),
-        ("-0.1", "learning rate is -0.1"),
+        ("-0.1", "'lr' is -0.1"),
     ],
 )
 def test_bad_texts_are_refused_in_three_lines(text, what):

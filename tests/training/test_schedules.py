@@ -95,10 +95,10 @@ def test_per_step_holds_its_last_value():
 @pytest.mark.parametrize(
     ("build", "what"),
     [
-        (lambda: Constant(-1.0), "learning rate is -1"),
-        (lambda: Constant(math.nan), "learning rate is nan"),
+        (lambda: Constant(-1.0), "'lr' is -1"),
+        (lambda: Constant(math.nan), "'lr' is nan"),
         (lambda: PerStep(()), "empty"),
-        (lambda: PerStep((0.1, math.inf)), "learning rate is inf"),
+        (lambda: PerStep((0.1, math.inf)), "'values' is inf"),
         (lambda: StepDecay(0.1, 0), "'every' is 0"),
         (lambda: MultiStep(0.1, (3, 2)), "do not rise"),
         (lambda: MultiStep(0.1, ()), "do not rise"),
@@ -108,7 +108,7 @@ def test_per_step_holds_its_last_value():
         (lambda: LinearWarmup(Constant(0.1), 3, 1.5), "'start_factor' is 1.5"),
         (lambda: schedule_from_dict({"kind": "cosin", "lr": 1}), "did you mean 'cosine'"),
         (lambda: schedule_from_dict({"kind": "constant", "lrr": 1}), "did you mean 'lr'"),
-        (lambda: schedule_from_dict({"kind": "cosine", "lr": 1}), "incomplete"),
+        (lambda: schedule_from_dict({"kind": "cosine", "lr": 1}), "'total_steps' is missing"),
         (lambda: schedule_from_dict({}), "no schedule ''"),
     ],
 )

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ortboost.core.arguments import checked
 from ortboost.core.report import Report
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
 from ortboost.mindspore.boost.grad_freeze import GradientFreeze
 from ortboost.mindspore.boost.less_bn import LessBN
 from ortboost.mindspore.boost.optimizer_process import OptimizerProcess
 from ortboost.mindspore.boost.parameter_process import ParameterProcess
-from ortboost.mindspore.core.arguments import NotInThisVersionError, as_argument_error, check_type
+from ortboost.mindspore.core.arguments import NotInThisVersionError, as_argument_error
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.optimizer import Optimizer
@@ -86,6 +87,7 @@ class AutoBoost:
         points = self.config.common.gradient_split_groups
         return None if points is None else list(points)
 
+    @checked
     def network_auto_process_train(
         self, network: Cell, optimizer: Optimizer
     ) -> tuple[Cell, Optimizer | OptimizerWrapper]:
@@ -102,14 +104,12 @@ class AutoBoost:
             The network (of the kind that was given) and what to give a training cell as optimizer.
 
         Raises:
-            ArgumentTypeError: An argument of the wrong type.
             ArgumentValueError: There are fewer layers than groups to freeze.
             NotInThisVersionError: A boost is on that is not in this version.
             ModelError: There is no layer for the full-normalization head.
         """
         owner = "AutoBoost.network_auto_process_train"
         backbone = network_of(owner, network)
-        check_type(owner, "optimizer", optimizer, Optimizer)
         self._check_version(owner)
         on, report = self.config.on, Report("auto_boost")
         reports: list[Report] = []
@@ -145,9 +145,6 @@ class AutoBoost:
         Args:
             network: A network, or one with its loss, in a :class:`ortboost.mindspore.nn.WithLossCell` or a
                 :class:`ortboost.mindspore.nn.WithEvalCell`.
-
-        Raises:
-            ArgumentTypeError: It is no network.
         """
         if not self.config.on.less_bn:
             return network

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.core.arguments import check_argument, checked
+from ortboost.mindspore.core.arguments import ArgumentValueError
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 from ortboost.mindspore.nn.optimizer import Optimizer
@@ -50,15 +51,12 @@ class FreezeOpt(OptimizerWrapper):
         >>> step = BoostTrainOneStepCell(net_with_loss, opt)                        # doctest: +SKIP
     """
 
+    in_words: ClassVar[str] = "a FreezeOpt"
+
+    @checked
     def __init__(
         self, opt: Optimizer, train_parameter_groups: Any = None, train_strategy: Any = None
     ) -> None:
-        if not isinstance(opt, Optimizer):
-            raise ArgumentTypeError(
-                f"'opt' is {type(opt).__name__}.",
-                where="FreezeOpt",
-                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
-            )
         if train_strategy is not None and train_parameter_groups is None:
             raise ArgumentValueError(
                 "There is a 'train_strategy' and there are no groups.",
@@ -134,12 +132,12 @@ def _rate_of_group(rate: Any, places: Sequence[int], period: int) -> Any:
 
 
 def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ...]:
-    check_type("FreezeOpt", "train_parameter_groups", groups, tuple, list)
+    check_argument("FreezeOpt", "train_parameter_groups", groups, tuple | list)
     known = {id(p) for p in opt.parameters}
     found = []
     for number, group in enumerate(groups):
         where = f"FreezeOpt, group {number}"
-        check_type(where, "params", group, tuple, list)
+        check_argument(where, "params", group, tuple | list)
         members: list[Any] = []
         for item in group:
             if not isinstance(item, Mapping):
@@ -148,7 +146,7 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
                 _same_settings(opt, item, where)
                 members += item["params"]
         for member in members:
-            check_type(where, "params", member, Parameter)
+            check_argument(where, "params", member, Parameter)
             if id(member) not in known:
                 raise ArgumentValueError(
                     f"The optimizer does not have the parameter '{member.name}'.",
@@ -180,7 +178,7 @@ def _same_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
 def _read_strategy(strategy: Any, number: int) -> list[int] | None:
     if strategy is None:
         return None
-    check_type("FreezeOpt", "train_strategy", strategy, tuple, list, np.ndarray)
+    check_argument("FreezeOpt", "train_strategy", strategy, tuple | list | np.ndarray)
     if isinstance(strategy, np.ndarray):
         whole = strategy.ndim == 1 and strategy.dtype.kind in "iu"
     else:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import (
-    ArgumentTypeError,
     ArgumentValueError,
+    Count,
     NotInThisVersionError,
-    check_range,
-    check_type,
 )
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
@@ -30,29 +29,20 @@ class GradientAccumulation(OptimizerWrapper):
         max_accumulation_step: Steps of a window, at least 1.
         optimizer: An optimizer, or a :class:`ortboost.mindspore.boost.FreezeOpt`.
 
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
-
     Example:
         >>> opt = GradientAccumulation(4, nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
         >>> step = BoostTrainOneStepCell(net_with_loss, opt)                              # doctest: +SKIP
     """
 
-    def __init__(self, max_accumulation_step: int, optimizer: Optimizer | OptimizerWrapper) -> None:
-        owner = "GradientAccumulation"
-        check_type(owner, "max_accumulation_step", max_accumulation_step, int)
-        check_range(owner, "max_accumulation_step", max_accumulation_step, 1)
-        if not isinstance(optimizer, Optimizer | OptimizerWrapper):
-            raise ArgumentTypeError(
-                f"'optimizer' is {type(optimizer).__name__}.",
-                where=owner,
-                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
-            )
+    @checked
+    def __init__(
+        self, max_accumulation_step: Count, optimizer: Optimizer | OptimizerWrapper
+    ) -> None:
         super().__init__(optimizer)
         if super().updates().accumulate > 1:
             raise ArgumentValueError(
                 "The optimizer accumulates already.",
-                where=f"{owner}, optimizer",
+                where="GradientAccumulation, optimizer",
                 fix="Give the optimizer itself, and the whole window here.",
             )
         self.max_accumulation_step = max_accumulation_step

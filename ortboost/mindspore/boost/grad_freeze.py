@@ -11,7 +11,8 @@ from ortboost.boosts.freeze_schedule import (
     freeze_schedule,
     generate_freeze_index_sequence,
 )
-from ortboost.core.errors import nearest
+from ortboost.core.arguments import checked
+from ortboost.core.errors import require_known
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
@@ -20,7 +21,6 @@ from ortboost.mindspore.core.arguments import (
     ArgumentValueError,
     NotInThisVersionError,
     as_argument_error,
-    check_type,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -43,9 +43,6 @@ class GradientFreeze:
             freezing probability).
         total_steps: Length of the strategy in updates.
         seed: Seed of the draws. (MindSpore draws from numpy's global generator.)
-
-    Raises:
-        ArgumentValueError: A value out of range.
 
     Example:
         >>> freeze = GradientFreeze(10, 1, 0.7, 2000)                  # doctest: +SKIP
@@ -70,6 +67,7 @@ class GradientFreeze:
         freeze.config = config
         return freeze
 
+    @checked
     def split_parameters_groups(
         self, net: Cell, freeze_para_groups_number: int
     ) -> list[list[Parameter]]:
@@ -89,7 +87,6 @@ class GradientFreeze:
             ArgumentValueError: There are fewer layers (or parts) than groups.
         """
         owner = "GradientFreeze.split_parameters_groups"
-        check_type(owner, "net", net, Cell)
         with as_argument_error(owner):
             config = FreezeConfig(freeze_para_groups_number, self.config.freeze_type)
             if isinstance(net, Network | WithLossCell):
@@ -105,9 +102,6 @@ class GradientFreeze:
     ) -> list[int]:
         """The group of each update; see :mod:`ortboost.boosts.freeze_schedule`.
 
-        Raises:
-            ArgumentValueError: A value out of range.
-
         Example:
             >>> GradientFreeze(3, 0, 0.5, 8).generate_freeze_index_sequence(3, 0, 0.5, 8)
             [0, 0, 1, 2, 0, 0, 1, 2]
@@ -122,6 +116,7 @@ class GradientFreeze:
             ).tolist()
         return sequence
 
+    @checked
     def freeze_generate(self, network: Cell, optimizer: Optimizer) -> tuple[Cell, FreezeOpt]:
         """The network as it is, and the optimizer that freezes.
 
@@ -130,12 +125,10 @@ class GradientFreeze:
             optimizer: The optimizer, made with its parameters.
 
         Raises:
-            ArgumentTypeError: An argument of the wrong type.
             ArgumentValueError: There are fewer layers than groups, or the optimizer trains nothing of
                 a group.
         """
         config = self.config
-        check_type("GradientFreeze.freeze_generate", "optimizer", optimizer, Optimizer)
         known = {id(p) for p in optimizer.parameters}
         if config.groups is None:
             groups = self.split_parameters_groups(network, config.param_groups)
@@ -149,6 +142,7 @@ class GradientFreeze:
         return network, made
 
 
+@checked
 def freeze_cell(
     reducer_flag: bool,
     network: Cell,
@@ -177,12 +171,8 @@ def freeze_cell(
         max_accumulation_step: Steps of a window.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
         NotInThisVersionError: ``reducer_flag`` is True.
     """
-    check_type("freeze_cell", "reducer_flag", reducer_flag, bool)
-    check_type("freeze_cell", "use_grad_accumulation", use_grad_accumulation, bool)
-    check_type("freeze_cell", "optimizer", optimizer, FreezeOpt)
     if reducer_flag:
         raise NotInThisVersionError(
             "The exchange of gradients between processes is not in this version.",
@@ -205,12 +195,9 @@ def _by_layers(network: Network, config: FreezeConfig) -> list[list[Parameter]]:
 def _by_config(owner: str, network: Cell, groups: Sequence[Sequence[str]]) -> list[list[Parameter]]:
     own = {p.name: p for p in network_of(owner, network).trainable_params()}
     for name in (name for group in groups for name in group):
-        if name not in own:
-            raise ArgumentValueError(
-                f"'{name}' is not trained.",
-                where=f"{owner}, groups",
-                fix=nearest(name, own),
-            )
+        require_known(
+            name, own, f"'{name}' is not trained.", f"{owner}, groups", ArgumentValueError
+        )
     return [[own[name] for name in group] for group in groups]
 
 

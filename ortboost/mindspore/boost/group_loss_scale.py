@@ -1,6 +1,6 @@
 """``GroupLossScaleManager``: a loss scale for each group of layers.
 
-The law and the boundaries between the groups are :mod:`ortboost.core.loss_scale` and
+The policy and the boundaries between the groups are :mod:`ortboost.core.loss_scale` and
 :mod:`ortboost.boosts.group_loss_scale`; what is here names the groups and shows the scales.
 """
 
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import nearest
+from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import GroupedScaleConfig
 from ortboost.mindspore.boost.scale_group_arguments import exact_groups, first_scales
 from ortboost.mindspore.core.arguments import (
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
+    Count,
+    CountOrZero,
     as_argument_error,
-    check_range,
-    check_type,
     positive,
 )
 from ortboost.mindspore.core.live_state import LiveState
@@ -55,9 +57,6 @@ class GroupLossScaleManager(GroupedScaleCell):
             many ranges of layers. It may be set later, before the training cell is made.
         min_scale: No scale falls below; ``None`` for no limit, as in MindSpore.
         max_scale: No scale rises above; ``None`` for no limit, as in MindSpore.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: ``init_loss_scale`` is no number above 0.
 
     Example:
         >>> manager = GroupLossScaleManager(4096, [])
@@ -114,10 +113,9 @@ class GroupLossScaleManager(GroupedScaleCell):
             )
         given, tensor, before, after = args
         network = network_of(_OWNER, given)
-        check_type(_OWNER, "tensor", tensor, str)
-        for name, number in (("layer1", before), ("layer2", after)):
-            check_type(_OWNER, name, number, int)
-            check_range(_OWNER, name, number, 0)
+        check_argument(_OWNER, "tensor", tensor, str)
+        check_argument(_OWNER, "layer1", before, CountOrZero)
+        check_argument(_OWNER, "layer2", after, CountOrZero)
         graph = network.model.graph
         inputs = [value.name for value in graph.inputs]
         known = [*inputs, *(output.name for node in graph for output in node.outputs)]
@@ -147,10 +145,10 @@ class GroupLossScaleManager(GroupedScaleCell):
 
     # ---- for training cells -------------------------------------------------------------------
 
-    def law(
+    def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """The law for a network and the parameters that are trained.
+        """The policy for a network and the parameters that are trained.
 
         Args:
             owner: Name of the training cell, for errors.
@@ -164,12 +162,12 @@ class GroupLossScaleManager(GroupedScaleCell):
         """
         inputs = {value.name for value in network.model.graph.inputs}
         groups = self.loss_scale_groups
-        check_type(owner, "loss_scale_groups", groups, int, list, tuple)
+        check_argument(owner, "loss_scale_groups", groups, int | list | tuple)
         if not isinstance(groups, int):
             groups = exact_groups(owner, groups, [parameter.name for parameter in parameters])
         start = self._loss_scale
         with as_argument_error(owner):
-            law = GroupedScaleConfig(
+            policy = GroupedScaleConfig(
                 init=tuple(start) if isinstance(start, list) else start,
                 groups=groups,
                 min_scale=self.min_scale,
@@ -177,8 +175,8 @@ class GroupLossScaleManager(GroupedScaleCell):
                 marks=tuple(mark for mark in self._marks if mark[0] not in inputs),
             )
         self._followed = False  # from now on it is the manager of this training cell
-        self.set_loss_scale_status(law.number, law.starts().tolist())
-        return law
+        self.set_loss_scale_status(policy.number, policy.starts().tolist())
+        return policy
 
     def follow(self, state: LiveState) -> None:
         """Show and move the scales of a training cell from now on."""
@@ -200,7 +198,8 @@ class GroupLossScaleManager(GroupedScaleCell):
         one = Tensor(np.float32(1))
         return (one, *(Tensor(scale) for scale in self._scales()), one)
 
-    def set_loss_scale_status(self, loss_scale_number: int, init_loss_scale: Any) -> None:
+    @checked
+    def set_loss_scale_status(self, loss_scale_number: Count, init_loss_scale: Any) -> None:
         """Set the number of groups and all scales; a training cell does it when it is made.
 
         Args:
@@ -212,8 +211,6 @@ class GroupLossScaleManager(GroupedScaleCell):
                 groups of the training cell.
         """
         where = f"{_OWNER}.set_loss_scale_status"
-        check_type(where, "loss_scale_number", loss_scale_number, int)
-        check_range(where, "loss_scale_number", loss_scale_number, 1)
         start = first_scales(_OWNER, init_loss_scale)
         if isinstance(start, list) and len(start) != loss_scale_number:
             raise ArgumentValueError(
@@ -233,6 +230,7 @@ class GroupLossScaleManager(GroupedScaleCell):
         scales = np.broadcast_to(np.asarray(start, np.float32), (loss_scale_number,))
         self._state.write(names.SCALE, scales)
 
+    @checked
     def update_loss_scale_status(self, layer: int, update_ratio: Any) -> Tensor:
         """Multiply the scale of one group, on top of what the steps do by themselves.
 
@@ -245,7 +243,6 @@ class GroupLossScaleManager(GroupedScaleCell):
 
         Raises:
             ArgumentRuntimeError: There are no scales yet.
-            ArgumentTypeError, ArgumentValueError: There is no such group, or no such factor.
         """
         where = f"{_OWNER}.update_loss_scale_status"
         scales = self._scales()
@@ -255,8 +252,7 @@ class GroupLossScaleManager(GroupedScaleCell):
                 where=where,
                 fix="Make the training cell first, or call set_loss_scale_status.",
             )
-        check_type(where, "layer", layer, int)
-        check_range(where, "layer", layer, 0, len(scales) - 1)
+        check_argument(where, "layer", layer, Annotated[int, Range(0, len(scales) - 1)])
         scales[layer] *= np.float32(positive(where, "update_ratio", update_ratio))
         self._state.write(names.SCALE, scales)
         return Tensor(scales[layer])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ortboost.boosts.full_norm_head import full_norm
 from ortboost.boosts.less_bn import less_bn
+from ortboost.core.arguments import checked
 from ortboost.core.report import Report
-from ortboost.mindspore.core.arguments import check_type
 from ortboost.mindspore.core.network import Network
-from ortboost.mindspore.nn.wrap import check_network
 
 __all__ = ["LessBN"]
 
@@ -31,7 +30,6 @@ class LessBN(Network):
         reports: What was removed and what was kept, each with its reason.
 
     Raises:
-        ArgumentTypeError: An argument of the wrong type.
         ModelError: ``fn_flag`` is True and there is no fully connected layer before the output.
 
     Example:
@@ -41,9 +39,8 @@ class LessBN(Network):
         11
     """
 
+    @checked
     def __init__(self, network: Network, fn_flag: bool = False) -> None:
-        check_network("LessBN", "network", network)
-        check_type("LessBN", "fn_flag", fn_flag, bool)
         model = network.to_model()
         reports: list[Report] = []
         if not isinstance(network, LessBN):

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ortboost.boosts.grad_centralization import CentralizeConfig, centralize
+from ortboost.core.arguments import checked
 from ortboost.graph.parameters import find_parameters
-from ortboost.mindspore.boost.parameter_process import checked_parameters
-from ortboost.mindspore.core.arguments import ArgumentTypeError, check_range, check_type
+from ortboost.mindspore.core.arguments import Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS
+from ortboost.mindspore.nn.parameter_groups import listed
 from ortboost.mindspore.nn.wrap import network_of
 
 __all__ = ["OptimizerProcess"]
@@ -30,22 +31,14 @@ class OptimizerProcess:
     Attributes:
         origin_params: What the new one will be made with: parameters, or dicts; may be replaced.
 
-    Raises:
-        ArgumentTypeError: ``opt`` is no optimizer.
-
     Example:
         >>> process = OptimizerProcess(nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
         >>> process.add_grad_centralization(net)                                       # doctest: +SKIP
         >>> optimizer = process.generate_new_optimizer()                               # doctest: +SKIP
     """
 
+    @checked
     def __init__(self, opt: Optimizer) -> None:
-        if not isinstance(opt, Optimizer):
-            raise ArgumentTypeError(
-                f"'opt' is {type(opt).__name__}.",
-                where="OptimizerProcess",
-                fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
-            )
         self.is_lars = isinstance(opt, LARS)
         self.single_opt: Optimizer = opt.optimizer if isinstance(opt, LARS) else opt
         self.opt_class = type(self.single_opt)
@@ -67,9 +60,6 @@ class OptimizerProcess:
         Returns:
             ``id`` of the parameter to the reason (a bias, a grouped convolution, the weight of a
             full-normalization head), ``None`` if there is none.
-
-        Raises:
-            ArgumentTypeError: It is no network.
         """
         backbone = network_of("OptimizerProcess", network)
         found = find_parameters(backbone.model)
@@ -104,7 +94,8 @@ class OptimizerProcess:
                 groups.append({"params": rest, **keys})
         return groups
 
-    def add_grad_centralization(self, network: Cell, multiple_of: int | None = None) -> None:
+    @checked
+    def add_grad_centralization(self, network: Cell, multiple_of: Count | None = None) -> None:
         """Let the new optimizer centralize the gradients of weights.
 
         Works for a plain list too (MindSpore only warns there and changes nothing): the parameters
@@ -120,10 +111,8 @@ class OptimizerProcess:
             ArgumentTypeError: They are neither parameters nor dicts.
         """
         owner = "OptimizerProcess.add_grad_centralization"
-        parameters = checked_parameters(owner, self.origin_params)
+        parameters = listed(owner, self.origin_params)
         if multiple_of is not None:
-            check_type(owner, "multiple_of", multiple_of, int)
-            check_range(owner, "multiple_of", multiple_of, 1)
             self._multiple_of = multiple_of
         if isinstance(parameters[0], Parameter):
             parameters = [{"params": parameters}]
@@ -140,7 +129,7 @@ class OptimizerProcess:
             ArgumentTypeError, ArgumentValueError: :attr:`origin_params` cannot be parameters.
         """
         owner = "OptimizerProcess.generate_new_optimizer"
-        parameters = checked_parameters(owner, self.origin_params)
+        parameters = listed(owner, self.origin_params)
         split = isinstance(parameters[0], Mapping) and not self._opt.is_group
         if split and not self.is_lars:  # with LARS, its filter says who decays
             parameters = [part for group in parameters for part in _spared(group)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.core.arguments import check_argument
 from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.parameter_groups import listed
 
-__all__ = ["ParameterProcess", "checked_parameters"]
+__all__ = ["ParameterProcess"]
 
 
 class ParameterProcess:
@@ -50,7 +51,7 @@ class ParameterProcess:
             >>> [([p.name for p in group["params"]], group["lr"]) for group in groups]
             [(['b'], 0.1), (['a'], 0.1)]
         """
-        origin = checked_parameters("ParameterProcess.generate_group_params", origin_params)
+        origin = listed("ParameterProcess.generate_group_params", origin_params)
         if isinstance(origin[0], Parameter):
             return [{"params": list(parameters)}]
         by_name = {parameter.name: parameter for parameter in parameters}
@@ -87,43 +88,13 @@ class ParameterProcess:
 
         Returns:
             ``parameters``, what they are.
-
-        Raises:
-            ArgumentTypeError: ``split_point`` is no list of whole numbers.
         """
         if not isinstance(parameters, list | tuple) or not parameters:
             return parameters
         owner = "ParameterProcess.assign_parameter_group"
-        if split_point is not None:
-            check_type(owner, "split_point", split_point, list, tuple)
-        for point in split_point or ():
-            check_type(owner, "split_point", point, int)
+        check_argument(owner, "split_point", split_point, Sequence[int] | None)
         points = split_point or [len(parameters) // 2]
         for index, parameter in enumerate(parameters):
             self._parameter_indices += index in points
             parameter.comm_fusion = self._parameter_indices
         return parameters
-
-
-def checked_parameters(owner: str, value: Any) -> list[Any]:
-    """A list of parameters or of dicts, not empty.
-
-    Raises:
-        ArgumentValueError: It is empty.
-        ArgumentTypeError: It holds something else.
-    """
-    items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
-    if not items:
-        raise ArgumentValueError(
-            "The list of parameters is empty.", where=owner, fix="Give net.trainable_params()."
-        )
-    if not isinstance(items, list) or not (
-        all(isinstance(item, Parameter) for item in items)
-        or all(isinstance(item, Mapping) for item in items)
-    ):
-        raise ArgumentTypeError(
-            "Neither parameters nor dicts of them were given.",
-            where=owner,
-            fix="Give net.trainable_params(), or [{'params': [...], 'lr': 0.1}, ...].",
-        )
-    return items

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ortboost.core.arguments import check_argument
 from ortboost.core.errors import nearest
 from ortboost.graph.query import match_names
-from ortboost.mindspore.core.arguments import ArgumentValueError, check_type, positive
+from ortboost.mindspore.core.arguments import ArgumentValueError, positive
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import exact_patterns
 
@@ -31,9 +32,9 @@ def exact_groups(
     where = f"{owner}, loss_scale_groups"
     found: dict[str, int] = {}
     for number, group in enumerate(groups, 1):
-        check_type(where, f"group {number}", group, list, tuple)
+        check_argument(where, f"group {number}", group, list | tuple)
         for member in group:
-            check_type(where, f"a member of group {number}", member, Parameter, str)
+            check_argument(where, f"a member of group {number}", member, Parameter | str)
             given = member.name if isinstance(member, Parameter) else member
             patterns = exact_patterns([given]) if isinstance(member, Parameter) else (given,)
             hits, _ = match_names(trained, patterns)

@@ -77,12 +77,7 @@ class _Boosts:
         Raises:
             ArgumentValueError: Nothing is frozen.
         """
-        if not self.freeze:
-            raise ArgumentValueError(
-                "The optimizer freezes nothing.",
-                where=f"{type(self).__name__}.gradient_freeze_process",
-                fix="Make the cell with a FreezeOpt.",
-            )
+        self._require(self.freeze, "freezes", "gradient_freeze_process", "FreezeOpt")
         return self.construct(*inputs)
 
     def gradient_accumulation_process(self, *inputs: Any) -> Any:
@@ -96,12 +91,8 @@ class _Boosts:
         Raises:
             ArgumentValueError: Nothing is accumulated.
         """
-        if not self.use_grad_accumulation:
-            raise ArgumentValueError(
-                "The optimizer accumulates nothing.",
-                where=f"{type(self).__name__}.gradient_accumulation_process",
-                fix="Make the cell with a GradientAccumulation.",
-            )
+        on, method = self.use_grad_accumulation, "gradient_accumulation_process"
+        self._require(on, "accumulates", method, "GradientAccumulation")
         return self.construct(*inputs)
 
     def adasum_process(self, *args: Any) -> NoReturn:
@@ -131,6 +122,14 @@ class _Boosts:
         """
         return self._steps.flush()
 
+    def _require(self, on: bool, verb: str, method: str, kind: str) -> None:
+        if not on:
+            raise ArgumentValueError(
+                f"The optimizer {verb} nothing.",
+                where=f"{type(self).__name__}.{method}",
+                fix=f"Make the cell with a {kind}.",
+            )
+
     def _missing(self, boost: str, method: str) -> NoReturn:
         raise NotInThisVersionError(
             f"{boost} is not in this version.",
@@ -150,9 +149,6 @@ class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
         optimizer: An optimizer, a :class:`ortboost.mindspore.boost.FreezeOpt` or a
             :class:`ortboost.mindspore.boost.GradientAccumulation`.
         sens: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
 
     Example:
         >>> step = BoostTrainOneStepCell(net_with_loss, GradientAccumulation(4, opt))  # doctest: +SKIP
@@ -176,9 +172,6 @@ class BoostTrainOneStepWithLossScaleCell(_Boosts, TrainOneStepWithLossScaleCell)
         network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose one output is its loss.
         optimizer: See :class:`BoostTrainOneStepCell`. (MindSpore's cannot take a ``FreezeOpt``.)
         scale_sense: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
 
     Example:
         >>> manager = nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)                      # doctest: +SKIP

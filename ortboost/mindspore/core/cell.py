@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ortboost.mindspore.core.arguments import NotInThisVersionError, check_type
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.parameter import Parameter
 
 __all__ = ["Cell"]
@@ -75,6 +76,7 @@ class Cell:
         for parameter in self.get_parameters(expand):
             yield prefix + parameter.name, parameter
 
+    @checked
     def set_train(self, mode: bool = True) -> Cell:
         """Note whether the user means to train.
 
@@ -83,21 +85,17 @@ class Cell:
 
         Returns:
             The cell itself.
-
-        Raises:
-            ArgumentTypeError: ``mode`` is no bool.
         """
-        check_type(type(self).__name__, "mode", mode, bool)
         self.training = mode
         for cell in self.cells():
             cell.set_train(mode)
         return self
 
+    @checked
     def set_grad(self, requires_grad: bool = True) -> Cell:
         """Accepted for compatibility; a training step differentiates what it must.
 
         Returns:
             The cell itself.
         """
-        check_type(type(self).__name__, "requires_grad", requires_grad, bool)
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -21,7 +21,7 @@ from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueEr
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
-from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.transforms.inference_norm import to_inference
@@ -50,6 +50,8 @@ class Network(Cell):
         FileError: The file is missing or damaged.
         ModelError: It cannot be brought to a supported form.
     """
+
+    in_words: ClassVar[str] = "a network loaded with ortboost.load(path)"
 
     @checked
     def __init__(
@@ -192,13 +194,7 @@ def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
         ArgumentTypeError: No array, or floats where whole numbers are wanted.
         ArgumentValueError: The shape does not fit.
     """
-    if value is None or isinstance(value, bool | int | float | str):
-        raise ArgumentTypeError(
-            f"The input '{spec.name}' got {type(value).__name__}.",
-            where=f"input '{spec.name}'",
-            fix=f"Give an array of {spec.dtype}, shape {list(spec.shape)}.",
-        )
-    array = as_array(value, spec.name)
+    array = given_array("network call", spec.name, value)
     if array.dtype.kind == "f" and spec.dtype.kind != "f":
         raise ArgumentTypeError(
             f"The input '{spec.name}' got {array.dtype}, it takes {spec.dtype}.",

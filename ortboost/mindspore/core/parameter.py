@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, check_type
+from ortboost.core.arguments import check_argument
+from ortboost.core.arrays import as_array
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.live_state import LiveState
-from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.mindspore.core.tensor import Tensor
 
 __all__ = ["Parameter"]
 
@@ -69,7 +71,7 @@ class Parameter:
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        check_type(f"parameter '{self.name}'", "requires_grad", value, bool)
+        check_argument(f"parameter '{self.name}'", "requires_grad", value, bool)
         self._requires_grad = value
 
     @property

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError
+from ortboost.core.arrays import as_array
+from ortboost.core.errors import ArgumentTypeError
 
 __all__ = [
     "Tensor",
-    "as_array",
     "bool_",
     "float16",
     "float32",
     "float64",
+    "given_array",
     "int8",
     "int16",
     "int32",
@@ -32,6 +33,21 @@ uint8 = np.dtype("uint8")
 float16 = np.dtype("float16")
 float32 = np.dtype("float32")
 float64 = np.dtype("float64")
+
+
+def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
+    """An array or tensor as an array; a bare number is none.
+
+    Raises:
+        ArgumentTypeError: It is none.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        raise ArgumentTypeError(
+            f"'{name}' is {type(value).__name__}.",
+            where=f"{owner}, {name}",
+            fix="Give a Tensor or an array.",
+        )
+    return as_array(value, name)
 
 
 class Tensor(np.ndarray[Any, np.dtype[Any]]):
@@ -71,40 +87,3 @@ class Tensor(np.ndarray[Any, np.dtype[Any]]):
             'ndarray'
         """
         return self.view(np.ndarray)
-
-
-def as_array(value: Any, name: str) -> NDArray[Any]:
-    """A numpy array out of numbers, arrays, or a tensor of any framework.
-
-    Tensors are recognised by what they can do (``asnumpy``, or ``detach``, ``cpu`` and ``numpy``);
-    no framework is imported.
-
-    Args:
-        value: The data.
-        name: What it is called, for the error.
-
-    Raises:
-        ArgumentTypeError: It holds no numbers.
-    """
-    if isinstance(value, np.ndarray):
-        array = value.view(np.ndarray)
-    else:
-        if hasattr(value, "asnumpy"):
-            value = value.asnumpy()
-        else:
-            for method in ("detach", "cpu", "numpy"):
-                if hasattr(value, method):
-                    value = getattr(value, method)()
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ArgumentTypeError(
-                f"'{name}' is a ragged list.", where=name, fix="Make its rows equally long."
-            ) from error
-    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        raise ArgumentTypeError(
-            f"'{name}' holds no numbers but {array.dtype}.",
-            where=f"{name}: {type(value).__name__}",
-            fix="Give an array of numbers.",
-        )
-    return array

@@ -43,7 +43,7 @@ class CompiledSteps:
         network: The network.
         loss: Its loss; ``None`` if the model computes its own.
         updates: The optimizer and how it is applied; its parameters must be the network's.
-        scale: The law of the scale.
+        scale: The policy of the scale.
         check_finite: Whether an overflow skips the update.
         divisor: Gradients are divided by this after un-scaling.
 
@@ -191,13 +191,13 @@ class CompiledSteps:
         return CentralizeConfig(patterns, self.optimizer.gc_multiple_of) if patterns else None
 
     def _scale(self, trained: tuple[str, ...]) -> ScaleConfig:
-        """The law without what is frozen anyway; its groups name each parameter."""
-        law = self.scale
-        if not isinstance(law, GroupedScaleConfig) or isinstance(law.groups, int):
-            return law
+        """The policy without what is frozen anyway; its groups name each parameter."""
+        policy = self.scale
+        if not isinstance(policy, GroupedScaleConfig) or isinstance(policy.groups, int):
+            return policy
         known = set(exact_patterns(trained))
-        groups = tuple(tuple(name for name in group if name in known) for group in law.groups)
-        return dataclasses.replace(law, groups=groups)
+        groups = tuple(tuple(name for name in group if name in known) for group in policy.groups)
+        return dataclasses.replace(policy, groups=groups)
 
     def _freeze(self, trained: tuple[str, ...]) -> FreezeConfig | None:
         """The freeze without what is frozen anyway."""

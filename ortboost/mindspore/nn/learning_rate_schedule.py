@@ -1,4 +1,8 @@
-"""Learning rates as a function of the number of applied updates, from 0; formulas in ``training.decay``."""
+"""Learning rates as a function of the number of applied updates, from 0; formulas in ``training.decay``.
+
+All raise ``ArgumentTypeError`` for a wrong type (numbers of steps are int, rates float) and
+``ArgumentValueError`` for a number out of range.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    NotNegativeFloat,
+    PositiveFloat,
+)
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor
-from ortboost.mindspore.nn.decay import Rate, cosine, falling, polynomial, warmup
 from ortboost.training import decay
 
 __all__ = [
@@ -34,17 +44,7 @@ class LearningRateSchedule(Cell):
         return Tensor(np.float32(self.construct(int(np.asarray(global_step).item()))))
 
 
-class _Formula(LearningRateSchedule):
-    """A schedule whose rate is one of the formulas."""
-
-    _rate: Rate
-
-    def construct(self, global_step: int) -> float:
-        """The rate of one step."""
-        return self._rate(global_step)
-
-
-class _Decay(_Formula):
+class _Decay(LearningRateSchedule):
     """What three of the schedules share.
 
     Args:
@@ -52,24 +52,26 @@ class _Decay(_Formula):
         decay_rate: Strength of the decay, above 0.
         decay_steps: Steps of one decay.
         is_stair: Fall in jumps.
-
-    Raises:
-        ArgumentTypeError: An argument is of the wrong type.
-        ArgumentValueError: It is not above 0.
     """
 
     _formula: ClassVar[Callable[..., float]]
 
+    @checked
     def __init__(
-        self, learning_rate: float, decay_rate: float, decay_steps: int, is_stair: bool = False
+        self,
+        learning_rate: PositiveFloat,
+        decay_rate: PositiveFloat,
+        decay_steps: Count,
+        is_stair: bool = False,
     ) -> None:
         super().__init__()
-        owner, formula = type(self).__name__, type(self)._formula
-        self._rate = falling(
-            owner, formula, learning_rate, decay_rate, decay_steps, is_stair, "steps"
-        )
         self.learning_rate, self.decay_rate = learning_rate, decay_rate
         self.decay_steps, self.is_stair = decay_steps, is_stair
+
+    def construct(self, global_step: int) -> float:
+        """The rate of one step."""
+        settings = self.learning_rate, self.decay_rate, self.decay_steps, self.is_stair
+        return type(self)._formula(global_step, *settings)
 
 
 class ExponentialDecayLR(_Decay):
@@ -95,7 +97,7 @@ class InverseDecayLR(_Decay):
     _formula = staticmethod(decay.inverse)
 
 
-class PolynomialDecayLR(_Formula):
+class PolynomialDecayLR(LearningRateSchedule):
     """Polynomial decay from one rate to another.
 
     Args:
@@ -104,58 +106,55 @@ class PolynomialDecayLR(_Formula):
         decay_steps: Steps until the last rate.
         power: Exponent, above 0.
         update_decay_steps: Stretch the span to a multiple of ``decay_steps`` when it is passed.
-
-    Raises:
-        ArgumentTypeError: An argument is of the wrong type.
-        ArgumentValueError: It is out of range.
     """
 
+    @checked
     def __init__(
         self,
-        learning_rate: float,
-        end_learning_rate: float,
-        decay_steps: int,
-        power: float,
+        learning_rate: PositiveFloat,
+        end_learning_rate: NotNegativeFloat,
+        decay_steps: Count,
+        power: PositiveFloat,
         update_decay_steps: bool = False,
     ) -> None:
         super().__init__()
-        self._rate = polynomial(
-            type(self).__name__,
-            learning_rate,
-            end_learning_rate,
-            decay_steps,
-            power,
-            update_decay_steps,
-            "steps",
-        )
         self.learning_rate, self.end_learning_rate = learning_rate, end_learning_rate
         self.decay_steps, self.power = decay_steps, power
         self.update_decay_steps = update_decay_steps
 
+    def construct(self, global_step: int) -> float:
+        """The rate of one step."""
+        ends, span = (self.learning_rate, self.end_learning_rate), self.decay_steps
+        return decay.polynomial(global_step, *ends, span, self.power, self.update_decay_steps)
 
-class CosineDecayLR(_Formula):
-    """Cosine decay from ``max_lr`` to ``min_lr`` in ``decay_steps`` steps.
 
-    Raises:
-        ArgumentTypeError: An argument is of the wrong type.
-        ArgumentValueError: It is out of range, or ``min_lr`` is not below ``max_lr``.
-    """
+class CosineDecayLR(LearningRateSchedule):
+    """Cosine decay from ``max_lr`` to a lower ``min_lr`` in ``decay_steps`` steps."""
 
-    def __init__(self, min_lr: float, max_lr: float, decay_steps: int) -> None:
+    @checked
+    def __init__(self, min_lr: NotNegativeFloat, max_lr: PositiveFloat, decay_steps: Count) -> None:
         super().__init__()
-        self._rate = cosine(type(self).__name__, min_lr, max_lr, decay_steps, "steps")
+        if min_lr >= max_lr:
+            raise ArgumentValueError(
+                f"'min_lr' is {min_lr} and 'max_lr' {max_lr}.",
+                where="cosine decay, min_lr",
+                fix="Use min_lr < max_lr.",
+            )
         self.min_lr, self.max_lr, self.decay_steps = min_lr, max_lr, decay_steps
 
+    def construct(self, global_step: int) -> float:
+        """The rate of one step."""
+        return decay.cosine(global_step, self.min_lr, self.max_lr, self.decay_steps)
 
-class WarmUpLR(_Formula):
-    """Linear warm-up from 0 to ``learning_rate`` in ``warmup_steps`` steps.
 
-    Raises:
-        ArgumentTypeError: An argument is of the wrong type.
-        ArgumentValueError: It is out of range.
-    """
+class WarmUpLR(LearningRateSchedule):
+    """Linear warm-up from 0 to ``learning_rate`` in ``warmup_steps`` steps."""
 
-    def __init__(self, learning_rate: float, warmup_steps: int) -> None:
+    @checked
+    def __init__(self, learning_rate: NotNegativeFloat, warmup_steps: Count) -> None:
         super().__init__()
-        self._rate = warmup(type(self).__name__, learning_rate, warmup_steps, "steps", zero=True)
         self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
+
+    def construct(self, global_step: int) -> float:
+        """The rate of one step."""
+        return decay.linear_warmup(global_step, self.learning_rate, self.warmup_steps)

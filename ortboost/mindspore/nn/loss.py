@@ -6,19 +6,16 @@ formulas); called directly they compute the same in numpy.
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+import dataclasses
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.mindspore.core.arguments import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    check_choice,
-    check_type,
-)
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.tensor import Tensor, as_array
+from ortboost.mindspore.core.tensor import Tensor, given_array
 from ortboost.transforms.attach_loss import LossConfig
 
 __all__ = [
@@ -31,7 +28,6 @@ __all__ = [
 
 _Array = NDArray[Any]
 _Reduction = Literal["mean", "sum", "none"]
-_REDUCTIONS = ("mean", "sum", "none")
 
 
 class LossBase(Cell):
@@ -40,17 +36,17 @@ class LossBase(Cell):
     Args:
         reduction: ``mean``, ``sum`` or ``none``. A training step differentiates the sum of a loss
             of reduction ``none`` and answers all its values.
-
-    Raises:
-        ArgumentValueError: Another reduction.
     """
 
     kind = ""
+    in_words: ClassVar[str] = (
+        "a loss of ortboost.nn, for example nn.SoftmaxCrossEntropyWithLogits(...)"
+    )
 
-    def __init__(self, reduction: str = "mean") -> None:
+    @checked
+    def __init__(self, reduction: _Reduction = "mean") -> None:
         super().__init__()
-        check_choice(type(self).__name__, "reduction", reduction, _REDUCTIONS)
-        self.reduction = cast(_Reduction, reduction)
+        self.reduction = reduction
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The loss as the graph layer knows it.
@@ -119,10 +115,6 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
             probabilities.
         reduction: ``none`` (MindSpore's default), ``mean`` or ``sum`` over the rows.
 
-    Raises:
-        ArgumentTypeError: ``sparse`` is no bool.
-        ArgumentValueError: Unknown reduction.
-
     Example:
         >>> loss = SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         >>> round(float(loss(np.zeros([2, 4], np.float32), np.array([0, 3]))), 4)
@@ -131,25 +123,19 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
 
     kind = "softmax-cross-entropy"
 
-    def __init__(self, sparse: bool = False, reduction: str = "none") -> None:
+    @checked
+    def __init__(self, sparse: bool = False, reduction: _Reduction = "none") -> None:
         super().__init__(reduction)
-        check_type(type(self).__name__, "sparse", sparse, bool)
         self.sparse = sparse
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The loss as the graph layer knows it."""
-        return LossConfig(
-            name=self.kind,
-            reduction=self.reduction,
-            sparse=self.sparse,
-            label_shape=label_shape,
-            class_axis=1,
-            broadcast=True,
-        )
+        plain = super().config(label_shape)
+        return dataclasses.replace(plain, sparse=self.sparse, class_axis=1)
 
     def labels(self, value: Any) -> _Array:
         """Class numbers as int64, or probabilities as float32."""
-        array = _array(value, "labels", type(self).__name__)
+        array = given_array(type(self).__name__, "labels", value)
         if self.sparse != (array.dtype.kind in "iu"):
             raise ArgumentTypeError(
                 f"The labels are {array.dtype} and 'sparse' is {self.sparse}.",
@@ -211,12 +197,13 @@ class BCEWithLogitsLoss(LossBase):
 
     Raises:
         ArgumentTypeError: A weight is no array.
-        ArgumentValueError: Unknown reduction.
     """
 
     kind = "bce-with-logits"
 
-    def __init__(self, reduction: str = "mean", weight: Any = None, pos_weight: Any = None) -> None:
+    def __init__(
+        self, reduction: _Reduction = "mean", weight: Any = None, pos_weight: Any = None
+    ) -> None:
         super().__init__(reduction)
         owner = type(self).__name__
         self.weight = None if weight is None else _float(weight, "weight", owner)
@@ -224,14 +211,8 @@ class BCEWithLogitsLoss(LossBase):
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
         """The loss as the graph layer knows it."""
-        return LossConfig(
-            name=self.kind,
-            reduction=self.reduction,
-            label_shape=label_shape,
-            broadcast=True,
-            weight=self.weight,
-            pos_weight=self.pos_weight,
-        )
+        plain = super().config(label_shape)
+        return dataclasses.replace(plain, weight=self.weight, pos_weight=self.pos_weight)
 
     def _losses(self, logits: _Array, labels: _Array) -> _Array:
         positive = labels * np.logaddexp(0, -logits)
@@ -241,13 +222,5 @@ class BCEWithLogitsLoss(LossBase):
         return np.asarray(losses if self.weight is None else losses * self.weight)
 
 
-def _array(value: Any, name: str, owner: str) -> _Array:
-    if value is None or isinstance(value, bool | int | float | str):
-        raise ArgumentTypeError(
-            f"'{name}' is {type(value).__name__}.", where=owner, fix="Give a Tensor or an array."
-        )
-    return as_array(value, name)
-
-
 def _float(value: Any, name: str, owner: str) -> _Array:
-    return _array(value, name, owner).astype(np.float32)
+    return given_array(owner, name, value).astype(np.float32)

@@ -1,7 +1,7 @@
 """The loss-scale update cells.
 
-They say how the scale moves; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell` builds that law into
-its graph. Called directly, they move a scale on the host by the same law, see
+They say how the scale moves; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell` builds that policy into
+its graph. Called directly, they move a scale on the host by the same policy, see
 :mod:`ortboost.core.loss_scale`.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from ortboost.core.arguments import checked
+from ortboost.core.field_types import Range
 from ortboost.core.loss_scale import (
     DynamicScaleConfig,
     FixedScaleConfig,
@@ -21,12 +23,7 @@ from ortboost.core.loss_scale import (
     initial_state,
     update,
 )
-from ortboost.mindspore.core.arguments import (
-    ArgumentTypeError,
-    check_number,
-    check_range,
-    check_type,
-)
+from ortboost.mindspore.core.arguments import Count, PositiveScale
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network
@@ -41,22 +38,24 @@ __all__ = [
 
 
 class LossScaleUpdateCell(Cell):
-    """Base of the two: a law for the scale.
+    """Base of the two: a policy for the scale.
 
     Args:
-        config: The law.
+        config: The policy.
+        loss_scale_value: The scale at the start.
     """
 
-    def __init__(self, config: ScaleConfig) -> None:
+    def __init__(self, config: ScaleConfig, loss_scale_value: float) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.loss_scale_value = config, loss_scale_value
         self._state = initial_state(config)
 
     def get_loss_scale(self) -> float:
         """The scale at the *start*, as in MindSpore; the present one is the training cell's."""
-        raise NotImplementedError
+        return self.loss_scale_value
 
-    def construct(self, loss_scale: Any, overflow: Any) -> Any:
+    @checked
+    def construct(self, loss_scale: Parameter, overflow: Any) -> Any:
         """Move a scale on the host.
 
         Args:
@@ -65,16 +64,7 @@ class LossScaleUpdateCell(Cell):
 
         Returns:
             ``overflow``, unchanged.
-
-        Raises:
-            ArgumentTypeError: ``loss_scale`` is no Parameter.
         """
-        if not isinstance(loss_scale, Parameter):
-            raise ArgumentTypeError(
-                f"'loss_scale' is {type(loss_scale).__name__}.",
-                where=type(self).__name__,
-                fix="Give a Parameter that holds the scale: Parameter(Tensor(4096.0)).",
-            )
         before = np.float32(loss_scale.asnumpy().item())
         self._state = update(
             dataclasses.replace(self._state, scale=before),
@@ -89,10 +79,10 @@ class LossScaleUpdateCell(Cell):
 class GroupedScaleCell(Cell):
     """Base of what gives each group of layers a scale: :class:`ortboost.mindspore.boost.GroupLossScaleManager`."""
 
-    def law(
+    def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """The law for a network and the parameters that are trained.
+        """The policy for a network and the parameters that are trained.
 
         Args:
             owner: Name of the training cell, for errors.
@@ -109,19 +99,15 @@ class GroupedScaleCell(Cell):
 class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
     """A scale that shrinks on overflow and grows after a window of good steps.
 
-    The law is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
+    The policy is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
 
     Args:
         loss_scale_value: The scale at the start, above 0.
         scale_factor: It shrinks and grows by this, above 1.
         scale_window: Good steps before it grows, at least 1.
-        hysteresis: It shrinks at the so-manieth overflow only, see
+        hysteresis: It shrinks only at this many overflows, see
             :class:`ortboost.core.loss_scale.DynamicScaleConfig`. MindSpore has only 1, at once.
         consecutive_hysteresis: Whether every good step takes back the overflows that were counted.
-
-    Raises:
-        ArgumentTypeError: An argument is no number, or ``scale_window`` no int.
-        ArgumentValueError: It is out of range.
 
     Example:
         >>> cell = DynamicLossScaleUpdateCell(2**12, scale_factor=2, scale_window=1000)
@@ -130,25 +116,16 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
         (True, 2048.0)
     """
 
+    @checked
     def __init__(
         self,
-        loss_scale_value: float,
-        scale_factor: float,
-        scale_window: int,
+        loss_scale_value: PositiveScale,
+        scale_factor: Annotated[float, Range(above=1, most=1e30)],
+        scale_window: Count,
         *,
-        hysteresis: int = 1,
+        hysteresis: Count = 1,
         consecutive_hysteresis: bool = False,
     ) -> None:
-        owner = type(self).__name__
-        check_number(owner, "loss_scale_value", loss_scale_value)
-        check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
-        check_number(owner, "scale_factor", scale_factor)
-        check_range(owner, "scale_factor", scale_factor, 1, 1e30, open_low=True)
-        check_type(owner, "scale_window", scale_window, int)
-        check_range(owner, "scale_window", scale_window, 1)
-        check_type(owner, "hysteresis", hysteresis, int)
-        check_range(owner, "hysteresis", hysteresis, 1)
-        check_type(owner, "consecutive_hysteresis", consecutive_hysteresis, bool)
         super().__init__(
             DynamicScaleConfig(
                 init=float(loss_scale_value),
@@ -157,14 +134,10 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
                 max_scale=None,
                 hysteresis=hysteresis,
                 consecutive_hysteresis=consecutive_hysteresis,
-            )
+            ),
+            loss_scale_value,
         )
-        self.loss_scale_value = loss_scale_value
         self.scale_factor, self.scale_window = scale_factor, scale_window
-
-    def get_loss_scale(self) -> float:
-        """The scale at the start."""
-        return self.loss_scale_value
 
 
 class FixedLossScaleUpdateCell(LossScaleUpdateCell):
@@ -172,19 +145,8 @@ class FixedLossScaleUpdateCell(LossScaleUpdateCell):
 
     Args:
         loss_scale_value: The scale, above 0.
-
-    Raises:
-        ArgumentTypeError: It is no number.
-        ArgumentValueError: It is out of range.
     """
 
-    def __init__(self, loss_scale_value: float) -> None:
-        owner = type(self).__name__
-        check_number(owner, "loss_scale_value", loss_scale_value)
-        check_range(owner, "loss_scale_value", loss_scale_value, 0, 3.4e38, open_low=True)
-        super().__init__(FixedScaleConfig(float(loss_scale_value)))
-        self.loss_scale_value = loss_scale_value
-
-    def get_loss_scale(self) -> float:
-        """The scale."""
-        return self.loss_scale_value
+    @checked
+    def __init__(self, loss_scale_value: PositiveScale) -> None:
+        super().__init__(FixedScaleConfig(float(loss_scale_value)), loss_scale_value)

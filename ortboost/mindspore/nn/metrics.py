@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import nearest
+from ortboost.core.arguments import checked
+from ortboost.core.arrays import as_array
+from ortboost.core.errors import require_known
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
+    Count,
     NotInThisVersionError,
-    check_range,
-    check_type,
 )
-from ortboost.mindspore.core.tensor import as_array
 from ortboost.training.metrics import Mean, hits
 
 __all__ = [
@@ -112,17 +112,11 @@ class Accuracy(Metric):
 
 
 class TopKCategoricalAccuracy(Metric):
-    """Share of samples whose label is among the `k` highest scores.
+    """Share of samples whose label is among the `k` highest scores."""
 
-    Raises:
-        ArgumentTypeError: ``k`` is no int.
-        ArgumentValueError: It is below 1.
-    """
-
-    def __init__(self, k: int) -> None:
+    @checked
+    def __init__(self, k: Count) -> None:
         super().__init__()
-        check_type(type(self).__name__, "k", k, int)
-        check_range(type(self).__name__, "k", k, 1)
         self.k = k
 
     def update(self, *inputs: Any) -> None:
@@ -201,10 +195,7 @@ def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
     Raises:
         ArgumentKeyError: The name is unknown; the nearest one is named.
     """
-    if name not in _METRICS:
-        raise ArgumentKeyError(
-            f"There is no metric '{name}'.", where="metrics", fix=nearest(str(name), _METRICS)
-        )
+    require_known(name, _METRICS, f"There is no metric '{name}'.", "metrics", ArgumentKeyError)
     return _METRICS[name](*args, **kwargs)
 
 

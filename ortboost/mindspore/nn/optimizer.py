@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import copy
 import glob
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from ortboost.mindspore.core.arguments import (
-    NotInThisVersionError,
-    check_range,
-    check_type,
-)
+from ortboost.core.arguments import checked
+from ortboost.core.field_types import Range
+from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.nn.parameter_groups import (
@@ -50,27 +48,25 @@ class Optimizer(Cell):
             (``TrainOneStepCell(sens=...)``).
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         ArgumentKeyError: A group lacks ``params`` or has an unknown key.
         ArgumentRuntimeError: A parameter is in two groups.
     """
 
+    in_words: ClassVar[str] = "an optimizer of ortboost.nn, for example nn.Momentum(...)"
+
+    @checked
     def __init__(
         self,
         learning_rate: Any,
         parameters: Any,
-        weight_decay: float = 0.0,
-        loss_scale: float = 1.0,
+        weight_decay: Any = 0.0,
+        loss_scale: Annotated[float, Range(above=0)] = 1.0,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
         self._learning_rate = check_rate(owner, learning_rate)
         self.weight_decay = check_decay(owner, weight_decay)
-        if isinstance(loss_scale, int) and not isinstance(loss_scale, bool):
-            loss_scale = float(loss_scale)
-        check_type(owner, "loss_scale", loss_scale, float)
-        check_range(owner, "loss_scale", loss_scale, 0, open_low=True)
-        self.loss_scale = loss_scale
+        self.loss_scale = float(loss_scale)
         read = read_parameters(owner, parameters)
         self.is_group, self._groups, self.parameters, self._ordered = read
         self.state = LiveState()
@@ -154,9 +150,6 @@ class Optimizer(Cell):
 
         Args:
             parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As for :class:`Optimizer`.
         """
         fresh = copy.copy(self)
         owner = type(self).__name__
@@ -183,22 +176,20 @@ class Optimizer(Cell):
         """The rate of the next update; with groups one for each parameter, in their order."""
         rates = self.rates()
         own = rates[names.LEARNING_RATE]
-        if not self.is_group:
-            return own
-        by_name = {
-            p.name: rates.get(names.learning_rate_name(f"group{index}"), own)
-            for index, group in enumerate(self._groups)
-            for p in group.params
-        }
-        return tuple(by_name[p.name] for p in self.parameters)
+        keys = [names.learning_rate_name(f"group{index}") for index in range(len(self._groups))]
+        return self._each(own, [rates.get(key) for key in keys])
 
     def get_weight_decay(self) -> float | tuple[float, ...]:
         """The weight decay; with groups one for each parameter, in their order."""
+        return self._each(self.weight_decay, [group.weight_decay for group in self._groups])
+
+    def _each(self, own: float, values: Sequence[float | None]) -> float | tuple[float, ...]:
+        """The optimizer's own value, or that of each parameter by the values of the groups."""
         if not self.is_group:
-            return self.weight_decay
+            return own
         by_name = {
-            p.name: self.weight_decay if group.weight_decay is None else group.weight_decay
-            for group in self._groups
+            p.name: own if value is None else value
+            for group, value in zip(self._groups, values, strict=True)
             for p in group.params
         }
         return tuple(by_name[p.name] for p in self.parameters)

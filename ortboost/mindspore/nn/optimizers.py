@@ -1,64 +1,56 @@
-"""The optimizers under MindSpore's names; the formulas are in :mod:`ortboost.optimizers`."""
+"""The optimizers under MindSpore's names; the formulas are in :mod:`ortboost.optimizers`.
+
+What their docstrings do not list (``params``, ``learning_rate``, ``weight_decay``, ``loss_scale``) is that of
+:class:`~ortboost.mindspore.nn.optimizer.Optimizer`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from ortboost import optimizers as rules
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import nearest
+from ortboost.core.field_words import OnlyFloat, Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
-    check_range,
-    check_type,
+    NotNegativeFloat,
+    PositiveFloat,
 )
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
-from ortboost.optimizers import Adam as AdamRule
-from ortboost.optimizers import AdamW as AdamWRule
-from ortboost.optimizers import Lars as LarsRule
-from ortboost.optimizers import Momentum as MomentumRule
-from ortboost.optimizers import Optimizer as Rule
-from ortboost.optimizers import Sgd as SgdRule
 from ortboost.program.config import ParameterGroup
 
 __all__ = ["LARS", "SGD", "Adam", "AdamWeightDecay", "Momentum"]
+
+_Beta: TypeAlias = Annotated[float, OnlyFloat, Range(above=0, below=1)]
 
 
 class SGD(Optimizer):
     """Stochastic gradient descent, :mod:`ortboost.optimizers.sgd`.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         momentum: 0 or more.
         dampening: 0 to 1; not applied on the first update.
-        weight_decay: See :class:`Optimizer`.
         nesterov: Needs a momentum and no dampening.
-        loss_scale: See :class:`Optimizer`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any = 0.1,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
+        momentum: Annotated[float, Range(0)] = 0.0,
+        dampening: Annotated[float, Range(0, 1)] = 0.0,
+        weight_decay: Any = 0.0,
         nesterov: bool = False,
         loss_scale: float = 1.0,
     ) -> None:
         super().__init__(learning_rate, params, weight_decay, loss_scale)
-        check_type("SGD", "momentum", momentum, int, float)
-        check_range("SGD", "momentum", momentum, 0, 1e30)
-        check_type("SGD", "dampening", dampening, int, float)
-        check_range("SGD", "dampening", dampening, 0, 1)
-        check_type("SGD", "nesterov", nesterov, bool)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArgumentValueError(
                 "Nesterov needs a momentum above 0 and a dampening of 0.",
@@ -67,77 +59,65 @@ class SGD(Optimizer):
             )
         self.momentum, self.dampening, self.nesterov = float(momentum), float(dampening), nesterov
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return SgdRule(self.momentum, self.dampening, self.nesterov)
+        return rules.Sgd(self.momentum, self.dampening, self.nesterov)
 
 
 class Momentum(Optimizer):
     """Momentum, :mod:`ortboost.optimizers.sgd`.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         momentum: A float, 0 or more.
-        weight_decay: See :class:`Optimizer`.
-        loss_scale: See :class:`Optimizer`.
         use_nesterov: Look ahead. It works here; MindSpore 2.10 ignores it on the CPU.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any,
-        momentum: float,
-        weight_decay: float = 0.0,
+        momentum: NotNegativeFloat,
+        weight_decay: Any = 0.0,
         loss_scale: float = 1.0,
         use_nesterov: bool = False,
     ) -> None:
         super().__init__(learning_rate, params, weight_decay, loss_scale)
-        check_type("Momentum", "momentum", momentum, float)
-        check_range("Momentum", "momentum", momentum, 0, 1e30)
-        check_type("Momentum", "use_nesterov", use_nesterov, bool)
         self.momentum, self.use_nesterov = momentum, use_nesterov
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return MomentumRule(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
+        return rules.Momentum(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
 
 
 class Adam(Optimizer):
     """Adam with MindSpore's place of `eps`, :mod:`ortboost.optimizers.adam`.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         beta1: Between 0 and 1, exclusive.
         beta2: Between 0 and 1, exclusive.
         eps: Above 0; added to the square root before any bias correction.
         use_locking: For compatibility; updates never interleave here.
         use_nesterov: Nesterov's form.
         weight_decay: Added to the gradient; see :class:`Optimizer`.
-        loss_scale: See :class:`Optimizer`.
         use_amsgrad: Divide by the largest second moment so far.
         **kwargs: ``use_lazy`` and ``use_offload``, only as False.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
         ArgumentKeyError: An unknown argument.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
+        beta1: _Beta = 0.9,
+        beta2: _Beta = 0.999,
+        eps: PositiveFloat = 1e-8,
         use_locking: bool = False,
         use_nesterov: bool = False,
-        weight_decay: float = 0.0,
+        weight_decay: Any = 0.0,
         loss_scale: float = 1.0,
         use_amsgrad: bool = False,
         **kwargs: Any,
@@ -150,24 +130,17 @@ class Adam(Optimizer):
                     where="Adam",
                     fix=nearest(key, ("use_lazy", "use_offload", "use_amsgrad", "use_nesterov")),
                 )
-            check_type("Adam", key, value, bool)
+            check_argument("Adam", key, value, bool)
             if value:
                 raise NotInThisVersionError(
                     f"Adam({key}=True) is not in this version.", where="Adam", fix="Leave it out."
                 )
-        _check_betas("Adam", beta1, beta2, eps)
-        for name, flag in (
-            ("use_locking", use_locking),
-            ("use_nesterov", use_nesterov),
-            ("use_amsgrad", use_amsgrad),
-        ):
-            check_type("Adam", name, flag, bool)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
         self.use_nesterov, self.use_amsgrad = use_nesterov, use_amsgrad
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return AdamRule(
+        return rules.Adam(
             self.beta1,
             self.beta2,
             self.eps,
@@ -181,33 +154,28 @@ class AdamWeightDecay(Optimizer):
     """Adam with decoupled weight decay and, as in MindSpore, without bias correction.
 
     Args:
-        params: Parameters or groups, see :class:`Optimizer`.
-        learning_rate: See :class:`Optimizer`.
         beta1: Between 0 and 1, exclusive.
         beta2: Between 0 and 1, exclusive.
         eps: Above 0.
         weight_decay: `w` shrinks by `lr wd w`; see :class:`Optimizer`.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         params: Any,
         learning_rate: Any = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
+        beta1: _Beta = 0.9,
+        beta2: _Beta = 0.999,
+        eps: PositiveFloat = 1e-6,
+        weight_decay: Any = 0.0,
     ) -> None:
         super().__init__(learning_rate, params, weight_decay)
-        _check_betas("AdamWeightDecay", beta1, beta2, eps)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return AdamWRule(self.beta1, self.beta2, self.eps, bias_correction=False)
+        return rules.AdamW(self.beta1, self.beta2, self.eps, bias_correction=False)
 
 
 class LARS(Optimizer):
@@ -222,31 +190,22 @@ class LARS(Optimizer):
         lars_filter: Says of a parameter whether it is adapted; others get their plain gradient and
             no weight decay. By default all but biases and normalizations, judged by use and by
             name.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, or out of range.
     """
 
+    @checked
     def __init__(
         self,
         optimizer: Optimizer,
-        epsilon: float = 1e-5,
-        coefficient: float = 1e-3,
+        epsilon: NotNegativeFloat = 1e-5,
+        coefficient: PositiveFloat = 1e-3,
         use_clip: bool = False,
         lars_filter: Callable[[Parameter], bool] | None = None,
     ) -> None:
-        if not isinstance(optimizer, Optimizer) or isinstance(optimizer, LARS):
+        if isinstance(optimizer, LARS):
             raise ArgumentTypeError(
-                f"'optimizer' is {type(optimizer).__name__}.",
-                where="LARS",
-                fix="Give an optimizer, for example nn.Momentum(...).",
+                "LARS cannot stand around LARS.", where="LARS, optimizer", fix="Give its optimizer."
             )
         super().__init__(0.0, optimizer.parameters, loss_scale=optimizer.loss_scale)
-        check_type("LARS", "epsilon", epsilon, float)
-        check_range("LARS", "epsilon", epsilon, 0)
-        check_type("LARS", "coefficient", coefficient, float)
-        check_range("LARS", "coefficient", coefficient, 0, open_low=True)
-        check_type("LARS", "use_clip", use_clip, bool)
         self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
         self.use_clip, self.lars_filter = use_clip, lars_filter
         self.is_group, self._groups = optimizer.is_group, optimizer._groups
@@ -269,9 +228,9 @@ class LARS(Optimizer):
         fresh._groups = fresh.optimizer._groups
         return fresh
 
-    def rule(self) -> Rule:
+    def rule(self) -> rules.Optimizer:
         """The update rule."""
-        return LarsRule(self.optimizer.rule(), self.coefficient, self.epsilon, self.use_clip)
+        return rules.Lars(self.optimizer.rule(), self.coefficient, self.epsilon, self.use_clip)
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """Those of the inner optimizer; a plain list has none, the filter says who decays."""
@@ -291,11 +250,3 @@ class LARS(Optimizer):
 def _adapts_by_default(parameter: Parameter) -> bool:
     named = "LayerNorm" in parameter.name or "bias" in parameter.name
     return not named and parameter.role in ("weight", "")
-
-
-def _check_betas(owner: str, beta1: float, beta2: float, eps: float) -> None:
-    for name, value in (("beta1", beta1), ("beta2", beta2)):
-        check_type(owner, name, value, float)
-        check_range(owner, name, value, 0, 1, open_low=True, open_high=True)
-    check_type(owner, "eps", eps, float)
-    check_range(owner, "eps", eps, 0, open_low=True)

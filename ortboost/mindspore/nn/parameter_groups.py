@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.arguments import check_argument
+from ortboost.core.errors import UsageError, require_known
+from ortboost.core.field_types import Range
 from ortboost.mindspore.core.arguments import (
     ArgumentKeyError,
     ArgumentRuntimeError,
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
-    check_number,
-    check_range,
-    check_type,
-    is_number,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
-__all__ = ["Group", "check_decay", "check_rate", "rate_at", "read_parameters", "shown_rate"]
+__all__ = [
+    "Group",
+    "check_decay",
+    "check_rate",
+    "listed",
+    "rate_at",
+    "read_parameters",
+    "shown_rate",
+]
 
+_NotNegative: TypeAlias = Annotated[float, Range(0)]
 _GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralization")
 
 
@@ -51,26 +59,35 @@ def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], lis
         ArgumentKeyError: A group lacks ``params`` or has an unknown key.
         ArgumentRuntimeError: A parameter is in two groups.
     """
-    if parameters is None:
-        raise ArgumentValueError(
-            "No parameters were given.", where=owner, fix="Give net.trainable_params()."
-        )
-    if isinstance(parameters, Parameter | Mapping) or not isinstance(parameters, Iterable):
-        raise ArgumentTypeError(
-            f"'params' is {type(parameters).__name__}.",
-            where=owner,
-            fix="Give a list of parameters or of dicts: net.trainable_params().",
-        )
-    items = list(parameters)
-    if not items:
-        raise ArgumentValueError(
-            "The list of parameters is empty.", where=owner, fix="Is everything frozen?"
-        )
+    items = listed(owner, parameters)
     if isinstance(items[0], Mapping):
         return True, *_read_groups(owner, items)
-    _check_parameters(owner, items)
     _check_unique(owner, items, ArgumentValueError)
     return False, [Group(items)], items, False
+
+
+def listed(owner: str, value: Any) -> list[Any]:
+    """A list of parameters or of dicts, not empty.
+
+    Raises:
+        ArgumentValueError: It is empty.
+        ArgumentTypeError: It holds something else.
+    """
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
+    if not items:
+        raise ArgumentValueError(
+            "The list of parameters is empty.", where=owner, fix="Give net.trainable_params()."
+        )
+    if not isinstance(items, list) or not (
+        all(isinstance(item, Parameter) for item in items)
+        or all(isinstance(item, Mapping) for item in items)
+    ):
+        raise ArgumentTypeError(
+            "Neither parameters nor dicts of them were given.",
+            where=owner,
+            fix="Give net.trainable_params(), or [{'params': [...], 'lr': 0.1}, ...].",
+        )
+    return items
 
 
 def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Parameter], bool]:
@@ -78,15 +95,8 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
     order: list[Parameter] | None = None
     for index, item in enumerate(items):
         where = f"{owner}, group {index}"
-        if not isinstance(item, Mapping):
-            raise ArgumentTypeError(
-                f"Group {index} is {type(item).__name__}.", where=where, fix="Give dicts only."
-            )
         for key in item:
-            if key not in _GROUP_KEYS:
-                raise ArgumentKeyError(
-                    f"A group has no key '{key}'.", where=where, fix=nearest(str(key), _GROUP_KEYS)
-                )
+            require_known(key, _GROUP_KEYS, f"A group has no key '{key}'.", where, ArgumentKeyError)
         if "order_params" in item:
             if len(item) > 1:
                 raise ArgumentValueError(
@@ -106,7 +116,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
             )
         _check_parameters(where, params)
         centralize = item.get("grad_centralization", False)
-        check_type(where, "grad_centralization", centralize, bool)
+        check_argument(where, "grad_centralization", centralize, bool)
         rate = item.get("lr")
         decay = item.get("weight_decay")
         groups.append(
@@ -130,12 +140,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
 
 def _check_parameters(where: str, items: Sequence[Any]) -> None:
     for item in items:
-        if not isinstance(item, Parameter):
-            raise ArgumentTypeError(
-                f"A {type(item).__name__} is no parameter.",
-                where=where,
-                fix="Give parameters of the network: net.trainable_params().",
-            )
+        check_argument(where, "params", item, Parameter)
 
 
 def _check_unique(owner: str, items: Sequence[Parameter], kind: type[UsageError]) -> None:
@@ -158,8 +163,7 @@ def check_decay(owner: str, value: Any) -> float:
             where=owner,
             fix="Give a float.",
         )
-    check_number(owner, "weight_decay", value)
-    check_range(owner, "weight_decay", value, 0)
+    check_argument(owner, "weight_decay", value, _NotNegative)
     return float(value)
 
 
@@ -167,15 +171,14 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
     """A number, a 1-D float array, or a schedule."""
     if isinstance(value, LearningRateSchedule):
         return value
-    if isinstance(value, str | bytes | bool) or (
-        not is_number(value) and not isinstance(value, Iterable)
-    ):
+    single = isinstance(value, numbers.Real)
+    if isinstance(value, str | bytes | bool) or not (single or isinstance(value, Iterable)):
         raise ArgumentTypeError(
             f"'{name}' is {type(value).__name__}.",
             where=owner,
             fix="Give a number, a list of numbers, or a schedule such as nn.CosineDecayLR.",
         )
-    array = np.asarray(value if is_number(value) or hasattr(value, "shape") else list(value))
+    array = np.asarray(value if single or hasattr(value, "shape") else list(value))
     if array.dtype.kind not in "iuf" and array.size:
         raise ArgumentTypeError(
             f"'{name}' holds no numbers.", where=owner, fix="Give numbers of 0 or more."
@@ -186,7 +189,7 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
             where=owner,
             fix="Give a number, or one number for each step.",
         )
-    check_range(owner, name, float(array.min()), 0)
+    check_argument(owner, name, float(array.min()), _NotNegative)
     return float(array) if array.ndim == 0 else array.astype(np.float64)
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from ortboost.core.arguments import checked
 from ortboost.core.loss_scale import NO_SCALE, FixedScaleConfig, ScaleConfig
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
     NotInThisVersionError,
-    check_type,
     positive,
 )
 from ortboost.mindspore.core.cell import Cell
@@ -32,7 +32,33 @@ from ortboost.runtime.stepper import StepResult
 __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 
 
-class TrainOneStepCell(Cell):
+class _TrainStep(Cell):
+    """What the two cells share: the step graphs of a network and an optimizer."""
+
+    def _compile(
+        self,
+        network: Cell,
+        optimizer: Optimizer | OptimizerWrapper,
+        policy: ScaleConfig,
+        *,
+        finite: bool,
+        divisor: float = 1.0,
+    ) -> None:
+        """Prepare the steps; ``divisor`` takes back the un-scaling where none is wanted."""
+        self.network, self.optimizer = network, optimizer
+        owner, updates = type(self).__name__, updates_of(optimizer)
+        self._steps = CompiledSteps(
+            owner,
+            network_of(owner, network),
+            network.loss_fn if isinstance(network, WithLossCell) else None,
+            updates,
+            policy,
+            check_finite=finite,
+            divisor=divisor * updates.optimizer.loss_scale,
+        )
+
+
+class TrainOneStepCell(_TrainStep):
     """A training step without a finite check.
 
     Args:
@@ -52,6 +78,7 @@ class TrainOneStepCell(Cell):
         Tensor(2.31, dtype=float32)
     """
 
+    @checked
     def __init__(
         self,
         network: Cell,
@@ -61,7 +88,6 @@ class TrainOneStepCell(Cell):
     ) -> None:
         super().__init__()
         owner = type(self).__name__
-        check_type(owner, "return_grad", return_grad, bool)
         if return_grad:
             raise NotInThisVersionError(
                 "return_grad=True is not in this version.",
@@ -70,8 +96,7 @@ class TrainOneStepCell(Cell):
             )
         self.sens = 1.0 if sens is None else positive(owner, "sens", sens)
         scale = NO_SCALE if self.sens == 1 else FixedScaleConfig(self.sens)
-        self.network, self.optimizer = network, optimizer
-        self._steps = _compile(owner, network, optimizer, scale, 1 / self.sens, finite=False)
+        self._compile(network, optimizer, scale, finite=False, divisor=1 / self.sens)
 
     def construct(self, *inputs: Any) -> Tensor:
         """One step: data of each input, then the labels.
@@ -82,7 +107,7 @@ class TrainOneStepCell(Cell):
         return _loss(self._steps.step(*inputs))
 
 
-class TrainOneStepWithLossScaleCell(Cell):
+class TrainOneStepWithLossScaleCell(_TrainStep):
     """A training step with a loss scale: an overflow skips the update.
 
     Order: loss times scale, backward, gradients divided by the scale, finite check, update of the
@@ -96,7 +121,6 @@ class TrainOneStepWithLossScaleCell(Cell):
             array of shape ``()`` or ``(1,)`` for a fixed scale that :meth:`set_sense_scale` moves.
 
     Raises:
-        ArgumentTypeError: An argument of the wrong type.
         ArgumentValueError: ``scale_sense`` has another shape or is not above 0.
 
     Example:
@@ -105,31 +129,31 @@ class TrainOneStepWithLossScaleCell(Cell):
         >>> loss, overflow, loss_scale = step(images, labels)              # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self, network: Cell, optimizer: Optimizer | OptimizerWrapper, scale_sense: Any
     ) -> None:
         super().__init__()
         owner = type(self).__name__
-        law: ScaleConfig
+        policy: ScaleConfig
         start: Any
         if isinstance(scale_sense, LossScaleUpdateCell):
-            law, start = scale_sense.config, scale_sense.get_loss_scale()
+            policy, start = scale_sense.config, scale_sense.get_loss_scale()
         elif isinstance(scale_sense, GroupedScaleCell):
-            trained = updates_of(owner, optimizer).optimizer.parameters
-            law = scale_sense.law(owner, network_of(owner, network), trained)
-            start = law.starts()
+            trained = updates_of(optimizer).optimizer.parameters
+            policy = scale_sense.policy(owner, network_of(owner, network), trained)
+            start = policy.starts()
         elif isinstance(scale_sense, np.ndarray):
             start = _scale_value(owner, "scale_sense", scale_sense)
-            law = FixedScaleConfig(start)
+            policy = FixedScaleConfig(start)
         else:
             raise ArgumentTypeError(
                 f"'scale_sense' is {type(scale_sense).__name__}.",
                 where=owner,
                 fix="Give an update cell such as nn.DynamicLossScaleUpdateCell(...), or a Tensor.",
             )
-        self.network, self.optimizer = network, optimizer
         self.loss_scaling_manager = scale_sense if isinstance(scale_sense, Cell) else None
-        self._steps = _compile(owner, network, optimizer, law, 1.0, finite=True)
+        self._compile(network, optimizer, policy, finite=True)
         self._scale_shape = np.shape(start)
         self._steps.scale_state.write(names.SCALE, np.asarray(start, np.float32))
         if isinstance(scale_sense, GroupedScaleCell):
@@ -180,30 +204,6 @@ class TrainOneStepWithLossScaleCell(Cell):
             Tensor(np.bool_(result.overflow)),
             Tensor(np.float32(result.loss_scale)),
         )
-
-
-def _compile(
-    owner: str,
-    network: Cell,
-    optimizer: Optimizer | OptimizerWrapper,
-    scale: ScaleConfig,
-    factor: float,
-    *,
-    finite: bool,
-) -> CompiledSteps:
-    """Prepare the steps; ``factor`` takes back the un-scaling where none is wanted."""
-    loss = network.loss_fn if isinstance(network, WithLossCell) else None
-    updates = updates_of(owner, optimizer)
-    divisor = factor * updates.optimizer.loss_scale
-    return CompiledSteps(
-        owner,
-        network_of(owner, network),
-        loss,
-        updates,
-        scale,
-        check_finite=finite,
-        divisor=divisor,
-    )
 
 
 def _loss(result: StepResult) -> Tensor:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
-from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.nn.optimizer import Optimizer
 
@@ -35,13 +34,15 @@ class OptimizerWrapper(Cell):
         optimizer: An optimizer, or another wrapper.
     """
 
+    in_words: ClassVar[str] = Optimizer.in_words
+
     def __init__(self, optimizer: Optimizer | OptimizerWrapper) -> None:
         super().__init__()
         self.optimizer = optimizer
 
     def updates(self) -> Updates:
         """What a training step makes of it."""
-        return updates_of(type(self).__name__, self.optimizer)
+        return updates_of(self.optimizer)
 
     @property
     def parameters(self) -> Any:
@@ -69,18 +70,6 @@ class OptimizerWrapper(Cell):
         return rate
 
 
-def updates_of(owner: str, optimizer: Any) -> Updates:
-    """How an optimizer, or what stands around one, is applied.
-
-    Raises:
-        ArgumentTypeError: It is neither.
-    """
-    if isinstance(optimizer, OptimizerWrapper):
-        return optimizer.updates()
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentTypeError(
-            f"'optimizer' is {type(optimizer).__name__}.",
-            where=owner,
-            fix="Give an optimizer of ortboost.mindspore.nn, for example nn.Momentum(...).",
-        )
-    return Updates(optimizer)
+def updates_of(optimizer: Optimizer | OptimizerWrapper) -> Updates:
+    """How an optimizer, or what stands around one, is applied."""
+    return optimizer.updates() if isinstance(optimizer, OptimizerWrapper) else Updates(optimizer)

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ortboost.mindspore.core.arguments import ArgumentTypeError, check_type
+from ortboost.core.arguments import check_argument, checked
+from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.tensor import Tensor
 from ortboost.mindspore.nn.loss import LossBase
 
-__all__ = ["WithEvalCell", "WithLossCell", "check_loss", "check_network", "network_of"]
+__all__ = ["WithEvalCell", "WithLossCell", "network_of"]
 
 
-class WithLossCell(Cell):
+class _WithLoss(Cell):
+    """What the two cells share: a network that cannot be replaced."""
+
+    _network: Network
+
+    @property
+    def backbone_network(self) -> Network:
+        """The network without its loss."""
+        return self._network
+
+    def _split(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        """The data of each input, and the label."""
+        inner = self._network.inputs
+        if len(inputs) != len(inner) + 1:
+            raise ArgumentTypeError(
+                f"{len(inner) + 1} arguments are needed and {len(inputs)} were given.",
+                where=f"{type(self).__name__} call",
+                fix=f"Give {', '.join(spec.name for spec in inner)} and the label.",
+            )
+        return inputs[:-1], inputs[-1]
+
+
+class WithLossCell(_WithLoss):
     """A network and its loss, to be trained.
 
     Args:
         backbone: The network.
         loss_fn: The loss, one of :mod:`ortboost.mindspore.nn.loss`.
-
-    Raises:
-        ArgumentTypeError: Something else was given. (MindSpore takes anything, and fails later.)
 
     Example:
         >>> net_with_loss = WithLossCell(net, nn.MSELoss())  # doctest: +SKIP
@@ -31,15 +51,12 @@ class WithLossCell(Cell):
         Tensor(1.03, dtype=float32)
     """
 
+    in_words: ClassVar[str] = "nn.WithLossCell of one"
+
+    @checked
     def __init__(self, backbone: Network, loss_fn: LossBase) -> None:
         super().__init__()
-        self._backbone = check_network("WithLossCell", "backbone", backbone)
-        self._loss_fn = check_loss("WithLossCell", loss_fn)
-
-    @property
-    def backbone_network(self) -> Network:
-        """The network without its loss."""
-        return self._backbone
+        self._network, self._loss_fn = backbone, loss_fn
 
     @property
     def loss_fn(self) -> LossBase:
@@ -48,12 +65,12 @@ class WithLossCell(Cell):
 
     def construct(self, *inputs: Any) -> Tensor:
         """The loss of a batch, by the inference graph: data of each input, then the label."""
-        data, label = _split(self._backbone, inputs, "WithLossCell")
-        result: Tensor = self._loss_fn(_prediction(self._backbone(*data)), label)
+        data, label = self._split(inputs)
+        result: Tensor = self._loss_fn(_prediction(self._network(*data)), label)
         return result
 
 
-class WithEvalCell(Cell):
+class WithEvalCell(_WithLoss):
     """Loss, outputs and labels of a batch, for metrics.
 
     Args:
@@ -61,26 +78,16 @@ class WithEvalCell(Cell):
         loss_fn: The loss, or ``None``: then only outputs and labels are answered.
         add_cast_fp32: Answer outputs and labels as float32.
 
-    Raises:
-        ArgumentTypeError: An argument of the wrong type.
-
     Example:
         >>> loss, outputs, labels = WithEvalCell(net, nn.MSELoss())(data, label)  # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self, network: Network, loss_fn: LossBase | None, add_cast_fp32: bool = False
     ) -> None:
         super().__init__()
-        self._network = check_network("WithEvalCell", "network", network)
-        self._loss_fn = None if loss_fn is None else check_loss("WithEvalCell", loss_fn)
-        check_type("WithEvalCell", "add_cast_fp32", add_cast_fp32, bool)
-        self.add_cast_fp32 = add_cast_fp32
-
-    @property
-    def backbone_network(self) -> Network:
-        """The network without its loss."""
-        return self._network
+        self._network, self._loss_fn, self.add_cast_fp32 = network, loss_fn, add_cast_fp32
 
     @property
     def loss_fn(self) -> LossBase | None:
@@ -89,7 +96,7 @@ class WithEvalCell(Cell):
 
     def construct(self, *inputs: Any) -> tuple[Any, ...]:
         """Data of each input, then the label; answers ``(loss, outputs, labels)``."""
-        data, label = _split(self._network, inputs, "WithEvalCell")
+        data, label = self._split(inputs)
         outputs = self._network(*data)
         if self.add_cast_fp32:
             outputs = (
@@ -104,17 +111,6 @@ class WithEvalCell(Cell):
         return self._loss_fn(_prediction(outputs), loss_label), outputs, label
 
 
-def check_network(owner: str, name: str, value: Any) -> Network:
-    """The value, if it is a network."""
-    if not isinstance(value, Network):
-        raise ArgumentTypeError(
-            f"'{name}' is {type(value).__name__}.",
-            where=owner,
-            fix="Give a network loaded with ortboost.load(path).",
-        )
-    return value
-
-
 def network_of(owner: str, value: Any) -> Network:
     """The network in a cell that holds one.
 
@@ -123,35 +119,9 @@ def network_of(owner: str, value: Any) -> Network:
     """
     if isinstance(value, WithLossCell):
         return value.backbone_network
-    if isinstance(value, Network):
-        return value
-    raise ArgumentTypeError(
-        f"'network' is {type(value).__name__}.",
-        where=owner,
-        fix="Give a network loaded with ortboost.load(path), or nn.WithLossCell of one.",
-    )
-
-
-def check_loss(owner: str, value: Any) -> LossBase:
-    """The value, if it is a loss that can become part of a graph."""
-    if not isinstance(value, LossBase):
-        raise ArgumentTypeError(
-            f"'loss_fn' is {type(value).__name__}.",
-            where=owner,
-            fix="Give a loss of ortboost.mindspore.nn, for example nn.SoftmaxCrossEntropyWithLogits(...).",
-        )
-    return value
-
-
-def _split(network: Network, inputs: tuple[Any, ...], owner: str) -> tuple[tuple[Any, ...], Any]:
-    wanted = len(network.inputs) + 1
-    if len(inputs) != wanted:
-        raise ArgumentTypeError(
-            f"{wanted} arguments are needed and {len(inputs)} were given.",
-            where=f"{owner} call",
-            fix=f"Give {', '.join(spec.name for spec in network.inputs)} and the label.",
-        )
-    return inputs[:-1], inputs[-1]
+    check_argument(owner, "network", value, Network | WithLossCell)
+    network: Network = value
+    return network
 
 
 def _prediction(outputs: Any) -> Any:

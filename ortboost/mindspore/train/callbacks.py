@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ortboost import training
-from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, CountOrZero
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 from ortboost.mindspore.train.model_checkpoint import CheckpointConfig, ModelCheckpoint
@@ -35,14 +36,10 @@ class LossMonitor(Callback):
 
     Args:
         per_print_times: Print at every so many steps; 0 never.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: It is no int, or below 0.
     """
 
-    def __init__(self, per_print_times: int = 1) -> None:
-        check_type("LossMonitor", "per_print_times", per_print_times, int)
-        check_range("LossMonitor", "per_print_times", per_print_times, 0)
+    @checked
+    def __init__(self, per_print_times: CountOrZero = 1) -> None:
         self._per_print_times = per_print_times
         self._last_print_time = 0
 
@@ -74,10 +71,8 @@ class TimeMonitor(Callback):
         data_size: Steps in an epoch; counted if not given.
     """
 
-    def __init__(self, data_size: int | None = None) -> None:
-        if data_size is not None:
-            check_type("TimeMonitor", "data_size", data_size, int)
-            check_range("TimeMonitor", "data_size", data_size, 1)
+    @checked
+    def __init__(self, data_size: Count | None = None) -> None:
         self.data_size = data_size
         self._started = 0.0
 
@@ -102,39 +97,24 @@ class EarlyStopping(Callback):
         monitor: ``eval_loss`` or a metric of the model (both need a validation in ``Model.fit``),
             or ``loss``, the loss of the last step of the epoch.
         min_delta: Less than this is no improvement, 0 or more.
-        patience: Epochs without improvement that are endured.
+        patience: Epochs without improvement before the run is stopped.
         verbose: Print when it stops.
         mode: ``min``, ``max``, or ``auto``: max if ``acc`` is part of the name.
         baseline: The number must be better than this.
         restore_best_weights: Put the weights of the best epoch back when it stops.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
     """
 
+    @checked
     def __init__(
         self,
         monitor: str = "eval_loss",
         min_delta: float = 0,
-        patience: int = 0,
+        patience: CountOrZero = 0,
         verbose: bool = False,
-        mode: str = "auto",
+        mode: Literal["auto", "min", "max"] = "auto",
         baseline: float | None = None,
         restore_best_weights: bool = False,
     ) -> None:
-        owner = "EarlyStopping"
-        check_type(owner, "monitor", monitor, str)
-        check_type(owner, "min_delta", min_delta, float, int)
-        check_type(owner, "patience", patience, int)
-        check_range(owner, "patience", patience, 0)
-        check_type(owner, "verbose", verbose, bool)
-        check_type(owner, "restore_best_weights", restore_best_weights, bool)
-        if mode not in ("auto", "min", "max"):
-            raise ArgumentValueError(
-                f"'mode' is {mode!r}.", where=owner, fix="Give 'auto', 'min' or 'max'."
-            )
-        if baseline is not None:
-            check_type(owner, "baseline", baseline, float, int)
         self.monitor, self.patience, self.verbose = monitor, patience, verbose
         self.baseline, self.restore_best_weights = baseline, restore_best_weights
         largest = mode == "max" or (mode == "auto" and "acc" in monitor)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from ortboost.core.errors import nearest
-from ortboost.mindspore.amp import LossScaleManager, build_train_network, check_level
+from ortboost.core.arguments import check_argument, checked
+from ortboost.core.errors import require_known
+from ortboost.core.field_types import Range
+from ortboost.mindspore.amp import BoostLevel, LossScaleManager, build_train_network
 from ortboost.mindspore.boost.auto_boost import AutoBoost
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
-from ortboost.mindspore.core.arguments import (
-    ArgumentTypeError,
-    ArgumentValueError,
-    check_range,
-    check_type,
-)
+from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError, Count
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.mixed_precision import AmpLevel
 from ortboost.mindspore.nn.loss import LossBase
 from ortboost.mindspore.nn.metrics import Loss, Metric, get_metrics
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, check_loss
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
 from ortboost.mindspore.train.batches import Batches
 from ortboost.mindspore.train.callback import (
     Callback,
@@ -69,7 +67,6 @@ class Model:
             changes nothing.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError, ArgumentKeyError: As documented by MindSpore.
         NotInThisVersionError: A boost that is not there yet.
 
     Example:
@@ -81,6 +78,7 @@ class Model:
         {'accuracy': 0.25}
     """
 
+    @checked
     def __init__(
         self,
         network: Cell,
@@ -89,30 +87,18 @@ class Model:
         metrics: Any = None,
         eval_network: Cell | None = None,
         eval_indexes: Sequence[int] | None = None,
-        amp_level: str = "O0",
-        boost_level: str = "O0",
+        amp_level: AmpLevel = "O0",
+        boost_level: BoostLevel = "O0",
         **kwargs: Any,
     ) -> None:
-        check_type("Model", "network", network, Cell)
-        if loss_fn is not None:
-            check_loss("Model", loss_fn)
-        if optimizer is not None:
-            check_type("Model", "optimizer", optimizer, Optimizer, OptimizerWrapper)
-        if eval_network is not None:
-            check_type("Model", "eval_network", eval_network, Cell)
         for key in kwargs:
-            if key not in _KEYWORDS:
-                raise ArgumentValueError(
-                    f"There is no argument '{key}'.", where="Model", fix=nearest(key, _KEYWORDS)
-                )
-        manager = kwargs.get("loss_scale_manager")
-        if manager is not None:
-            check_type(
-                "Model", "loss_scale_manager", manager, LossScaleManager, GroupLossScaleManager
+            require_known(
+                key, _KEYWORDS, f"There is no argument '{key}'.", "Model", ArgumentValueError
             )
-        # MindSpore's name for the argument of build_train_network is 'level'.
-        check_level("level", amp_level)
-        check_level("boost_level", boost_level)
+        manager = kwargs.get("loss_scale_manager")
+        check_argument(
+            "Model", "loss_scale_manager", manager, LossScaleManager | GroupLossScaleManager | None
+        )
         boost = AutoBoost(boost_level, kwargs.get("boost_config_dict", ""))
         if any(boost.boost_config.values()):
             network, optimizer, eval_network = boosted(boost, network, optimizer, eval_network)
@@ -182,9 +168,6 @@ class Model:
             dataset_sink_mode: Taken and without effect: data is fed step by step.
             sink_size: Must be -1 with ``dataset_sink_mode``; ignored without, as in MindSpore.
             initial_epoch: Epochs that are done already, below ``epoch``.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
         check_sink("Model.train", dataset_sink_mode, sink_size)
         self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
@@ -213,13 +196,10 @@ class Model:
             valid_dataset_sink_mode: Taken and without effect.
             sink_size: As for :meth:`train`.
             initial_epoch: Epochs that are done already.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
         owner = "Model.fit"
         check_sink(owner, dataset_sink_mode, sink_size)
-        check_type(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
+        check_argument(owner, "valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
         chosen = validation_epochs(owner, valid_frequency)
         if valid_dataset is None:
             self._run(owner, epoch, train_dataset, callbacks, initial_epoch)
@@ -246,10 +226,8 @@ class Model:
         initial_epoch: Any,
         validate: Callable[[int, CallbackParam], None] | None = None,
     ) -> None:
-        check_type(owner, "epoch", epoch, int)
-        check_range(owner, "epoch", epoch, 1)
-        check_type(owner, "initial_epoch", initial_epoch, int)
-        check_range(owner, "initial_epoch", initial_epoch, 0, epoch, open_high=True)
+        check_argument(owner, "epoch", epoch, Count)
+        check_argument(owner, "initial_epoch", initial_epoch, Annotated[int, Range(0, epoch - 1)])
         if not isinstance(self._train_network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
             raise ArgumentTypeError(
                 "There is no optimizer to train with.",
@@ -312,19 +290,14 @@ class Model:
 
         Returns:
             Name of the metric to its value.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
         """
-        check_type("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
+        check_argument("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
         self._need_metrics("Model.eval")
         batches = self._batches(valid_dataset, "Model.eval")
         return self._evaluate(batches, as_callbacks(callbacks))
 
     def _evaluate(self, batches: Batches, listeners: list[Callback]) -> dict[str, float]:
-        network = self._eval_network
-        if network is None:
-            raise ArgumentValueError("There is nothing to validate.", where="Model.eval", fix="")
+        network: Any = self._eval_network  # where there are metrics, there is one
         for metric in self._metrics.values():
             metric.clear()
         args = CallbackParam(

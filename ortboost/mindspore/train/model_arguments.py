@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ortboost.core.arguments import check_argument
 from ortboost.mindspore.boost.auto_boost import AutoBoost
 from ortboost.mindspore.boost.group_loss_scale import GroupLossScaleManager
 from ortboost.mindspore.core.arguments import (
     ArgumentTypeError,
     ArgumentValueError,
+    Count,
     NotInThisVersionError,
-    check_range,
-    check_type,
 )
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -82,7 +82,7 @@ def check_indexes(value: Any) -> tuple[int, int, int] | None:
     """``eval_indexes``, if they are three numbers."""
     if value is None:
         return None
-    check_type("Model", "eval_indexes", value, list, tuple)
+    check_argument("Model", "eval_indexes", value, list | tuple)
     if len(value) != 3 or not all(isinstance(index, int) for index in value):
         raise ArgumentValueError(
             f"'eval_indexes' is {value!r}.",
@@ -94,8 +94,8 @@ def check_indexes(value: Any) -> tuple[int, int, int] | None:
 
 def check_sink(owner: str, mode: Any, size: Any) -> None:
     """Refuse a sink size; the mode itself has no effect."""
-    check_type(owner, "dataset_sink_mode", mode, bool)
-    check_type(owner, "sink_size", size, int)
+    check_argument(owner, "dataset_sink_mode", mode, bool)
+    check_argument(owner, "sink_size", size, int)
     if size != -1 and size < 1:
         raise ArgumentValueError(
             f"'sink_size' is {size}.", where=owner, fix="Give -1, or a number above 0."
@@ -111,6 +111,5 @@ def validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
     if isinstance(frequency, list | tuple | set | range):
         epochs = set(frequency)
         return lambda number: number in epochs
-    check_type(owner, "valid_frequency", frequency, int, list)
-    check_range(owner, "valid_frequency", frequency, 1)
+    check_argument(owner, "valid_frequency", frequency, Count | list)
     return lambda number: number % frequency == 0

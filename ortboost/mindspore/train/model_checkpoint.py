@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from ortboost import training
-from ortboost.mindspore.core.arguments import ArgumentValueError, check_range, check_type
+from ortboost.core.arguments import checked
+from ortboost.mindspore.core.arguments import ArgumentValueError, CountOrZero
 from ortboost.mindspore.core.serialization import save_checkpoint
 from ortboost.mindspore.train.callback import Callback, CallbackParam, RunContext
 
@@ -20,24 +22,15 @@ class CheckpointConfig:
         save_checkpoint_steps: Save at every so many steps; 0 goes by seconds.
         save_checkpoint_seconds: Save after so many seconds, if above 0 and steps are 0.
         keep_checkpoint_max: The oldest files beyond this number are removed; 0 keeps all.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: An argument is no int, or below 0.
     """
 
+    @checked
     def __init__(
         self,
-        save_checkpoint_steps: int = 1,
-        save_checkpoint_seconds: int = 0,
-        keep_checkpoint_max: int = 5,
+        save_checkpoint_steps: CountOrZero = 1,
+        save_checkpoint_seconds: CountOrZero = 0,
+        keep_checkpoint_max: CountOrZero = 5,
     ) -> None:
-        for name, value in (
-            ("save_checkpoint_steps", save_checkpoint_steps),
-            ("save_checkpoint_seconds", save_checkpoint_seconds),
-            ("keep_checkpoint_max", keep_checkpoint_max),
-        ):
-            check_type("CheckpointConfig", name, value, int)
-            check_range("CheckpointConfig", name, value, 0)
         self.save_checkpoint_steps = save_checkpoint_steps
         self.save_checkpoint_seconds = save_checkpoint_seconds
         self.keep_checkpoint_max = keep_checkpoint_max
@@ -52,13 +45,13 @@ class ModelCheckpoint(Callback):
         config: When to save.
 
     Raises:
-        ArgumentTypeError: ``config`` is no CheckpointConfig.
         ArgumentValueError: ``prefix`` is no text, or holds a '/'.
     """
 
+    @checked
     def __init__(
         self,
-        prefix: str = "CKP",
+        prefix: Any = "CKP",
         directory: str | None = None,
         config: CheckpointConfig | None = None,
     ) -> None:
@@ -66,8 +59,6 @@ class ModelCheckpoint(Callback):
             raise ArgumentValueError(
                 f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short text."
             )
-        if config is not None:
-            check_type("ModelCheckpoint", "config", config, CheckpointConfig)
         self._prefix, self._directory = prefix, Path(directory or ".")
         self._config = config or CheckpointConfig()
         self._last_step, self._last_time = 0, 0.0

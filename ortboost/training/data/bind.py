@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest
+from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.load import SPLITS
 from ortboost.training.protocols import Array, InputLike
@@ -104,19 +104,21 @@ class _Binder:
         self.data = [spec.name for spec in inputs if spec.name not in self.labels]
         names = [spec.name for spec in inputs]
         for name, key in mapping.items():
-            if name not in names:
-                raise UsageError(
-                    f"The model has no input '{name}'.", where="map", fix=nearest(name, names)
-                )
-            if key not in arrays:
-                raise UsageError(
-                    f"The data has no array '{key}'.", where="map", fix=nearest(key, arrays)
-                )
+            require_known(name, names, f"The model has no input '{name}'.", "map")
+            require_known(key, arrays, f"The data has no array '{key}'.", "map")
 
     def error(self, what: str, key: str, fix: str) -> OrtBoostError:
         """The error for the array ``key``: of the file if there is one."""
         kind = FileError if self.path else UsageError
         return kind(what, where=f"{self.path or 'data'}: {key}", fix=fix)
+
+    def _misfit(self, spec: InputLike, key: str, fix: str) -> OrtBoostError:
+        shape = ", ".join(str(dim) for dim in spec.shape)
+        return self.error(
+            f"The array '{key}' does not have the shape of the input '{spec.name}'.",
+            f"array {list(self.arrays[key].shape)}, input [{shape}]",
+            fix,
+        )
 
     def choose(self, spec: InputLike) -> str:
         """The key of the array for one input."""
@@ -179,12 +181,10 @@ class _Binder:
         self._check_dtype(spec, key, array)
         shape = _fit_shape(array.shape[1:], spec.shape[1:])
         if shape is None:
-            raise self.error(
-                f"The array '{key}' does not have the shape of the input '{spec.name}'.",
-                f"array {list(array.shape)}, input [{', '.join(str(d) for d in spec.shape)}]",
-                self._label_fix(spec, array)
-                if spec.name in self.labels
-                else _shape_fix(array.shape[1:], spec.shape[1:]),
+            labels = spec.name in self.labels
+            shapes = array.shape[1:], spec.shape[1:]
+            raise self._misfit(
+                spec, key, self._label_fix(spec, array) if labels else _shape_fix(*shapes)
             )
         self._check_classes(spec, key, array)
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
@@ -195,9 +195,9 @@ class _Binder:
         axis = self.axes[spec.name]
         wanted = tuple(None if i == axis else dim for i, dim in enumerate(spec.shape))
         if not array.size or not _matches(array.shape, wanted):
-            raise self.error(
-                f"The array '{key}' does not have the shape of the input '{spec.name}'.",
-                f"array {list(array.shape)}, input [{', '.join(str(d) for d in spec.shape)}]",
+            raise self._misfit(
+                spec,
+                key,
                 "The input is the same for all samples: give one array of its shape."
                 if axis is None
                 else f"Axis {axis} counts the samples; --batch-axis {spec.name}=AXIS names another.",
@@ -261,14 +261,8 @@ class _Binder:
                 if spec.name in self.labels
                 else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
             )
-        if whole and have.kind in "iuf":
+        if whole and have.kind in "iuf" and not np.can_cast(have, want):
             limits = np.iinfo(want)
-            if (
-                have.kind != "f"
-                and np.iinfo(have).min >= limits.min
-                and np.iinfo(have).max <= limits.max
-            ):
-                return
             low, high = array.min(), array.max()
             if low < limits.min or high > limits.max:
                 raise self.error(

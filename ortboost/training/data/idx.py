@@ -38,6 +38,10 @@ def is_idx(path: Path) -> bool:
             head = stream.read(4)
     except (OSError, EOFError, zlib.error):
         return False
+    return _is_header(head)
+
+
+def _is_header(head: bytes) -> bool:
     return (
         len(head) == 4 and head[:2] == b"\0\0" and head[2] in _DTYPES and 0 < head[3] <= _MAX_RANK
     )
@@ -62,12 +66,7 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
     try:
         with _open(source) as stream:
             head = stream.read(4)
-            if (
-                len(head) < 4
-                or head[:2] != b"\0\0"
-                or head[2] not in _DTYPES
-                or head[3] > _MAX_RANK
-            ):
+            if not _is_header(head):
                 raise ValueError("the first four bytes are no IDX header")  # noqa: TRY301
             shape = struct.unpack(f">{head[3]}I", stream.read(4 * head[3]))
             dtype: np.dtype[Any] = np.dtype(_DTYPES[head[2]])

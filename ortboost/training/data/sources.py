@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.training.data.batches import (
     batch_axes,
@@ -238,35 +239,10 @@ class IterableSource:
                 fix=f"The model's inputs are {', '.join(i.name for i in self._inputs)}.",
             )
         batch = {
-            spec.name: convert(_to_numpy(part, f"{where}: '{spec.name}'"), spec.dtype)
+            spec.name: convert(as_array(part, f"{where}: '{spec.name}'"), spec.dtype)
             for spec, part in zip(self._inputs, parts, strict=True)
         }
         length = batch_length(batch, where, axes=self._axes)
         if self._fixed is not None and length > self._fixed:
             check_batch_size(self._inputs, length)
         return batch
-
-
-def _to_numpy(value: Any, where: str) -> Array:
-    """An array out of an array, a tensor of any framework, or nested lists of numbers."""
-    if hasattr(value, "detach"):
-        value = value.detach()
-    if hasattr(value, "cpu"):
-        value = value.cpu()
-    if hasattr(value, "numpy") and not isinstance(value, np.ndarray):
-        value = value.numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise UsageError(
-            "The samples of a batch differ in shape.",
-            where=where,
-            fix="Pad or crop them to one shape.",
-        ) from error
-    if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-        raise UsageError(
-            f"A batch holds {array.dtype} values, not numbers.",
-            where=where,
-            fix="Convert them to a numeric array; samples must have one shape.",
-        )
-    return array
