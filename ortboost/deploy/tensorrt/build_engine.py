@@ -97,12 +97,7 @@ def build_engine(
     fed = [value for value in graph.inputs if not value.is_initializer()]
     settled = settle_profiles({value.name or "": known_shape(value) for value in fed}, profiles)
     line = recipe(
-        source,
-        path,
-        settled.values(),
-        major=major,
-        workspace=workspace,
-        timing_cache=timing_cache,
+        source, path, settled.values(), major=major, workspace=workspace, timing_cache=timing_cache
     )
     if not path.parent.is_dir():
         raise FileError(
