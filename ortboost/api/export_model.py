@@ -223,8 +223,8 @@ def export(
     path = Path(out)
     notes = [*wanted.notes, *_worthless(expected)]
     ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
-    if wanted.keeps_int64 and any(value.dtype is ir.DataType.INT64 for value in ports):
-        notes.append("TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.")
+    if wanted.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
+        notes.append(wanted.int64_note)
     if not trained and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
         notes.append(
             "The model is in training mode: compared with what it answers in inference mode."

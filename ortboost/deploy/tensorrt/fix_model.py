@@ -22,7 +22,7 @@ from ortboost.deploy.tensorrt.fixes import (
     unique_names,
 )
 from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.deploy.tensorrt.table import Target
+from ortboost.deploy.tensorrt.table import Release
 from ortboost.deploy.verify import Parity, compare, seeded_batch
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -72,7 +72,7 @@ class FixedModel:
 def fix_for_tensorrt(
     source: ModelSource,
     out: str | os.PathLike[str],
-    target: Target,
+    target: Release,
     *,
     profiles: Iterable[Profile] | None = None,
     feeds: Sequence[Mapping[str, NDArray[Any]]] | None = None,

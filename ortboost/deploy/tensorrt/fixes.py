@@ -21,7 +21,7 @@ from ortboost.deploy.rewrites.dead_code import dead_code
 from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.tensorrt.rules.numbers import FP16_MAX
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
-from ortboost.deploy.tensorrt.table import Target
+from ortboost.deploy.tensorrt.table import Release
 from ortboost.graph.normalize import convert_opset, infer_shapes
 from ortboost.graph.query import all_tensors, is_standard
 
@@ -38,7 +38,7 @@ _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _TYPED_ATTRIBUTES: Final = ("to", "dtype")
 
 
-def apply_fixes(model: ir.Model, target: Target) -> list[Report]:
+def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
     """Apply all fixes except the stripping of training mode, in place.
 
     Args:

@@ -15,7 +15,7 @@ from ortboost.deploy.tensorrt.fixes import (
     strip_training_mode,
 )
 from ortboost.deploy.tensorrt.profiles import parse_shape
-from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import load_model, save_model
 from tests.deploy.tensorrt.cases import FULL, one
 from tests.support import (
@@ -30,7 +30,7 @@ from tests.support import (
     weights,
 )
 
-ELEVEN = parse_target("tensorrt=11")
+ELEVEN = parse_release("tensorrt=11")
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
 
 
@@ -49,13 +49,13 @@ def twice(fix, model):
 @pytest.mark.parametrize("target", ["tensorrt=10", "tensorrt=11"])
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_models_have_no_error_left(name, target, tmp_path):
-    fixed = fix_for_tensorrt(MODELS / f"{name}.onnx", tmp_path / "m.onnx", parse_target(target))
+    fixed = fix_for_tensorrt(MODELS / f"{name}.onnx", tmp_path / "m.onnx", parse_release(target))
     assert not fixed.after.errors
     assert not fixed.after.fixable
     assert fixed.parity.ok
     assert os.listdir(tmp_path) == ["m.onnx"]
     checked(load_model(tmp_path / "m.onnx"))
-    again = fix_for_tensorrt(tmp_path / "m.onnx", tmp_path / "n.onnx", parse_target(target))
+    again = fix_for_tensorrt(tmp_path / "m.onnx", tmp_path / "n.onnx", parse_release(target))
     assert not again.reports
 
 
@@ -184,7 +184,7 @@ def test_beyond_the_tolerance_nothing_is_written(tmp_path):
 
 def test_the_opset_and_the_ir_version_come_into_range(tmp_path):
     model = text_model(one("[n] y = Relu(x)", head='<ir_version: 13, opset_import: ["" : 20]>'))
-    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", parse_target("tensorrt=10"))
+    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", parse_release("tensorrt=10"))
     assert load_model(fixed.path).ir_version == 10
     old = text_model(one("[n] y = Relu(x)", head='<ir_version: 3, opset_import: ["" : 7]>'))
     fixed = fix_for_tensorrt(old, tmp_path / "m.onnx", ELEVEN)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.deploy.tensorrt.table import Operator, Target
+from ortboost.deploy.tensorrt.table import Operator, Release
 from ortboost.graph.query import (
     RANDOM_OPERATORS,
     has_subgraph,
@@ -104,7 +104,7 @@ class Context:
     """
 
     model: ir.Model
-    target: Target
+    target: Release
     profiles: dict[str, Profile] | None = None
     path: Path | None = None
     raw: ir.Model | None = None
