@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from ortboost.api.export_subject import Accuracies, Data, collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
-from ortboost.deploy.export import Exported, write_verified
+from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.precise import Precise
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
 from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.query import all_tensors
