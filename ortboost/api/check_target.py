@@ -28,7 +28,7 @@ from ortboost.deploy.tensorrt.checker import TargetReport, check_release
 from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import Profile, parse_shape
 from ortboost.deploy.tensorrt.table import parse_release
-from ortboost.deploy.verify import tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch

@@ -22,7 +22,8 @@ from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.precise import Precise
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError, nearest
-from ortboost.deploy.verify import seeded_batch
+from ortboost.deploy.synthetic_inputs import seeded_batch
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = [

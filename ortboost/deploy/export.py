@@ -207,7 +207,8 @@ def _add(step: Step, model: ir.Model, steps: list[Step], reports: list[Report]) 
 
 
 def _fit_ir_version(model: ir.Model, target: Target) -> None:
-    model.ir_version = ir_version_for(model.opset_imports.get("", 0), model.ir_version or 8, target)
+    opset = model.opset_imports.get("", 0)
+    model.ir_version = ir_version_for(opset, model.ir_version or 8, target.ir_version)
 
 
 def reference_path(source: ModelSource, exported: Exported, folder: Path) -> str:

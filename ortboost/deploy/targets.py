@@ -208,7 +208,7 @@ def get_checker(name: str) -> Callable[..., Any]:
     return found
 
 
-def ir_version_for(opset: int, present: int, target: Target) -> int:
-    """The IR version to write: what the opset needs, not more than the target reads if that is enough."""
+def ir_version_for(opset: int, present: int, newest: int) -> int:
+    """The IR version to write: what the opset needs, not above ``newest`` if that is enough."""
     needed = int(onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)]))
-    return max(needed, min(present, target.ir_version))
+    return max(needed, min(present, newest))

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ortboost.core.errors import FileError, ModelError, ParityError
 from ortboost.deploy.bisect import guilty_step
 from ortboost.deploy.export import Exported
-from ortboost.deploy.verify import Parity, Tolerance, compare
+from ortboost.deploy.tolerance import Tolerance
+from ortboost.deploy.verify import Parity, compare
 from ortboost.graph.io import save_model
 from ortboost.runtime.session import TooNewError, open_session
 from ortboost.transforms.precision import emulate_precision
@@ -91,10 +92,7 @@ def write_verified(
             _Trial(plain, expected[:1], batches[:1], outputs, tolerance).require(exported, target)
         trial = _Trial(run, expected, batches, outputs, tolerance)
         parity = trial.require(exported, target, watch, judge)
-    worst = parity.worst
-    exported.model.metadata_props["ortboost.parity"] = (
-        f"max_abs {worst.max_abs:.3g}, max_rel {worst.max_rel:.3g}, {parity.samples} samples"
-    )
+    exported.model.metadata_props["ortboost.parity"] = parity.summary
     save_model(exported.model, target)
     return parity
 

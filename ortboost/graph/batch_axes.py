@@ -12,8 +12,7 @@ from the predictions, whose first dimension is the batch:
 
 Where an input selects rows of what is computed from others (an edge list), batching would separate
 them: nothing is batched, and data are fed whole. What the rules do not decide is :data:`UNKNOWN`,
-    and
-data for it are refused until the user gives the axis.
+and data for it are refused until the user gives the axis.
 """
 
 from __future__ import annotations
@@ -166,8 +165,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     """The integer input, if any, that selects rows of what is computed from other inputs.
 
     Such an input is an edge list or an assignment of nodes to graphs: it refers to the rows of one
-    batch
-    by number. Rows of a stored table (token ids) do not count.
+    batch by number. Rows of a stored table (token ids) do not count.
 
     Args:
         model: The model.

@@ -9,15 +9,14 @@ Conv                 elements of the output * (channels in / groups) * elements 
 ConvTranspose        elements of the input * (channels out / groups) * elements of the kernel
 Gemm, MatMul         elements of the output * length of the dimension that is summed over
 Einsum               product of the lengths of all its indices
-RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden), gates 1, 3,
-4 ===================
-==============================================================================
+RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden)
+===================  ==============================================================================
 
-and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul,
-FusedConv, FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation, no pooling, no
-normalization, no softmax, which is the custom for these figures. Of an If the branch that costs
-more is counted; the body of a Loop or Scan runs a number of times that the graph does not say, so
-it is reported as not counted, and so is a node whose shapes are not known.
+with 1, 3 and 4 gates, and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger,
+QLinearMatMul, FusedConv, FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation,
+no pooling, no normalization, no softmax, which is the custom for these figures. Of an If the branch
+that costs more is counted; the body of a Loop or Scan runs a number of times that the graph does
+not say, so it is reported as not counted, and so is a node whose shapes are not known.
 """
 
 from __future__ import annotations

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, input_at, is_standard, is_unused, known_shape, label
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    is_read,
+    is_standard,
+    is_unused,
+    known_shape,
+    label,
+)
 
 __all__ = [
     "KEEPS_OUTPUT_NAME",
@@ -128,9 +136,23 @@ class Site:
         given: dict[str, Any] = dict(attributes)
         return list(self.builder.ops(op_type, *inputs, names=[None] * count, **given))
 
+    def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+        """A value in the element type of the first input, or in another; see :meth:`Builder.cast`."""
+        return self.builder.cast(value, dtype or self.dtype)
+
     def const(self, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """A constant in the element type of the first input."""
         return self.builder.const(value, dtype or self.dtype)
+
+    def filled(
+        self,
+        number: float,
+        sizes: ir.Value,
+        dtype: ir.DataType | None = None,
+        shape: Sequence[int | str | None] | ir.Shape | None = None,
+    ) -> ir.Value:
+        """A tensor of one number in the element type of the first input; see :meth:`Builder.filled`."""
+        return self.builder.filled(number, sizes, dtype or self.dtype, shape)
 
     def ints(self, *values: int) -> ir.Value:
         """A one-dimensional int64 constant."""
@@ -240,7 +262,7 @@ def bypass_node(node: ir.Node, value: ir.Value) -> bool:
         Whether it was done; see :func:`replace_value`.
     """
     graph = node.graph
-    if graph is None or any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
+    if graph is None or any(map(is_read, node.outputs[1:])):
         return False
     if not replace_value(node.outputs[0], value):
         return False

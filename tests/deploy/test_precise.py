@@ -8,9 +8,10 @@ import pytest
 from ortboost import api
 from ortboost.core.errors import ParityError, UsageError
 from ortboost.deploy.export import export_network
-from ortboost.deploy.precise import Precise, clamp_infinite
+from ortboost.deploy.precise import Precise
+from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.verify import tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import save_model
 from tests.support import (

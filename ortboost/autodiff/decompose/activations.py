@@ -104,7 +104,7 @@ def _softsign(site: Site) -> list[ir.Value | None]:
 def _mask(site: Site, op_type: str, bound: float) -> ir.Value:
     """1 where the comparison holds, else 0; no gradient flows through it."""
     holds = site.op(op_type, site.input(0), site.const(bound), dtype=ir.DataType.BOOL)
-    return site.op("Cast", holds, dtype=site.dtype, to=int(site.dtype))
+    return site.cast(holds)
 
 
 def _thresholded_relu(site: Site) -> list[ir.Value | None]:

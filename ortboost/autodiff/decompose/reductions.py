@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import fixed_axes
 from ortboost.graph.rewriting import Refusal, Site
 
 __all__ = ["REDUCTIONS"]
@@ -30,16 +31,6 @@ def _mean(site: Site) -> list[ir.Value | None]:
 
 def _keeping(site: Site) -> dict[str, ir.Attr]:
     return dict(site.node.attributes)
-
-
-def _axes_or_none(site: Site) -> tuple[int, ...] | None:
-    """Reduced axes; () for none at all."""
-    given = site.array(1)
-    if site.optional(1) is not None and given is None:
-        raise Refusal("its axes are not constant; export with fixed axes")
-    if given is None or given.size == 0:
-        return () if site.integer("noop_with_empty_axes", 0) else tuple(range(site.rank()))
-    return tuple(sorted(int(axis) % site.rank() for axis in given.reshape(-1)))
 
 
 def _reduce_l1(site: Site) -> list[ir.Value | None]:
@@ -66,22 +57,16 @@ def extremum(
     """``sum(x where x is the extremum) / count``; no gradient flows through the comparison."""
     best = site.op(op_type, data, axes, keepdims=1)
     chosen = site.op("Equal", data, best, dtype=ir.DataType.BOOL)
-    zeros = site.op(
-        "ConstantOfShape",
-        site.shape_of(data),
-        dtype=site.dtype,
-        shape=data.shape,
-        value=ir.tensor([0.0], dtype=site.dtype),
-    )
+    zeros = site.filled(0, site.shape_of(data), shape=data.shape)
     kept = site.op("Where", chosen, data, zeros, dtype=site.dtype, shape=data.shape)
-    ones = site.op("Cast", chosen, dtype=site.dtype, to=int(site.dtype))
+    ones = site.cast(chosen)
     total = site.op("ReduceSum", kept, axes, keepdims=keep)
     return site.op("Div", total, site.op("ReduceSum", ones, axes, keepdims=keep))
 
 
 def _extremum(site: Site) -> list[ir.Value | None]:
     """The mean of the elements equal to the extremum."""
-    axes = _axes_or_none(site)
+    axes = fixed_axes(site)
     if not axes:
         return [site.op("Identity", site.input(0))]
     keep = site.integer("keepdims", 1)
@@ -97,7 +82,7 @@ def _global_max_pool(site: Site) -> list[ir.Value | None]:
 
 def _reduce_prod(site: Site) -> list[ir.Value | None]:
     """A chain of products of slices: right also where factors are 0."""
-    axes = _axes_or_none(site)
+    axes = fixed_axes(site)
     if not axes:
         return [site.op("Identity", site.input(0))]
     result = site.input(0)
@@ -126,9 +111,7 @@ def _cum_sum(site: Site) -> list[ir.Value | None]:
     back = [order.index(place) for place in range(rank)]
     length = site.shape_of(data, axis, axis + 1)
     square = site.op("Concat", length, length, axis=0, dtype=ir.DataType.INT64)
-    ones = site.op(
-        "ConstantOfShape", square, dtype=site.dtype, value=ir.tensor([1.0], dtype=site.dtype)
-    )
+    ones = site.filled(1, square)
     shift = site.builder.const((-1 if reverse else 1) if exclusive else 0, ir.DataType.INT64)
     triangle = site.op("Trilu", ones, shift, upper=0 if reverse else 1)
     moved = data if axis == rank - 1 else site.op("Transpose", data, perm=order)

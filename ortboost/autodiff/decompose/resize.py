@@ -52,7 +52,7 @@ class _Axis:
         return self.site.builder.const(value, _FLOAT)
 
     def cast(self, value: ir.Value, dtype: ir.DataType = _FLOAT) -> ir.Value:
-        return self.site.op("Cast", value, dtype=dtype, to=int(dtype))
+        return self.site.cast(value, dtype)
 
     def count(self, length: ir.Value) -> ir.Value:
         """0, 1, ... in float32."""

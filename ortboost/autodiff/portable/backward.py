@@ -95,7 +95,7 @@ class Backward(Site):
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             zero = self.const(0.0, dtype)
             return self.op("Where", condition, gradient, zero, dtype=dtype, shape=shape)
-        factor = self.op("Cast", condition, dtype=dtype, shape=condition.shape, to=int(dtype))
+        factor = self.cast(condition, dtype)
         return self.op("Mul", gradient, factor, shape=shape)
 
     def contribute(self, value: ir.Value, gradient: ir.Value) -> None:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import constant, is_standard, label, producer_of, sole_consumer
+from ortboost.graph.query import constant, is_read, is_standard, label, producer_of, sole_consumer
 from ortboost.graph.rewriting import replace_value
 
 __all__ = ["merge_neighbours"]
@@ -46,7 +46,7 @@ def merge_neighbours(model: ir.Model) -> Report:
         if done:
             report.changed[label(node)] = f"merged with '{label(first)}'"
             middle = first.outputs[0]
-            if first.graph is not None and not middle.uses() and not middle.is_graph_output():
+            if first.graph is not None and not is_read(middle):
                 first.graph.remove(first, safe=True)
     return report
 

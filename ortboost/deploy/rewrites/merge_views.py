@@ -13,7 +13,7 @@ import onnx_ir as ir
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
 from ortboost.graph.build import Builder
-from ortboost.graph.query import constant, is_standard, label
+from ortboost.graph.query import constant, is_read, is_standard, label
 from ortboost.graph.rewriting import replace_value
 
 __all__ = ["merge_views"]
@@ -76,7 +76,7 @@ def _moves_ones(node: ir.Node) -> bool:
 
 def _remove_unread(node: ir.Node) -> None:
     out = node.outputs[0]
-    if node.graph is not None and not out.uses() and not out.is_graph_output():
+    if node.graph is not None and not is_read(out):
         node.graph.remove(node, safe=True)
 
 

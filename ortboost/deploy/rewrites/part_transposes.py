@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, label, producer_of
+from ortboost.graph.query import is_read, is_standard, label, producer_of
 from ortboost.graph.rewriting import replace_value
 
 __all__ = ["part_transposes"]
@@ -74,7 +74,7 @@ def _behind(node: ir.Node, turn: ir.Node, perm: list[int], builder: Builder) -> 
     graph.insert_before(node, builder.take())
     replace_value(out, made)
     graph.remove(node, safe=True)
-    if not turn.outputs[0].uses() and not turn.outputs[0].is_graph_output():
+    if not is_read(turn.outputs[0]):
         graph.remove(turn, safe=True)
 
 
@@ -89,5 +89,5 @@ def _widen(model: ir.Model, node: ir.Node, index: int, rank: int, builder: Build
     value = ir.Value(name=name, const_value=wide, type=stored.type, shape=ir.Shape(array.shape))
     model.graph.register_initializer(value)
     node.replace_input_with(index, value)
-    if not stored.uses() and not stored.is_graph_output():
+    if not is_read(stored):
         model.graph.initializers.pop(stored.name or "", None)

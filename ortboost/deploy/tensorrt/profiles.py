@@ -1,9 +1,8 @@
 """Shape profiles: ``x:1,8,32x3x224x224`` is input ``x`` with a batch of 1, 8 or 32 (min, opt, max).
 
 Each dimension is one number, or three separated by commas. A profile that TensorRT would refuse is
-refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension of
-0,
-a number that contradicts the model.
+refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension
+of 0, a number that contradicts the model.
 """
 
 from __future__ import annotations

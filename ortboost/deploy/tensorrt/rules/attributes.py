@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule, warn
-from ortboost.graph.query import input_at, is_standard, known_shape
+from ortboost.graph.query import input_at, is_read, is_standard, known_shape
 
 __all__: list[str] = []
 
@@ -70,7 +70,7 @@ def extra_values(context: Context) -> Iterator[Finding]:
     for node, known in context.known():
         if "one-output" in known.limits:
             for output in node.outputs[1:]:
-                if output.name and (output.uses() or output.is_graph_output()):
+                if output.name and is_read(output):
                     yield error(
                         node,
                         f"Only the first output is supported, and '{output.name}' is used.",

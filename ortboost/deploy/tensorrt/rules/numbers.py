@@ -8,13 +8,11 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.deploy.rewrites.clamp_infinite import FP16_MAX
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding, info, rule, warn
 from ortboost.graph.query import all_tensors
 
-__all__ = ["FP16_MAX"]
-
-FP16_MAX: Final = 65504.0
-"""Largest finite number of float16."""
+__all__: list[str] = []
 
 _FRAGILE: Final = (
     *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"),

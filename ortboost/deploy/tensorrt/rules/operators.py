@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
-from ortboost.graph.query import input_at, is_standard, label
+from ortboost.graph.query import input_at, is_read, is_standard, label
 
 __all__ = ["normalizes_batch"]
 
@@ -72,10 +72,7 @@ def normalizes_batch(node: ir.Node, opset: int) -> bool:
     """
     if node.attributes.get_int("training_mode", 0) != 0:
         return True
-    return any(
-        out.uses() or out.is_graph_output() or (opset < 14 and bool(out.name))
-        for out in node.outputs[1:]
-    )
+    return any(is_read(out) or (opset < 14 and bool(out.name)) for out in node.outputs[1:])
 
 
 def _drops(context: Context, node: ir.Node) -> bool:
