@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.sizes import Size, joined, length, product
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["EINSUM"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class _Term:
     letters: str
 
 
+@decomposes("Einsum")
 def _einsum(site: Site) -> list[ir.Value | None]:
     """Multiply operands from left to right; sum over a letter once no later operand has it."""
     terms, result = _parse(site)
@@ -136,7 +138,3 @@ def _matrix(
     parts = [sizes[letter] for letter in batch]
     parts += [product(site, [sizes[letter] for letter in group]) for group in (first, second)]
     return site.op("Reshape", value, joined(site, parts))
-
-
-EINSUM = {"Einsum": _einsum}
-"""Operator to rule."""

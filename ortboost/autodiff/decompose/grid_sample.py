@@ -12,9 +12,10 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["GRID_SAMPLE"]
+__all__: list[str] = []
 
 _INT64 = ir.DataType.INT64
 _A = -0.75  # of the standard; Keys has -1/2
@@ -32,6 +33,7 @@ _KERNELS = {
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # until opset 19
 
 
+@decomposes("GridSample")
 def _grid_sample(site: Site) -> list[ir.Value | None]:
     """``y[p] = sum over pixels q near p of x[q] * product over axes of w(p - q)``.
 
@@ -234,7 +236,3 @@ def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
         product = site.op("Mul", product, part, dtype=kind)
     assert product is not None  # axes are at least two
     return site.cast(product)
-
-
-GRID_SAMPLE = {"GridSample": _grid_sample}
-"""Operator to rule."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.sizes import computed, joined, length
 from ortboost.graph.query import static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["LAYOUTS"]
+__all__: list[str] = []
 
 
+@decomposes("DepthToSpace")
 def _depth_to_space(site: Site) -> list[ir.Value | None]:
     """Reshape, Transpose, Reshape, as the standard defines it."""
     data, block = site.input(0), site.integer("blocksize", 1)
@@ -27,6 +29,7 @@ def _depth_to_space(site: Site) -> list[ir.Value | None]:
     return [site.op("Reshape", moved, joined(site, [batch, depth, tall, wide]))]
 
 
+@decomposes("SpaceToDepth")
 def _space_to_depth(site: Site) -> list[ir.Value | None]:
     """``[N, C, H, W] -> [N, b * b * C, H / b, W / b]``."""
     data, block = site.input(0), site.integer("blocksize", 1)
@@ -38,6 +41,7 @@ def _space_to_depth(site: Site) -> list[ir.Value | None]:
     return [site.op("Reshape", moved, joined(site, [batch, deep, height, width]))]
 
 
+@decomposes("Pad")
 def _pad(site: Site) -> list[ir.Value | None]:
     """Reflecting, edge and wrapping pads as Gathers along each axis, whose gradients are summed."""
     mode = site.text("mode", "constant")
@@ -63,6 +67,7 @@ def _pad(site: Site) -> list[ir.Value | None]:
     return [result if result is not site.input(0) else site.op("Identity", result)]
 
 
+@decomposes("ConvTranspose")
 def _conv_transpose(site: Site) -> list[ir.Value | None]:
     """Convolve the dilated image (zeros between its pixels) with the flipped kernel.
 
@@ -124,12 +129,3 @@ def _with_zeros(site: Site, data: ir.Value, strides: tuple[int, ...]) -> ir.Valu
     pairs = zip(sizes, (1, 1, *strides), strict=True)
     target = joined(site, [computed(site, "Mul", size, stride) for size, stride in pairs])
     return site.op("Reshape", padded, target)
-
-
-LAYOUTS = {
-    "ConvTranspose": _conv_transpose,
-    "DepthToSpace": _depth_to_space,
-    "Pad": _pad,
-    "SpaceToDepth": _space_to_depth,
-}
-"""Operator to rule."""

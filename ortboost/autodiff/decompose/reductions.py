@@ -8,13 +8,15 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.autodiff.conditions import fixed_axes
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["REDUCTIONS"]
+__all__: list[str] = []
 
 _MAX_PRODUCT = 64
 
 
+@decomposes("Sum")
 def _sum(site: Site) -> list[ir.Value | None]:
     """A chain of additions."""
     total = site.input(0)
@@ -23,6 +25,7 @@ def _sum(site: Site) -> list[ir.Value | None]:
     return [total if len(site.node.inputs) > 1 else site.op("Identity", total)]
 
 
+@decomposes("Mean")
 def _mean(site: Site) -> list[ir.Value | None]:
     """The sum over the number of inputs."""
     (total,) = _sum(site)
@@ -33,18 +36,21 @@ def _keeping(site: Site) -> dict[str, ir.Attr]:
     return dict(site.node.attributes)
 
 
+@decomposes("ReduceL1")
 def _reduce_l1(site: Site) -> list[ir.Value | None]:
     """``sum(|x|)``."""
     data = site.op("Abs", site.input(0))
     return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
 
 
+@decomposes("ReduceSumSquare")
 def _reduce_sum_square(site: Site) -> list[ir.Value | None]:
     """``sum(x * x)``."""
     data = site.op("Mul", site.input(0), site.input(0))
     return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
 
 
+@decomposes("ReduceLogSum")
 def _reduce_log_sum(site: Site) -> list[ir.Value | None]:
     """``log(sum(x))``."""
     total = site.op("ReduceSum", site.input(0), site.optional(1), **_keeping(site))
@@ -64,6 +70,7 @@ def extremum(
     return site.op("Div", total, site.op("ReduceSum", ones, axes, keepdims=keep))
 
 
+@decomposes("ReduceMax", "ReduceMin")
 def _extremum(site: Site) -> list[ir.Value | None]:
     """The mean of the elements equal to the extremum."""
     axes = fixed_axes(site)
@@ -74,12 +81,14 @@ def _extremum(site: Site) -> list[ir.Value | None]:
     return [extremum(site, site.node.op_type, site.input(0), given, keep)]
 
 
+@decomposes("GlobalMaxPool")
 def _global_max_pool(site: Site) -> list[ir.Value | None]:
     """The maximum over all spatial axes."""
     axes = site.ints(*range(2, site.rank()))
     return [extremum(site, "ReduceMax", site.input(0), axes, 1)]
 
 
+@decomposes("ReduceProd")
 def _reduce_prod(site: Site) -> list[ir.Value | None]:
     """A chain of products of slices: right also where factors are 0."""
     axes = fixed_axes(site)
@@ -99,6 +108,7 @@ def _reduce_prod(site: Site) -> list[ir.Value | None]:
     return [result]
 
 
+@decomposes("CumSum")
 def _cum_sum(site: Site) -> list[ir.Value | None]:
     """A product with a triangle of ones along the axis, ``O(length^2)``."""
     axis_value = site.array(1)
@@ -120,18 +130,3 @@ def _cum_sum(site: Site) -> list[ir.Value | None]:
         return [site.op("Squeeze", row, site.ints(0))]
     summed = site.op("MatMul", moved, triangle)
     return [summed if axis == rank - 1 else site.op("Transpose", summed, perm=back)]
-
-
-REDUCTIONS = {
-    "CumSum": _cum_sum,
-    "GlobalMaxPool": _global_max_pool,
-    "Mean": _mean,
-    "ReduceL1": _reduce_l1,
-    "ReduceLogSum": _reduce_log_sum,
-    "ReduceMax": _extremum,
-    "ReduceMin": _extremum,
-    "ReduceProd": _reduce_prod,
-    "ReduceSumSquare": _reduce_sum_square,
-    "Sum": _sum,
-}
-"""Operator to rule."""
