@@ -31,6 +31,7 @@ __all__ = [
     "Rule",
     "Site",
     "bypass_node",
+    "can_replace",
     "remove_unused",
     "replace_value",
     "rewrite_nodes",
@@ -234,19 +235,28 @@ def _replace(
     replace_node(node, [*outputs, *[None] * (len(node.outputs) - len(outputs))], builder)
 
 
+def can_replace(old: ir.Value, new: ir.Value) -> bool:
+    """Whether consumers of ``old`` can read ``new`` instead.
+
+    If ``old`` is an output of its graph, ``new`` has to take over that name: it must not be an
+    input, an initializer, another output or of another graph.
+    """
+    if not old.is_graph_output():
+        return True
+    return new.producer() is not None and new.graph is old.graph and not new.is_graph_output()
+
+
 def replace_value(old: ir.Value, new: ir.Value) -> bool:
     """Let all consumers of ``old`` read ``new``; a graph output keeps its name.
 
     Returns:
-        Whether it was done. It is not if ``old`` is an output of its graph and ``new`` cannot take
-        over that name: because it is an input, an initializer, another output or of another graph.
+        Whether it was done; see :func:`can_replace`.
     """
+    if not can_replace(old, new):
+        return False
     if not old.is_graph_output():
         ir.convenience.replace_all_uses_with(old, new)
         return True
-    graph, producer = new.graph, new.producer()
-    if producer is None or graph is not old.graph or new.is_graph_output():
-        return False
     name, old.name = old.name, f"{old.name}/replaced"
     new.name = name
     new.type = new.type or old.type
