@@ -23,8 +23,8 @@ from typing import Final, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.core.errors import UsageError, nearest
-from ortboost.graph.input_config import Dims
+from ortboost.core.errors import UsageError
+from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape, known_shape
 
 __all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
@@ -73,12 +73,7 @@ def find_batch_axes(
     """
     given = dict(given or {})
     for name, axis in given.items():
-        if name not in shapes:
-            raise UsageError(
-                f"The model has no input '{name}'.",
-                where=f"--batch-axis {name}",
-                fix=nearest(name, shapes),
-            )
+        require_input(name, shapes, f"--batch-axis {name}")
         rank = len(shapes[name])
         if axis is not None and not -rank <= axis < rank:
             raise UsageError(

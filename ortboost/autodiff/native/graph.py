@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, all_names, replace_node
-from ortboost.graph.query import producer_of
+from ortboost.graph.query import has_subgraph, producer_of
 from ortboost.graph.reach import find_value, uses_inside, values_by_name
 
 __all__ = [
@@ -210,9 +210,9 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
     """
     graph = model.graph
     needed = _ancestors(graph, loss)
-    nodes = [n for n in graph if id(n) not in needed and not _has_subgraph(n)]
+    nodes = [n for n in graph if id(n) not in needed and not has_subgraph(n)]
     # what a node with a subgraph reads stays with it
-    kept = {v.name for n in graph if _has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
+    kept = {v.name for n in graph if has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
     for node in reversed(nodes):
         if any(output.name in kept for output in node.outputs):
             kept.update(value.name for value in node.inputs if value is not None)
@@ -265,8 +265,3 @@ def _ancestors(graph: ir.Graph, name: str) -> set[int]:
         found.add(id(node))
         pending += [v.producer() for v in (*node.inputs, *uses_inside(node)) if v is not None]
     return found
-
-
-def _has_subgraph(node: ir.Node) -> bool:
-    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(attribute.type in kinds for attribute in node.attributes.values())

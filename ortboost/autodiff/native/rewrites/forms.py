@@ -150,7 +150,7 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
     target = site.input(1).dtype
     if target is None:
         raise Refusal(f"the element type of '{site.input(1).name}' is unknown")
-    return [site.cast(site.input(0), target)]
+    return [site.op("Cast", site.input(0), dtype=target, to=int(target))]
 
 
 def _scatter(site: Site) -> list[ir.Value | None] | None:

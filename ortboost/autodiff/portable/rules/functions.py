@@ -5,13 +5,14 @@ r"""Functions of one input, elementwise: powers, exponentials, trigonometric and
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.backward import Backward
+from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
 
 __all__: list[str] = []
@@ -24,7 +25,11 @@ def _slope(op_type: str) -> Callable[[_Slope], _Slope]:
     """Enter the gradient of the only input of an operator."""
 
     def enter(slope: _Slope) -> _Slope:
-        register(op_type)(lambda b: [slope(b)])
+        @functools.wraps(slope)
+        def rule(b: Backward) -> Gradients:
+            return [slope(b)]
+
+        register(op_type)(rule)
         return slope
 
     return enter
