@@ -33,6 +33,7 @@ __all__ = [
     "free_weights",
     "infer_shapes",
     "inline_functions",
+    "name_nodes",
     "normalize",
     "quiet",
 ]
@@ -76,7 +77,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _name_nodes(model)
+    name_nodes(model)
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
     if model.ir_version > ir_version:
@@ -288,8 +289,8 @@ def _drop_unused_statistics(model: ir.Model) -> None:
             node.resize_outputs(max(used, default=0) + 1)
 
 
-def _name_nodes(model: ir.Model) -> None:
-    """Name nodes after their first output, which a user can find in a viewer."""
+def name_nodes(model: ir.Model) -> None:
+    """Give nodes without a name of their own one after their first output, which viewers show."""
     taken: set[str] = set()
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:

@@ -32,7 +32,6 @@ from ortboost.autodiff.native.graph import (
     part_shapes,
     put_back,
     set_aside,
-    unique_node_names,
 )
 from ortboost.autodiff.native.rewrites.broadcasting import (
     hide_uncertain_shapes,
@@ -41,6 +40,7 @@ from ortboost.autodiff.native.rewrites.broadcasting import (
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
+from ortboost.graph.normalize import name_nodes
 from ortboost.graph.query import input_at
 from ortboost.graph.reach import reach
 
@@ -104,7 +104,7 @@ class NativeEngine:
         hide_uncertain_shapes(work, reach(work, wrt, loss))
         shared = own_frozen_inputs(work, reach(work, wrt, loss).active)
         drop_empty_inputs(work)
-        unique_node_names(work)
+        name_nodes(work)  # gradient nodes are named after their forward nodes
         lifted = lift_large_constants(work, shared)
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))

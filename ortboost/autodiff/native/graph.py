@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder, all_names, replace_node
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.query import has_subgraph, producer_of
 from ortboost.graph.reach import find_value, uses_inside, values_by_name
 
@@ -24,7 +24,6 @@ __all__ = [
     "part_shapes",
     "put_back",
     "set_aside",
-    "unique_node_names",
 ]
 
 # Constants of more elements than this travel apart from the graph.
@@ -141,21 +140,6 @@ def drop_empty_inputs(model: ir.Model) -> None:
         while count and node.inputs[count - 1] is None:
             count -= 1
         node.resize_inputs(count)
-
-
-def unique_node_names(model: ir.Model) -> None:
-    """Give every node a name of its own: gradient nodes are named after their forward nodes."""
-    taken = all_names(model.graph)
-    seen: set[str] = set()
-    for node in model.graph.all_nodes():
-        name = node.name
-        if not name or name in seen:
-            base, count = name or node.op_type, 0
-            while not name or name in taken or name in seen:
-                count += 1
-                name = f"{base}_{count}"
-            node.name = name
-        seen.add(name)
 
 
 def lift_large_constants(

@@ -102,12 +102,6 @@ class Backward(Site):
         """Add a gradient of a value that is no input of the node, but read by a subgraph of it."""
         self.captured.append((value, gradient))
 
-    def only_first_output(self) -> ir.Value:
-        """Gradient of output 0, for rules that do not handle the other outputs."""
-        if any(gradient is not None for gradient in self.gradients[1:]):
-            raise Refusal("the loss depends on an output other than the first one")
-        return self.gradient(0)
-
     def needs_gradient(self, index: int) -> bool:
         """Whether an input needs a gradient."""
         return index in self.wanted
