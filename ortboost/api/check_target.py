@@ -21,22 +21,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.check_runtime import check_onnxruntime
+from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt import build_engine as engine
 from ortboost.deploy.tensorrt.build_engine import EngineFile
-from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
+from ortboost.deploy.tensorrt.checker import TargetReport, check_release
 from ortboost.deploy.tensorrt.fix_model import FixedModel, fix_for_tensorrt
 from ortboost.deploy.tensorrt.profiles import Profile, parse_shape
-from ortboost.deploy.tensorrt.table import parse_target
-from ortboost.deploy.verify import tolerance_for
+from ortboost.deploy.tensorrt.table import parse_release
+from ortboost.deploy.tolerance import tolerance_for
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
 
-__all__ = ["RUNTIMES", "build_engine", "check_for", "load_batches", "mend", "read_shapes"]
-
-RUNTIMES = ("onnxruntime", "ort")
-"""Names that stand for the installed ONNX Runtime; everything else is read as a TensorRT version."""
+__all__ = ["build_engine", "check_for", "load_batches", "mend", "read_shapes"]
 
 
 def check_for(
@@ -54,13 +51,8 @@ def check_for(
         FileError: The file is not a readable model.
         DependencyError: ONNX Runtime is to be asked and is not there.
     """
-    if target in RUNTIMES:
-        if shapes:
-            raise UsageError(
-                "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
-            )
-        return check_onnxruntime(model)
-    return check_tensorrt(model, parse_target(target), profiles=read_shapes(shapes) or None)
+    report: TargetReport = get_checker(target)(model, target, read_shapes(shapes))
+    return report
 
 
 def mend(
@@ -95,9 +87,9 @@ def mend(
         ParityError: The mended model answers differently; nothing was written.
         ModelError: Nothing can be compared, or the opset not converted.
     """
-    if target in RUNTIMES:
+    if get_checker(target) is not check_release:
         raise UsageError(
-            "There is nothing to mend for ONNX Runtime.",
+            "Only models for TensorRT can be mended.",
             where=f"target '{target}'",
             fix="Use --fix with --for tensorrt.",
         )
@@ -108,7 +100,7 @@ def mend(
     return fix_for_tensorrt(
         model,
         out,
-        parse_target(target),
+        parse_release(target),
         profiles=read_shapes(shapes) or None,
         feeds=feeds,
         rtol=rtol,
@@ -167,7 +159,7 @@ def build_engine(
         feeds=feeds,
         workspace=workspace,
         timing_cache=timing_cache,
-        major=parse_target(target).major,
+        major=parse_release(target).major,
         tolerance=tolerance_for("fp16" if precision == "fp32" else precision),
     )
 

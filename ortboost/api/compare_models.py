@@ -17,7 +17,8 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bisect import InnerDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
-from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.verify import Parity
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
-from ortboost.deploy.export import Exported, write_verified
+from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.precise import Precise
 from ortboost.deploy.synthetic_inputs import sizes_text
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.verify import Parity, tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.verify import Parity
+from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
 from ortboost.graph.query import all_tensors
@@ -216,8 +218,8 @@ def export(
     path = Path(out)
     notes = [*wanted.notes, *_worthless(expected)]
     ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
-    if wanted.keeps_int64 and any(value.dtype is ir.DataType.INT64 for value in ports):
-        notes.append("TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.")
+    if wanted.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
+        notes.append(wanted.int64_note)
     if not trained and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
         notes.append(
             "The model is in training mode: compared with what it answers in inference mode."

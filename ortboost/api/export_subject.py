@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.run_folder import load_run
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
-from ortboost.deploy.evaluation import reference_path
-from ortboost.deploy.export import Exported, export_model, export_network
+from ortboost.deploy.export import Exported, export_model, export_network, reference_path
 from ortboost.deploy.fixed_inputs import fix_specs
 from ortboost.deploy.inner import measure_ranges
 from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_up_feeds

@@ -47,8 +47,7 @@ def sum_broadcast_axes(
 
     Returns:
         The gradient in the shape of the operand: summed over the axes that the operand lacks, and
-        over
-        those whose lengths differ.
+        over those whose lengths differ.
     """
     int64 = ir.DataType.INT64
     have = builder.op("Shape", gradient, dtype=int64)

@@ -1,8 +1,7 @@
 """Can this model be trained? All obstacles at once, before anything is built.
 
 The check runs the rewrites on a copy and looks at what is left: what it reports as rewritten is
-what
-the conversion rewrites. It returns data; the command line prints it.
+what the conversion rewrites. It returns data; the command line prints it.
 """
 
 from __future__ import annotations

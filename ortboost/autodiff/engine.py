@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
 
 from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
-from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import FLOAT_TYPES, known_shape, label
 from ortboost.graph.reach import find_value, reach
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "engine_names",
     "get_engine",
     "gradient_name",
+    "refuse_nodes",
+    "run_rewrites",
 ]
 
 # In the order in which "auto" tries them: the portable one differentiates more models, and on the
@@ -245,6 +248,38 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             where=", ".join(unreachable),
             fix="Freeze them, or use an output that needs them "
             "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
+        )
+
+
+def run_rewrites(model: ir.Model, rewrites: Sequence[Callable[[ir.Model], Report]]) -> list[Report]:
+    """Prepare a model, in place; the reports of the rewrites that changed or refused something."""
+    if any(out.shape is None for node in model.graph for out in node.outputs):
+        infer_shapes(model)
+    reports = [rewrite(model) for rewrite in rewrites]
+    if any(report.modified for report in reports):
+        infer_shapes(model)
+    return [report for report in reports if report.changed or report.kept]
+
+
+def refuse_nodes(engine: str, problems: Sequence[tuple[ir.Node, str]], fix: str) -> None:
+    """Refuse nodes between the parameters and the loss that have no right gradient.
+
+    Args:
+        engine: Name of the engine that has none.
+        problems: The nodes, each with the reason; nothing is refused without any.
+        fix: What the user can do.
+
+    Raises:
+        ModelError: It names the first of them.
+    """
+    if problems:
+        named = [f"{label(node)} ({node.op_type}): {reason}" for node, reason in problems]
+        more = f"; and {len(named) - 5} more" if len(named) > 5 else ""
+        raise ModelError(
+            "Operators between the parameters and the loss have no gradient in the "
+            f"{engine} engine.",
+            where="; ".join(named[:5]) + more,
+            fix=fix,
         )
 
 

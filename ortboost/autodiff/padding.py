@@ -2,8 +2,7 @@
 
 The native builder passes ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read
 outside their memory: errors far above 1 that vary from run to run. It ignores the axes of a Pad,
-    and
-so does the optimizer of onnxruntime (1.19 to 1.31) when it moves a Transpose through one.
+and so does the optimizer of onnxruntime (1.19 to 1.31) when it moves a Transpose through one.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError, nearest
-from ortboost.deploy.verify import seeded_batch
+from ortboost.core.errors import UsageError
+from ortboost.deploy.synthetic_inputs import seeded_batch
+from ortboost.graph.input_config import require_input
+from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = [
@@ -111,12 +113,7 @@ def settle_shapes(
     """
     names = [spec.name for spec in inputs]
     for name in shapes:
-        if name not in names:
-            raise UsageError(
-                f"The model has no input '{name}'.",
-                where=f"{where}: --shape {name}",
-                fix=nearest(name, names),
-            )
+        require_input(name, names, f"{where}: --shape {name}")
     known: dict[str, int] = {}
     for spec in inputs:
         if spec.name in shapes:
@@ -135,7 +132,7 @@ def _learn(known: dict[str, int], spec: TensorSpec, shape: Shape, batch: int, wh
         raise UsageError(
             f"The input '{spec.name}' has {len(spec.shape)} dimensions, the shape {len(shape)}.",
             where=f"{where}: --shape {spec.name}:{text}",
-            fix=f"The model says {_text(spec.shape)}.",
+            fix=f"The model says {format_shape(spec.shape)}.",
         )
     for dim, length in zip(
         spec.shape, (batch if d == BATCH else int(d) for d in shape), strict=False
@@ -144,7 +141,7 @@ def _learn(known: dict[str, int], spec: TensorSpec, shape: Shape, batch: int, wh
             raise UsageError(
                 f"The model fixes a dimension of '{spec.name}' at {dim}, {length} was asked for.",
                 where=f"{where}: --shape {spec.name}:{text}",
-                fix=f"The model says {_text(spec.shape)}; export it with an open dimension for others.",
+                fix=f"The model says {format_shape(spec.shape)}; export it with an open dimension for others.",
             )
         if isinstance(dim, str) and known.setdefault(dim, length) != length:
             raise UsageError(
@@ -173,7 +170,7 @@ def _settled(
             raise UsageError(
                 f"The dimension {open_one} of the input '{spec.name}' is open, "
                 "and no length was given.",
-                where=f"{where}: {spec.name} {_text(spec.shape)}",
+                where=f"{where}: {spec.name} {format_shape(spec.shape)}",
                 fix=f"Give one, for example --shape {spec.name}:{BATCH}x{example}, or real data.",
             )
     return tuple(lengths)
@@ -217,7 +214,3 @@ def make_feeds(
                 fix="Ask for a smaller --batch-size, or give more data.",
             )
     return feeds
-
-
-def _text(shape: Sequence[int | str | None]) -> str:
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"

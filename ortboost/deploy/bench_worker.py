@@ -3,8 +3,8 @@
 Every model has a process of its own: what another model left in the memory allocator, in the page
 tables or in the caches of a runtime is not counted, and the peak of memory is that of one model.
 
-They talk in lines of JSON over pipes. The worker opens the model and says how long it took, is given
-the file with its inputs, and then answers requests for timed runs with the seconds of each run.
+They talk over pipes, in pickles: the parent calls a method of the :class:`_Model` in its process, and
+gets the answer or the error.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core import errors
 from ortboost.core.errors import ModelError, OrtBoostError
 from ortboost.graph.io import load_model
 from ortboost.program.catalogue import TensorSpec
@@ -34,7 +33,11 @@ from ortboost.runtime.session import resolve_device, runtime
 
 __all__ = ["Worker", "peak_memory", "serve", "time_runs"]
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from ortboost.deploy.bench_worker import serve; serve()"
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from ortboost.deploy.bench_worker import serve; serve()"
+)
+_PROTOCOL = 5  # arrays are not copied once more when they are read
 _PATIENCE = 5.0  # seconds that a worker has to leave by itself
 
 
@@ -94,22 +97,15 @@ class Worker:
     def __init__(self, model: Path, *, device: str = "auto", threads: int | None = None) -> None:
         self.model = model
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - held open
+        paths = json.dumps([str(Path(path).absolute()) for path in sys.path])
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-c",
-                _START,
-                json.dumps([str(Path(p).absolute()) for p in sys.path]),
-            ],
+            [sys.executable, "-I", "-c", _START, paths],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
         )
         try:
-            request = {"model": str(model), "device": device, "threads": threads}
-            opened = self._ask(**request)
+            opened = self._ask("open", str(model), device, threads)
         except ModelError:
             self.close()
             load_model(model)  # its errors on files that are no models are clearer
@@ -123,10 +119,7 @@ class Worker:
         """Time to open the session."""
         self.baseline: int = opened["baseline"]
         """Peak of memory before the model was opened, in bytes: interpreter and libraries."""
-        self.inputs = tuple(
-            TensorSpec(name, np.dtype(dtype), tuple(shape))
-            for name, dtype, shape in opened["inputs"]
-        )
+        self.inputs: Sequence[TensorSpec] = opened["inputs"]
         """What the model takes."""
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
@@ -135,20 +128,16 @@ class Worker:
         Raises:
             UsageError: The runtime refuses them.
         """
-        with tempfile.NamedTemporaryFile(suffix=".npz") as file:
-            # Positions, not names: a name may hold what a file name in an archive cannot.
-            np.savez(file, **{str(i): feeds[spec.name] for i, spec in enumerate(self.inputs)})  # type: ignore[arg-type]
-            file.flush()
-            self._ask(feeds=file.name)
+        self._ask("feed", {spec.name: feeds[spec.name] for spec in self.inputs})
 
     def run(self, count: int) -> list[float]:
         """Seconds of each of ``count`` runs."""
-        seconds: list[float] = self._ask(run=count)["seconds"]
+        seconds: list[float] = self._ask("run", count)
         return seconds
 
     def peak(self) -> int:
         """The most memory that the process held so far, in bytes."""
-        return int(self._ask(peak=True)["peak"])
+        return int(self._ask("peak"))
 
     def close(self) -> None:
         """End the process."""
@@ -177,22 +166,20 @@ class Worker:
             self._process.kill()
         self.close()
 
-    def _ask(self, **request: Any) -> dict[str, Any]:
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """Call a method of the :class:`_Model` over there."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         try:
-            stdin.write(json.dumps(request) + "\n")
+            pickle.dump((name, arguments), stdin, _PROTOCOL)
             stdin.flush()
-            line = stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise self._died()
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            kind = getattr(errors, answer["error"], OrtBoostError)
-            raise kind(answer["what"], where=answer["where"], fix=answer["fix"])
+            failed, answer = pickle.load(stdout)
+        except (BrokenPipeError, EOFError):
+            raise self._died() from None
+        if failed:
+            kind, what, where, fix = answer
+            raise kind(what, where=where, fix=fix)
         return answer
 
     def _died(self) -> OrtBoostError:
@@ -211,55 +198,44 @@ class Worker:
 def serve() -> None:
     """Be the worker: requests on stdin, answers on stdout, until stdin ends."""
     # Whatever a library prints must not come between the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    model: _Model | None = None
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            if model is None:
-                model = _Model(**request)
-                answer = model.opened
-            else:
-                answer = model.answer(request)
-        except OrtBoostError as error:
-            kind = type(error).__name__
-            answer = {"error": kind, "what": error.what, "where": error.where, "fix": error.fix}
-        _send(answers, answer)
-
-
-def _send(stream: IO[str], answer: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(answer) + "\n")
-    stream.flush()
+    model = _Model()
+    with contextlib.suppress(EOFError):
+        while True:
+            name, arguments = pickle.load(sys.stdin.buffer)
+            try:
+                answer = False, getattr(model, name)(*arguments)
+            except OrtBoostError as error:
+                answer = True, (type(error), error.what, error.where, error.fix)
+            pickle.dump(answer, answers, _PROTOCOL)
+            answers.flush()
 
 
 class _Model:
     """The model in its process."""
 
-    def __init__(self, model: str, device: str, threads: int | None) -> None:
+    def open(self, model: str, device: str, threads: int | None) -> dict[str, Any]:
+        """Open a session; what the parent wants to know of it."""
         runtime()  # importing it is not part of loading a model
         device = resolve_device(device)
         baseline = peak_memory()
         start = time.perf_counter()
         self._evaluator = ModelEvaluator(model, device=device, threads=threads)
         seconds = time.perf_counter() - start
-        self._feeds: dict[str, NDArray[Any]] = {}
-        self.opened = {
-            "device": device,
-            "seconds": seconds,
-            "baseline": baseline,
-            "inputs": [[s.name, s.dtype.name, list(s.shape)] for s in self._evaluator.inputs],
-        }
+        inputs = self._evaluator.inputs
+        return {"device": device, "seconds": seconds, "baseline": baseline, "inputs": inputs}
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        if "feeds" in request:
-            with np.load(request["feeds"]) as file:
-                self._feeds = {
-                    spec.name: file[str(i)] for i, spec in enumerate(self._evaluator.inputs)
-                }
-            self._evaluator.evaluate(self._feeds)  # says clearly what is wrong with them
-            return {}
-        if "run" in request:
-            session, outputs = self._evaluator.session, list(self._evaluator.outputs)
-            return {"seconds": time_runs(lambda: session.run(outputs, self._feeds), request["run"])}
-        return {"peak": peak_memory()}
+    def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
+        """Take the inputs; it is said clearly what is wrong with them."""
+        self._feeds = dict(feeds)
+        self._evaluator.evaluate(feeds)
+
+    def run(self, count: int) -> list[float]:
+        """Timed runs."""
+        session, outputs = self._evaluator.session, list(self._evaluator.outputs)
+        return time_runs(lambda: session.run(outputs, self._feeds), count)
+
+    def peak(self) -> int:
+        """See :func:`peak_memory`."""
+        return peak_memory()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx_ir as ir
 
-from ortboost.core.errors import ModelError
+from ortboost.core.errors import ModelError, UsageError
 from ortboost.deploy.int8.saturation import saturating_weights
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
+from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules import RULES
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding
-from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.session import open_session, runtime
 
@@ -24,11 +25,15 @@ _PROTO_LIMIT = (1 << 31) - (1 << 20)
 _SHARED = {"TRT001": "ORT003", "TRT052": "ORT004", "TRT054": "ORT005"}
 
 
-def check_onnxruntime(source: ModelSource) -> TargetReport:
+def check_onnxruntime(
+    source: ModelSource, target: str = "onnxruntime", profiles: Iterable[Profile] = ()
+) -> TargetReport:
     """Check a model with ONNX's checker and the ONNX Runtime that is installed.
 
     Args:
         source: The model.
+        target: Its name: the runtime that is installed is asked, whatever its version.
+        profiles: None: this target has no shape profiles.
 
     Returns:
         Findings of the rules ``ORT001`` to ``ORT006``.
@@ -36,10 +41,15 @@ def check_onnxruntime(source: ModelSource) -> TargetReport:
     Raises:
         FileError: The file is not a readable model.
         DependencyError: There is no ONNX Runtime.
+        UsageError: A shape profile was given.
     """
+    if list(profiles):
+        raise UsageError(
+            "Only TensorRT has shape profiles.", where="--shape", fix="Leave --shape out."
+        )
     version = f"onnxruntime {runtime().__version__}"
     raw, path = open_lazily(source)
-    context = Context(raw, parse_target("tensorrt"), None, path, raw)
+    context = Context(raw, parse_release("tensorrt"), None, path, raw)
     shared = [
         dataclasses.replace(
             finding,

@@ -9,10 +9,9 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.core.errors import UsageError, nearest
 from ortboost.graph.batch_axes import find_batch_axes
-from ortboost.graph.fix_inputs import constant_array
-from ortboost.graph.input_config import InputConfig, fit_dims
+from ortboost.graph.fix_inputs import fit_inputs
+from ortboost.graph.input_config import InputConfig
 from ortboost.program.catalogue import TensorSpec
 
 __all__ = ["fix_specs", "with_batch_axes"]
@@ -34,25 +33,8 @@ def fix_specs(
         UsageError: There is no such input or dimension, or a value does not fit.
     """
     shapes = {spec.name: spec.shape for spec in specs}
-    for name in config.values:
-        if name not in shapes:
-            raise UsageError(
-                f"The model has no input '{name}'.",
-                where=f"--input {name}",
-                fix=nearest(name, shapes),
-            )
-    constants = {
-        spec.name: constant_array(
-            spec.name, spec.shape, ir.DataType.from_numpy(spec.dtype), config.values[spec.name]
-        )
-        for spec in specs
-        if spec.name in config.values
-    }
-    lengths = dict(config.dims)
-    for name, array in constants.items():  # as fix_inputs does in the graph
-        for axis, length in enumerate(array.shape):
-            lengths.setdefault(f"{name}:{axis}", length)
-    fitted = fit_dims(shapes, lengths)
+    dtypes = {spec.name: ir.DataType.from_numpy(spec.dtype) for spec in specs}
+    constants, fitted = fit_inputs(shapes, dtypes, config)
     left = tuple(
         dataclasses.replace(spec, shape=fitted[spec.name])
         for spec in specs

@@ -13,7 +13,9 @@ import onnx_ir as ir
 
 from ortboost.boosts.full_norm_head import FoundHead, read_full_norm
 from ortboost.core.report import Report
-from ortboost.graph.build import all_names
+from ortboost.graph.build import Builder
+from ortboost.graph.query import is_read
+from ortboost.graph.rewriting import remove_unused
 
 __all__ = ["fold_full_norm"]
 
@@ -68,7 +70,7 @@ def _fold(graph: ir.Graph, head: FoundHead) -> str:
     if head.product.inputs[1] is not head.normalized:  # a Transpose lies between
         folded = folded.T
     new = ir.Value(
-        name=_free_name(graph, old.name or "weight"),
+        name=Builder(graph, "ortboost").unique(f"{old.name}/folded"),
         type=ir.TensorType(dtype),
         shape=ir.Shape(folded.shape),
         const_value=ir.tensor(np.ascontiguousarray(folded.astype(dtype.numpy())), dtype=dtype),
@@ -81,35 +83,12 @@ def _fold(graph: ir.Graph, head: FoundHead) -> str:
     graph.remove(head.output, safe=True)
     name, output.name = output.name, f"{output.name}/folded"
     product.name, product.type, product.shape = name, output.type, output.shape
-    _drop(graph, last)
-    _drop(graph, multiplier)
+    remove_unused(None if last is None else last.producer())
+    for value in (old, multiplier):
+        if value.is_initializer() and not is_read(value):
+            graph.initializers.pop(value.name or "")
     if old.name not in graph.initializers:
         graph.initializers.pop(new.name or "")
         new.name = old.name
         graph.register_initializer(new)
     return new.name or ""
-
-
-def _free_name(graph: ir.Graph, wanted: str) -> str:
-    taken, name, count = all_names(graph), f"{wanted}/folded", 0
-    while name in taken:
-        count += 1
-        name = f"{wanted}/folded_{count}"
-    return name
-
-
-def _drop(graph: ir.Graph, value: ir.Value | None) -> None:
-    """Remove a value that nobody reads, and what only it needed."""
-    if value is None or value.uses() or value.is_graph_output():
-        return
-    node = value.producer()
-    if node is None:
-        if value.is_initializer():
-            graph.initializers.pop(value.name or "", None)
-        return
-    if any(output.uses() or output.is_graph_output() for output in node.outputs):
-        return
-    sources = list(dict.fromkeys(node.inputs))
-    graph.remove(node, safe=True)
-    for source in sources:
-        _drop(graph, source)

@@ -5,7 +5,7 @@ A graph is saved and read by the runtime from the file, so that its size does no
 
 from __future__ import annotations
 
-import os
+import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.graph.io import save_model
-from ortboost.runtime.session import open_session
+from ortboost.runtime.model_evaluator import ModelEvaluator
 
-__all__ = ["AT_A_TIME", "inner_floats", "measure_ranges", "run_inner"]
+__all__ = ["AT_A_TIME", "inner_evaluator", "inner_floats", "measure_ranges", "run_inner"]
 
 AT_A_TIME: Final = 64
 """Inner tensors that are made outputs of one session: their memory adds up."""
@@ -34,6 +34,26 @@ def inner_floats(model: ir.Model) -> Iterator[ir.Value]:
                 yield value
 
 
+@contextlib.contextmanager
+def inner_evaluator(
+    model: ir.Model, names: Sequence[str], *, device: str = "cpu"
+) -> Iterator[ModelEvaluator]:
+    """Run a graph for its inner tensors, while the context lasts.
+
+    Args:
+        model: The graph; it is not changed.
+        names: Inner tensors, see :func:`inner_floats`.
+        device: Where to run.
+    """
+    changed = model.clone()
+    values = {value.name: value for node in changed.graph for value in node.outputs}
+    changed.graph.outputs[:] = [values[name] for name in names]
+    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(changed, path)
+        yield ModelEvaluator(path, device=device)
+
+
 def run_inner(
     model: ir.Model,
     names: Sequence[str],
@@ -41,15 +61,10 @@ def run_inner(
     *,
     device: str = "cpu",
 ) -> dict[str, NDArray[np.float64]]:
-    """Values of inner tensors on one batch, as float64.
-
-    Args:
-        model: The graph; it is not changed.
-        names: Inner tensors, see :func:`inner_floats`.
-        feeds: The batch; what is no input is ignored.
-        device: Where to run.
-    """
-    return next(iter(_batches(model, names, [feeds], device)))
+    """Values of inner tensors on one batch, as float64; see :func:`inner_evaluator`."""
+    with inner_evaluator(model, names, device=device) as evaluator:
+        found = evaluator.evaluate(feeds)
+    return {name: np.asarray(array, np.float64) for name, array in found.items()}
 
 
 def measure_ranges(
@@ -66,30 +81,9 @@ def measure_ranges(
     names = [value.name or "" for value in inner_floats(model)]
     ranges: dict[str, float] = {}
     for start in range(0, len(names), AT_A_TIME):
-        for values in _batches(model, names[start : start + AT_A_TIME], batches, device):
-            for name, array in values.items():
-                largest = float(np.abs(array).max(initial=0.0))
-                ranges[name] = max(ranges.get(name, 0.0), largest)
+        with inner_evaluator(model, names[start : start + AT_A_TIME], device=device) as evaluator:
+            for batch in batches:
+                for name, array in evaluator.evaluate(batch).items():
+                    largest = float(np.abs(array).max(initial=0.0))
+                    ranges[name] = max(ranges.get(name, 0.0), largest)
     return ranges
-
-
-def _batches(
-    model: ir.Model,
-    names: Sequence[str],
-    feeds: Iterable[Mapping[str, NDArray[Any]]],
-    device: str,
-) -> Iterator[dict[str, NDArray[np.float64]]]:
-    changed = model.clone()
-    values = {value.name: value for value in inner_floats(changed)}
-    changed.graph.outputs[:] = [values[name] for name in names]
-    with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
-        path = Path(folder) / "model.onnx"
-        save_model(changed, path)
-        session = open_session(os.fspath(path), device=device)
-        taken = [value.name for value in session.get_inputs()]
-        for batch in feeds:
-            answers = session.run(list(names), {name: batch[name] for name in taken})
-            yield {
-                name: np.asarray(answer, np.float64)
-                for name, answer in zip(names, answers, strict=True)
-            }

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -20,16 +19,13 @@ from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.deploy.pipeline import Step
+from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.rewrites.part_transposes import part_transposes
 from ortboost.deploy.targets import BF16_OPSET, Target
 from ortboost.graph.normalize import convert_opset
-from ortboost.graph.query import all_tensors
 from ortboost.transforms.precision import PrecisionConfig, place_precision
 
-__all__ = ["Precise", "clamp_infinite", "precision_step"]
-
-_LARGEST = 65504.0
-"""The largest finite float16."""
+__all__ = ["Precise", "precision_step"]
 
 _MARGIN = 2.0
 """What was measured on calibration data may be exceeded later: twice as much has to fit."""
@@ -97,25 +93,4 @@ def _lift_for_bf16(model: ir.Model) -> Report:
         return Report("bf16_opset")
     report = convert_opset(model, range(BF16_OPSET, BF16_OPSET + 1))
     report.rewrite = "bf16_opset"
-    return report
-
-
-def clamp_infinite(model: ir.Model) -> Report:
-    """Replace infinities among stored float16 numbers by the largest finite ones, in place.
-
-    Masks are written with ``-inf`` or the smallest float32, which float16 does not have. A row of scores that
-    is masked everywhere then averages where it gave NaN before. NaN stays what it is.
-    """
-    report = Report("clamp_infinite")
-    for value, tensor in all_tensors(model):
-        if tensor.dtype != ir.DataType.FLOAT16:
-            continue
-        array = np.asarray(tensor.numpy())
-        infinite = np.isinf(array)
-        if not infinite.any():
-            continue
-        name = value.name or ""
-        finite = np.where(infinite, np.copysign(np.float16(_LARGEST), array), array)
-        value.const_value = ir.tensor(finite.astype(np.float16), name=value.name)
-        report.changed[name] = f"{int(infinite.sum())} infinite numbers became +-{_LARGEST:.0f}"
     return report

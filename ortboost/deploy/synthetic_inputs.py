@@ -16,11 +16,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import OrtBoostError, UsageError
-from ortboost.deploy.verify import seeded_batch
 from ortboost.graph.batch_axes import UNKNOWN
 from ortboost.program.catalogue import TensorSpec
 
-__all__ = ["accepted_feeds", "input_ranges", "made_up_feeds", "sizes_text"]
+__all__ = ["accepted_feeds", "input_ranges", "made_up_feeds", "seeded_batch", "sizes_text"]
 
 T = TypeVar("T")
 _BATCH, _LENGTH, _IMAGE = 4, 7, 64  # different ones: a mix-up of batch and length shows
@@ -142,6 +141,27 @@ def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
         'x [4, 3]'
     """
     return ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+
+
+def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
+    """Made-up inputs where no data are given: normal floats, zeros and ones for integers, words for texts.
+
+    Args:
+        inputs: What the graph takes; unknown dimensions are set to ``batch``.
+        seed: Seed.
+        batch: Length of unknown dimensions.
+    """
+    generator = np.random.default_rng(seed)
+    made = {}
+    for spec in inputs:
+        shape = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
+        if spec.dtype.kind == "f":
+            made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
+        elif spec.dtype.kind == "O":  # texts
+            made[spec.name] = generator.choice(["good", "very bad", ""], shape).astype(object)
+        else:
+            made[spec.name] = generator.integers(0, 2, shape).astype(spec.dtype)
+    return made
 
 
 def made_up_feeds(

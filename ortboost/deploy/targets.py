@@ -1,4 +1,7 @@
-"""What a target accepts and likes: opsets, IR version, number formats, as data.
+"""Where an exported graph may run: one table of what each target accepts and likes.
+
+A new target is a row of :data:`TARGETS`. If something can say what it will not accept, that is a function in
+:data:`CHECKERS`.
 
 The ranges of TensorRT are those of its release notes (10.x: opset 9 to 20; 11.x: 9 to 25, read with ONNX 1.20).
 ONNX Runtime reads every opset up to that of its release; 21 is what all releases from 1.18 on read, newer ones
@@ -7,8 +10,10 @@ have to be asked for with ``--opset`` and are refused by an older runtime at the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import onnx
 
@@ -16,10 +21,12 @@ from ortboost.core.errors import UsageError, nearest
 
 __all__ = [
     "BF16_OPSET",
+    "CHECKERS",
     "GENERIC",
     "PRECISIONS",
     "TARGETS",
     "Target",
+    "get_checker",
     "get_target",
     "ir_version_for",
 ]
@@ -43,19 +50,21 @@ class Target:
         orders: Whether to write patterns in the order that ONNX Runtime fuses.
         cpu: Whether it is the CPU of ONNX Runtime, which has fusions that do not pay.
         notes: What a user should know, shown with the export.
-        keeps_int64: Inputs and outputs of 64-bit integers have to be fed and read as such.
+        int64_note: What else, if inputs or outputs are 64-bit integers.
+        int8: Settings of :class:`ortboost.deploy.int8.config.Int8Config` that suit it.
     """
 
     name: str
     opsets: range
     usual: int
     ir_version: int
-    refused: tuple[tuple[str, str], ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
     lifts: bool = False
     orders: bool = False
     cpu: bool = False
     notes: tuple[str, ...] = ()
-    keeps_int64: bool = False
+    int64_note: str = ""
+    int8: Mapping[str, bool] = field(default_factory=dict)
 
     def require(self, precision: str = "fp32", opset: int | None = None) -> None:
         """Refuse what does not go together.
@@ -70,14 +79,12 @@ class Target:
                 where="precision",
                 fix=nearest(precision, PRECISIONS),
             )
-        reason = dict(self.refused).get(precision)
+        reason = self.refused.get(precision)
         if reason is not None:
             raise UsageError(
                 f"The target '{self.name}' cannot have precision {precision}: {reason}",
                 where=f"--target {self.name} --precision {precision}",
-                fix="Use "
-                + " or ".join(p for p in PRECISIONS if p not in dict(self.refused))
-                + ", or another target.",
+                fix=f"Use {' or '.join(p for p in PRECISIONS if p not in self.refused)}, or another target.",
             )
         if opset is not None and opset not in self.opsets:
             raise UsageError(
@@ -93,7 +100,16 @@ class Target:
             )
 
 
-GENERIC: Final = Target("generic", range(7, 26), usual=21, ir_version=13)
+# Weights of 7 bits answer alike on x86 processors with and without VNNI; a GPU takes all 8.
+_CPU_INT8: Final = {"reduce_range": True}
+_GPU_INT8: Final = {"reduce_range": False}
+_TENSORRT: Final[dict[str, Any]] = {
+    "lifts": True,
+    "int64_note": "TensorRT keeps INT64 inputs and outputs: bind int64 arrays to them.",
+    "int8": {**_GPU_INT8, "residual": True},
+}
+
+GENERIC: Final = Target("generic", range(7, 26), usual=21, ir_version=13, int8=_CPU_INT8)
 
 TARGETS: Final[dict[str, Target]] = {
     target.name: target
@@ -103,43 +119,55 @@ TARGETS: Final[dict[str, Target]] = {
             range(7, 26),
             usual=20,
             ir_version=10,
-            refused=(
-                ("bf16", "the CPU of ONNX Runtime has no bfloat16 kernels for most operators."),
-            ),
+            refused={"bf16": "the CPU of ONNX Runtime has no bfloat16 kernels for most operators."},
             lifts=True,
             orders=True,
             cpu=True,
+            int8={**_CPU_INT8, "symmetric": False, "outputs": True, "quantize_bias": True},
         ),
-        Target("onnxruntime-gpu", range(7, 26), usual=20, ir_version=10, lifts=True, orders=True),
+        Target(
+            "onnxruntime-gpu",
+            range(7, 26),
+            usual=20,
+            ir_version=10,
+            lifts=True,
+            orders=True,
+            int8=_GPU_INT8,
+        ),
         Target(
             "tensorrt=10",
             range(9, 21),
             usual=20,
             ir_version=10,
-            refused=(
-                (
-                    "bf16",
-                    f"it needs opset {BF16_OPSET} for convolutions, and TensorRT 10 reads up to 20.",
-                ),
-            ),
-            lifts=True,
-            keeps_int64=True,
+            refused={
+                "bf16": f"it needs opset {BF16_OPSET} for convolutions, and TensorRT 10 reads up to 20.",
+            },
+            **_TENSORRT,
         ),
         Target(
             "tensorrt=11",
             range(9, 26),
             usual=22,
             ir_version=13,
-            lifts=True,
-            keeps_int64=True,
             notes=(
                 "TensorRT 11 is strongly typed: the precision is the one written into this file.",
             ),
+            **_TENSORRT,
         ),
         GENERIC,
     )
 }
 """Name to target; ``tensorrt`` alone is the newest."""
+
+CHECKERS: Final = {
+    "onnxruntime": "ortboost.deploy.check_runtime:check_onnxruntime",
+    "tensorrt": "ortboost.deploy.tensorrt.checker:check_release",
+}
+"""Target, without its version, to the function that lists what it will not accept.
+
+The function takes the model, the target's name and the shape profiles.
+"""
+_SHORT: Final = {"ort": "onnxruntime", "trt": "tensorrt"}
 
 
 def get_target(name: str) -> Target:
@@ -152,7 +180,8 @@ def get_target(name: str) -> Target:
         >>> get_target("tensorrt").name
         'tensorrt=11'
     """
-    full = {"tensorrt": "tensorrt=11", "trt": "tensorrt=11"}.get(name, name)
+    full = _SHORT.get(name, name)
+    full = "tensorrt=11" if full == "tensorrt" else full
     if full not in TARGETS:
         raise UsageError(
             f"Unknown target '{name}'.", where="target", fix=nearest(full, (*TARGETS, "tensorrt"))
@@ -160,7 +189,26 @@ def get_target(name: str) -> Target:
     return TARGETS[full]
 
 
-def ir_version_for(opset: int, present: int, target: Target) -> int:
-    """The IR version to write: what the opset needs, not more than the target reads if that is enough."""
+def get_checker(name: str) -> Callable[..., Any]:
+    """The checker of a target, see :data:`CHECKERS`; any version of it may be named.
+
+    Raises:
+        UsageError: Nothing checks for it.
+    """
+    family = name.strip().lower().partition("=")[0]
+    family = _SHORT.get(family, family)
+    if family not in CHECKERS:
+        raise UsageError(
+            f"Nothing can check for the target '{name}'.",
+            where="target",
+            fix=nearest(family, CHECKERS),
+        )
+    module, _, function = CHECKERS[family].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def ir_version_for(opset: int, present: int, newest: int) -> int:
+    """The IR version to write: what the opset needs, not above ``newest`` if that is enough."""
     needed = int(onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", opset)]))
-    return max(needed, min(present, target.ir_version))
+    return max(needed, min(present, newest))

@@ -6,128 +6,15 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ParityError, UsageError, nearest
-from ortboost.program.catalogue import TensorSpec
+from ortboost.core.errors import ParityError
+from ortboost.deploy.tolerance import AGREEMENT, Tolerance
 
-__all__ = [
-    "AGREEMENT",
-    "SQNR",
-    "Difference",
-    "Parity",
-    "Tolerance",
-    "compare",
-    "seeded_batch",
-    "tolerance_for",
-]
-
-SQNR: Final = 15.0
-"""Least ratio of signal to quantization noise of an output in int8, in dB: noise of 18 % (rms)."""
-
-AGREEMENT: Final = 0.95
-"""Least share of elements of a whole-number or text output, as a class number, that int8 must keep."""
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far an output may be off: ``|actual - expected| <= atol + rtol |expected|``, everywhere.
-
-    Args:
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
-        scaled: Take ``atol`` times the largest expected value of the output in the batch: what rounding
-            every operator to a short format does is in proportion to that, not to each element.
-        rtols: Output name to a relative tolerance of its own.
-        atols: Output name to an absolute tolerance of its own; never scaled.
-        sqnr: Instead of both, the least ratio of signal to noise of a float output, over all batches, in dB;
-            of other outputs a share of :data:`AGREEMENT` has to be the same. Does not hold for outputs that
-            have a tolerance of their own.
-
-    Example:
-        >>> Tolerance(1e-3, 1e-4, atols={"boxes": 0.5}).of("boxes", 100.0)
-        (0.001, 0.5)
-    """
-
-    rtol: float = 1e-3
-    atol: float = 1e-4
-    scaled: bool = False
-    rtols: Mapping[str, float] = field(default_factory=dict)
-    atols: Mapping[str, float] = field(default_factory=dict)
-    sqnr: float | None = None
-
-    def by_noise(self, output: str) -> bool:
-        """Whether the noise in an output is what counts, not its largest difference."""
-        return self.sqnr is not None and output not in self.rtols and output not in self.atols
-
-    def of(self, output: str, scale: float) -> tuple[float, float]:
-        """Both tolerances of an output whose largest expected value is ``scale``."""
-        general = self.atol * max(scale, 1e-30) if self.scaled else self.atol
-        return self.rtols.get(output, self.rtol), self.atols.get(output, general)
-
-    def check(self, outputs: Sequence[str]) -> None:
-        """Refuse a tolerance for an output that does not exist.
-
-        Raises:
-            UsageError: It names the nearest output.
-        """
-        for name in (*self.rtols, *self.atols):
-            if name not in outputs:
-                raise UsageError(
-                    f"A tolerance is given for '{name}', and the model has no such output.",
-                    where="--rtol, --atol",
-                    fix=nearest(name, outputs),
-                )
-
-    def __str__(self) -> str:
-        if self.sqnr is not None:
-            return f"SQNR {self.sqnr:g} dB"
-        text = f"rtol {self.rtol:g}, atol {self.atol:g}"
-        return f"{text} of the largest value" if self.scaled else text
-
-
-_BY_PRECISION = {
-    "fp32": Tolerance(),
-    "fp16": Tolerance(1e-2, 1e-2, scaled=True),
-    "bf16": Tolerance(4e-2, 4e-2, scaled=True),
-    "int8": Tolerance(1e-1, 1.5e-1, scaled=True, sqnr=SQNR),
-}
-
-
-def tolerance_for(
-    precision: str = "fp32",
-    *,
-    rtol: float | None = None,
-    atol: float | None = None,
-    rtols: Mapping[str, float] | None = None,
-    atols: Mapping[str, float] | None = None,
-    sqnr: float | None = None,
-) -> Tolerance:
-    """The tolerance of a precision, overruled by what is given.
-
-    Args:
-        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. In 16 bits the absolute part is compared
-            with the largest expected value of an output: 1 % and 4 %. In int8 a ratio of signal to noise
-            decides, :data:`SQNR`, unless ``rtol`` or ``atol`` are given.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance, as it is.
-        rtols: By output.
-        atols: By output.
-        sqnr: The ratio of signal to noise, in dB.
-    """
-    base = _BY_PRECISION[precision]
-    least = base.sqnr if sqnr is None and rtol is None and atol is None else sqnr
-    return Tolerance(
-        base.rtol if rtol is None else rtol,
-        base.atol if atol is None else atol,
-        base.scaled and atol is None,
-        dict(rtols or {}),
-        dict(atols or {}),
-        least,
-    )
+__all__ = ["Difference", "Parity", "compare"]
 
 
 @dataclass(frozen=True)
@@ -205,12 +92,27 @@ class Parity:
             },
         }
 
-    def require(self, where: str, guilty: str | None = None) -> None:
+    @property
+    def summary(self) -> str:
+        """The worst output in a few words, as it is recorded in a file."""
+        bad = self.worst
+        return f"max_abs {bad.max_abs:.3g}, max_rel {bad.max_rel:.3g}, {self.samples} samples"
+
+    def require(
+        self,
+        where: str,
+        guilty: str | None = None,
+        *,
+        what: str = "The exported graph",
+        fix: str | None = None,
+    ) -> None:
         """Raise if an output is beyond the tolerance.
 
         Args:
             where: The file.
             guilty: What makes the difference, if that was found out.
+            what: What answers differently.
+            fix: What to do about it, if not what helps with an export.
 
         Raises:
             ParityError: It names the worst output.
@@ -218,27 +120,29 @@ class Parity:
         if self.ok:
             return
         bad = self.worst
+        who = f" It is {guilty} that does it." if guilty else ""
         if self.tolerance.by_noise(bad.output):
             raise ParityError(
-                f"The exported graph answers differently: {self._noise(bad)}."
-                + (f" It is {guilty} that does it." if guilty else ""),
+                f"{what} answers differently: {self._noise(bad)}.{who}",
                 where=f"{where}: output '{bad.output}', {self.samples} samples",
                 fix="Nothing was written. Try another --calibration, more data in --calib, --skip for the "
                 "layers that suffer, --verify data with labels, or allow more with --min-sqnr.",
             )
+        widen = "iden --rtol/--atol if this difference is acceptable"
+        help_ = (
+            f"W{widen}"
+            if guilty
+            else f"Export with --no-optimize to find out whether a rewrite is guilty, or w{widen}"
+        )
         raise ParityError(
-            f"The exported graph answers differently: off by {bad.max_abs:.3g} "
-            f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}."
-            + (f" It is {guilty} that does it." if guilty else ""),
+            f"{what} answers differently: off by {bad.max_abs:.3g} "
+            f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}.{who}",
             where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
             fix="Nothing was written. "
             + (
-                "Widen --rtol/--atol if this difference is acceptable"
-                if guilty
-                else "Export with --no-optimize to find out whether a rewrite is guilty, or widen "
-                "--rtol/--atol if this difference is acceptable"
-            )
-            + "; 'ortboost compare --bisect' finds the first inner tensor that differs.",
+                fix
+                or f"{help_}; 'ortboost compare --bisect' finds the first inner tensor that differs."
+            ),
         )
 
     def _noise(self, bad: Difference) -> str:
@@ -271,85 +175,77 @@ def compare(
         tolerance: Both and more, instead of them.
     """
     tolerance = tolerance or Tolerance(rtol, atol)
-    max_abs = dict.fromkeys(outputs, 0.0)
-    sample = dict.fromkeys(outputs, 0)
-    scale = dict.fromkeys(outputs, 0.0)
-    within = dict.fromkeys(outputs, True)
-    noise = {name: _Noise() for name in outputs}
+    seen = {name: _Seen() for name in outputs}
     samples = 0
     for want, have in zip(expected, actual, strict=True):
         for name in outputs:
-            pieces = _pieces(want[name], have[name])
-            if pieces is None:
-                within[name], max_abs[name], sample[name] = False, float("inf"), samples
-                noise[name].error = math.inf
-                continue
-            largest = max(
-                (float(np.abs(e[np.isfinite(e)]).max(initial=0.0)) for e, _ in pieces), default=0.0
-            )
-            r, t = tolerance.of(name, largest)
-            for e, a in pieces:
-                held, off = _held(e, a, r, t)
-                within[name] &= held
-                noise[name].add(e, off)
-                worst = float(off.max(initial=0.0))
-                if worst > max_abs[name]:
-                    max_abs[name] = worst
-                    place = (
-                        int(np.unravel_index(int(off.argmax()), off.shape)[0]) if off.ndim else 0
-                    )
-                    sample[name] = samples + place
-            scale[name] = max(scale[name], largest)
-            noise[name].floats &= _is_float(want[name])
+            seen[name].add(name, want[name], have[name], samples, tolerance)
         samples += _length(want[outputs[0]])
-    return Parity(
-        tuple(
-            Difference(
-                name,
-                max_abs[name],
-                max_abs[name] / (scale[name] or 1.0),
-                noise[name].below(tolerance.sqnr)
-                if tolerance.sqnr is not None and tolerance.by_noise(name)
-                else within[name],
-                sample[name],
-                noise[name].ratio if noise[name].floats else None,
-            )
-            for name in outputs
-        ),
-        samples,
-        tolerance,
-    )
+    found = tuple(seen[name].difference(name, tolerance) for name in outputs)
+    return Parity(found, samples, tolerance)
 
 
 @dataclass
-class _Noise:
-    """Sums over all batches of an output."""
+class _Seen:
+    """What was seen of an output over all batches."""
 
+    max_abs: float = 0.0
+    scale: float = 0.0
+    within: bool = True
+    sample: int = 0
     signal: float = 0.0
     error: float = 0.0
     equal: int = 0
     count: int = 0
     floats: bool = True
 
-    def add(self, e: NDArray[np.float64], off: NDArray[np.float64]) -> None:
-        with np.errstate(over="ignore"):  # what is infinite, or not there
-            self.signal += float(np.square(e[np.isfinite(e)]).sum())
-            self.error += float(np.square(off).sum())
-        self.equal += int((off == 0).sum())
-        self.count += off.size
+    def add(self, name: str, want: Any, have: Any, samples: int, tolerance: Tolerance) -> None:
+        """One batch, after so many samples."""
+        pieces = _pieces(want, have)
+        if pieces is None:
+            self.within, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
+            return
+        finite = (np.abs(e[np.isfinite(e)]) for e, _ in pieces)
+        largest = max((float(e.max(initial=0.0)) for e in finite), default=0.0)
+        for e, a in pieces:
+            held, off = _held(e, a, *tolerance.of(name, largest))
+            self.within &= held
+            with np.errstate(over="ignore"):  # what is infinite, or not there
+                self.signal += float(np.square(e[np.isfinite(e)]).sum())
+                self.error += float(np.square(off).sum())
+            self.equal += int((off == 0).sum())
+            self.count += off.size
+            worst = float(off.max(initial=0.0))
+            if worst > self.max_abs:
+                place = np.unravel_index(int(off.argmax()), off.shape) if off.ndim else (0,)
+                self.max_abs, self.sample = worst, samples + int(place[0])
+        self.scale = max(self.scale, largest)
+        self.floats &= _is_float(want)
+
+    def difference(self, name: str, tolerance: Tolerance) -> Difference:
+        """The account of it."""
+        by_noise = tolerance.sqnr is not None and tolerance.by_noise(name)
+        return Difference(
+            name,
+            self.max_abs,
+            self.max_abs / (self.scale or 1.0),
+            self._quiet(tolerance.sqnr or 0.0) if by_noise else self.within,
+            self.sample,
+            self._ratio if self.floats else None,
+        )
 
     @property
-    def ratio(self) -> float:
-        """In dB."""
+    def _ratio(self) -> float:
+        """Of signal to noise, in dB."""
         if self.error == 0:
             return math.inf
         share = self.signal / self.error
         return 10 * math.log10(share) if share > 0 else -math.inf
 
-    def below(self, least: float) -> bool:
+    def _quiet(self, least: float) -> bool:
         """Whether there is no more noise than that."""
         if self.floats:
-            return self.ratio >= least
+            return self._ratio >= least
         return self.error == 0 or self.equal >= AGREEMENT * self.count
 
 
@@ -396,24 +292,3 @@ def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.
     if "O" in (e.dtype.kind, a.dtype.kind) or "U" in (e.dtype.kind, a.dtype.kind):
         return [(np.zeros(e.shape), np.where(e == a, 0.0, np.inf))]
     return [(e.astype(np.float64), a.astype(np.float64))]
-
-
-def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
-    """Made-up inputs where no data are given: normal floats, zeros and ones for integers, words for texts.
-
-    Args:
-        inputs: What the graph takes; unknown dimensions are set to ``batch``.
-        seed: Seed.
-        batch: Length of unknown dimensions.
-    """
-    generator = np.random.default_rng(seed)
-    made = {}
-    for spec in inputs:
-        shape = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
-        if spec.dtype.kind == "f":
-            made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
-        elif spec.dtype.kind == "O":  # texts
-            made[spec.name] = generator.choice(["good", "very bad", ""], shape).astype(object)
-        else:
-            made[spec.name] = generator.integers(0, 2, shape).astype(spec.dtype)
-    return made

@@ -12,8 +12,7 @@ from the predictions, whose first dimension is the batch:
 
 Where an input selects rows of what is computed from others (an edge list), batching would separate
 them: nothing is batched, and data are fed whole. What the rules do not decide is :data:`UNKNOWN`,
-    and
-data for it are refused until the user gives the axis.
+and data for it are refused until the user gives the axis.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import Final, Literal, TypeAlias
 
 import onnx_ir as ir
 
-from ortboost.core.errors import UsageError, nearest
-from ortboost.graph.input_config import Dims
+from ortboost.core.errors import UsageError
+from ortboost.graph.input_config import Dims, require_input
 from ortboost.graph.query import format_shape, known_shape
 
 __all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
@@ -74,12 +73,7 @@ def find_batch_axes(
     """
     given = dict(given or {})
     for name, axis in given.items():
-        if name not in shapes:
-            raise UsageError(
-                f"The model has no input '{name}'.",
-                where=f"--batch-axis {name}",
-                fix=nearest(name, shapes),
-            )
+        require_input(name, shapes, f"--batch-axis {name}")
         rank = len(shapes[name])
         if axis is not None and not -rank <= axis < rank:
             raise UsageError(
@@ -166,8 +160,7 @@ def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
     """The integer input, if any, that selects rows of what is computed from other inputs.
 
     Such an input is an edge list or an assignment of nodes to graphs: it refers to the rows of one
-    batch
-    by number. Rows of a stored table (token ids) do not count.
+    batch by number. Rows of a stored table (token ids) do not count.
 
     Args:
         model: The model.

@@ -133,6 +133,12 @@ class Builder:
         self.nodes.append(node)
         return tuple(outputs)
 
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """A value in another element type; the value itself if it has that type."""
+        if value.dtype == dtype:
+            return value
+        return self.op("Cast", value, dtype=dtype, shape=value.shape, to=int(dtype))
+
     def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
         """An initializer with this value; the same value twice is one initializer.
 
@@ -152,6 +158,17 @@ class Builder:
             self.graph.register_initializer(constant)
             self._constants[key] = constant
         return self._constants[key]
+
+    def filled(
+        self,
+        number: float,
+        sizes: ir.Value,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+        shape: Sequence[int | str | None] | ir.Shape | None = None,
+    ) -> ir.Value:
+        """A tensor of one number in a shape that is computed; ``shape`` as far as it is known."""
+        fill = ir.tensor(np.array([number]).astype(dtype.numpy()), dtype=dtype)
+        return self.op("ConstantOfShape", sizes, dtype=dtype, shape=shape, value=fill)
 
     def ints(self, *values: int) -> ir.Value:
         """A one-dimensional int64 constant, as axes and shapes are given."""

@@ -9,15 +9,14 @@ Conv                 elements of the output * (channels in / groups) * elements 
 ConvTranspose        elements of the input * (channels out / groups) * elements of the kernel
 Gemm, MatMul         elements of the output * length of the dimension that is summed over
 Einsum               product of the lengths of all its indices
-RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden), gates 1, 3,
-4 ===================
-==============================================================================
+RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden)
+===================  ==============================================================================
 
-and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul,
-FusedConv, FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation, no pooling, no
-normalization, no softmax, which is the custom for these figures. Of an If the branch that costs
-more is counted; the body of a Loop or Scan runs a number of times that the graph does not say, so
-it is reported as not counted, and so is a node whose shapes are not known.
+with 1, 3 and 4 gates, and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger,
+QLinearMatMul, FusedConv, FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation,
+no pooling, no normalization, no softmax, which is the custom for these figures. Of an If the branch
+that costs more is counted; the body of a Loop or Scan runs a number of times that the graph does
+not say, so it is reported as not counted, and so is a node whose shapes are not known.
 """
 
 from __future__ import annotations
@@ -31,9 +30,17 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import optimizer
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import UsageError
+from ortboost.graph.input_config import require_input
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import all_tensors, input_at, is_standard, known_shape, static_shape
+from ortboost.graph.query import (
+    all_tensors,
+    format_shape,
+    input_at,
+    is_standard,
+    known_shape,
+    static_shape,
+)
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 
@@ -121,12 +128,7 @@ def with_lengths(
     inputs = {v.name or "": v for v in copy.graph.inputs if v.name not in weights}
     lengths: dict[str, int] = {}
     for name, shape in shapes.items():
-        if name not in inputs:
-            raise UsageError(
-                f"The model has no input '{name}'.",
-                where=f"shape of '{name}'",
-                fix=nearest(name, inputs),
-            )
+        require_input(name, inputs, f"shape of '{name}'")
         _fit(name, known_shape(inputs[name]), shape)
         dims = zip(known_shape(inputs[name]) or (), shape, strict=False)
         lengths.update((dim, length) for dim, length in dims if isinstance(dim, str))
@@ -170,11 +172,10 @@ def _fit(name: str, known: tuple[int | str | None, ...] | None, shape: tuple[int
         and all(not isinstance(k, int) or k == s for k, s in zip(known, shape, strict=True))
     )
     if not fits:
-        said = ", ".join("?" if dim is None else str(dim) for dim in known or ())
         raise UsageError(
             f"The shape {list(shape)} does not fit the input '{name}'.",
             where=f"input '{name}'",
-            fix=f"The model says [{said}].",
+            fix=f"The model says {format_shape(known or ())}.",
         )
 
 

@@ -8,17 +8,18 @@ shape fixes the dimensions that it has.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import UsageError
 from ortboost.core.report import Report
-from ortboost.graph.input_config import Dims, InputConfig, fit_dims
+from ortboost.graph.input_config import Dims, InputConfig, fit_dims, require_input
 from ortboost.graph.io import source_name
 from ortboost.graph.query import ROLE_MARK, format_shape, known_shape
 
-__all__ = ["constant_array", "fix_inputs"]
+__all__ = ["fit_inputs", "fix_inputs"]
 
 
 def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
@@ -44,22 +45,8 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
     inputs = {v.name or "": v for v in graph.inputs if not v.is_initializer()}
     before = {name: known_shape(value) for name, value in inputs.items()}
     shapes = {name: shape for name, shape in before.items() if shape is not None}
-    for name in config.values:
-        if name not in inputs:
-            raise UsageError(
-                f"The model has no input '{name}'.",
-                where=f"{source_name(model)}: --input {name}",
-                fix=nearest(name, inputs),
-            )
-    arrays = {
-        name: constant_array(name, shapes.get(name), inputs[name].dtype, value)
-        for name, value in config.values.items()
-    }
-    lengths = dict(config.dims)
-    for name, array in arrays.items():
-        for axis, length in enumerate(array.shape):
-            lengths.setdefault(f"{name}:{axis}", length)
-    fitted = fit_dims(shapes, lengths)
+    dtypes = {name: value.dtype for name, value in inputs.items()}
+    arrays, fitted = fit_inputs(shapes, dtypes, config, f"{source_name(model)}: ")
     names = {
         old: new
         for name, shape in shapes.items()
@@ -79,6 +66,39 @@ def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
         _make_constant(model, inputs[name], array)
         report.changed[name] = f"fixed at {_shown(array)}"
     return report
+
+
+def fit_inputs(
+    shapes: Mapping[str, Dims],
+    dtypes: Mapping[str, ir.DataType | None],
+    config: InputConfig,
+    where: str = "",
+) -> tuple[dict[str, np.ndarray], dict[str, Dims]]:
+    """What a configuration comes to for some inputs.
+
+    Args:
+        shapes: Input to shape, where the rank is known.
+        dtypes: Input to element type.
+        config: Lengths and values; the shape of a value fixes the dimensions that it has.
+        where: The model, for error texts.
+
+    Returns:
+        Input to its value, and input to its shape with the lengths that are known.
+
+    Raises:
+        UsageError: There is no such input or dimension, or a length or value does not fit.
+    """
+    for name in config.values:
+        require_input(name, dtypes, f"{where}--input {name}")
+    arrays = {
+        name: constant_array(name, shapes.get(name), dtypes[name], value)
+        for name, value in config.values.items()
+    }
+    lengths = dict(config.dims)
+    for name, array in arrays.items():
+        for axis, length in enumerate(array.shape):
+            lengths.setdefault(f"{name}:{axis}", length)
+    return arrays, fit_dims(shapes, lengths)
 
 
 def constant_array(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -13,7 +13,7 @@ from ortboost.core.errors import ConfigError, UsageError, nearest
 from ortboost.core.field_types import Range, check_kinds, write_config
 from ortboost.graph.query import format_shape
 
-__all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims"]
+__all__ = ["Dims", "InputConfig", "dimension_name", "fit_dims", "require_input"]
 
 Dims: TypeAlias = tuple[int | str | None, ...]
 _NO_NAME = re.compile(
@@ -62,6 +62,16 @@ class InputConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return write_config(self)
+
+
+def require_input(name: str, known: Collection[str], where: str) -> None:
+    """Refuse an input that a model does not have.
+
+    Raises:
+        UsageError: It names the nearest one.
+    """
+    if name not in known:
+        raise UsageError(f"The model has no input '{name}'.", where=where, fix=nearest(name, known))
 
 
 def dimension_name(name: str | None) -> str | None:

@@ -25,10 +25,18 @@ from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import is_standard
+from ortboost.graph.query import is_read, is_standard
 from ortboost.graph.unpack_sequences import unpack_sequences
 
-__all__ = ["convert_opset", "infer_shapes", "normalize", "quiet"]
+__all__ = [
+    "convert_opset",
+    "free_weights",
+    "infer_shapes",
+    "inline_functions",
+    "name_nodes",
+    "normalize",
+    "quiet",
+]
 
 _log = logging.getLogger(__name__)
 _MAKES_SEQUENCES = (
@@ -60,22 +68,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     Raises:
         ModelError: The model has no standard opset, or cannot be converted to an allowed one.
     """
-    reports: list[Report] = []
-    if model.functions:
-        report = Report("inline_functions")
-        for identifier in list(model.functions):
-            report.changed["::".join(part for part in identifier if part)] = "inlined"
-        common.InlinePass()(model)
-        reports.append(report)
-    report = Report("weights_are_not_inputs")
-    report.changed = {
-        value.name or "": "removed from the graph's inputs"
-        for value in model.graph.inputs
-        if value.is_initializer()
-    }
-    if report.modified:
-        common.RemoveInitializersFromInputsPass()(model)
-        reports.append(report)
+    reports = [r for r in (inline_functions(model), free_weights(model)) if r.modified]
     origins, padding = tensor_origins(model), find_padding_rows(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _drop_stale_shapes(model)
@@ -84,7 +77,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    _name_nodes(model)
+    name_nodes(model)
     common.NameFixPass()(model)
     common.RemoveUnusedNodesPass()(model)
     if model.ir_version > ir_version:
@@ -110,6 +103,25 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
         common.RemoveUnusedNodesPass()(model)
         infer_shapes(model)
     return reports
+
+
+def inline_functions(model: ir.Model) -> Report:
+    """Inline the model's functions, in place."""
+    report = Report("inline_functions")
+    report.changed = {"::".join(p for p in key if p): "inlined" for key in model.functions}
+    if report.modified:
+        common.InlinePass()(model)
+    return report
+
+
+def free_weights(model: ir.Model) -> Report:
+    """Remove the weights from the inputs of the graph, where old exporters list them, in place."""
+    report = Report("weights_are_not_inputs")
+    weights = [value for value in model.graph.inputs if value.is_initializer()]
+    report.changed = {value.name or "": "removed from the graph's inputs" for value in weights}
+    if report.modified:
+        common.RemoveInitializersFromInputsPass()(model)
+    return report
 
 
 def convert_opset(model: ir.Model, opsets: range) -> Report:
@@ -273,12 +285,12 @@ def _drop_unused_statistics(model: ir.Model) -> None:
         return
     for node in model.graph.all_nodes():
         if is_standard(node, "BatchNormalization"):
-            used = [i for i, out in enumerate(node.outputs) if out.uses() or out.is_graph_output()]
+            used = [i for i, out in enumerate(node.outputs) if is_read(out)]
             node.resize_outputs(max(used, default=0) + 1)
 
 
-def _name_nodes(model: ir.Model) -> None:
-    """Name nodes after their first output, which a user can find in a viewer."""
+def name_nodes(model: ir.Model) -> None:
+    """Give nodes without a name of their own one after their first output, which viewers show."""
     taken: set[str] = set()
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:

@@ -20,6 +20,7 @@ __all__ = [
     "format_shape",
     "has_subgraph",
     "input_at",
+    "is_read",
     "is_standard",
     "is_unused",
     "known_shape",
@@ -152,9 +153,14 @@ def sole_consumer(value: ir.Value) -> ir.Node | None:
     return uses[0].node
 
 
+def is_read(value: ir.Value) -> bool:
+    """Whether a node reads a value, or it is an output of its graph."""
+    return bool(value.uses()) or value.is_graph_output()
+
+
 def is_unused(node: ir.Node) -> bool:
     """Whether nothing reads any output of a node."""
-    return not any(output.uses() or output.is_graph_output() for output in node.outputs)
+    return not any(map(is_read, node.outputs))
 
 
 def constant(value: ir.Value | None, *, limit: int | None = None) -> NDArray[Any] | None:

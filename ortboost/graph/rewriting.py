@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, input_at, is_standard, is_unused, known_shape, label
+from ortboost.graph.query import (
+    constant,
+    input_at,
+    is_read,
+    is_standard,
+    is_unused,
+    known_shape,
+    label,
+)
 
 __all__ = [
     "KEEPS_OUTPUT_NAME",
@@ -23,6 +31,7 @@ __all__ = [
     "Rule",
     "Site",
     "bypass_node",
+    "can_replace",
     "remove_unused",
     "replace_value",
     "rewrite_nodes",
@@ -128,9 +137,23 @@ class Site:
         given: dict[str, Any] = dict(attributes)
         return list(self.builder.ops(op_type, *inputs, names=[None] * count, **given))
 
+    def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+        """A value in the element type of the first input, or in another; see :meth:`Builder.cast`."""
+        return self.builder.cast(value, dtype or self.dtype)
+
     def const(self, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
         """A constant in the element type of the first input."""
         return self.builder.const(value, dtype or self.dtype)
+
+    def filled(
+        self,
+        number: float,
+        sizes: ir.Value,
+        dtype: ir.DataType | None = None,
+        shape: Sequence[int | str | None] | ir.Shape | None = None,
+    ) -> ir.Value:
+        """A tensor of one number in the element type of the first input; see :meth:`Builder.filled`."""
+        return self.builder.filled(number, sizes, dtype or self.dtype, shape)
 
     def ints(self, *values: int) -> ir.Value:
         """A one-dimensional int64 constant."""
@@ -212,19 +235,28 @@ def _replace(
     replace_node(node, [*outputs, *[None] * (len(node.outputs) - len(outputs))], builder)
 
 
+def can_replace(old: ir.Value, new: ir.Value) -> bool:
+    """Whether consumers of ``old`` can read ``new`` instead.
+
+    If ``old`` is an output of its graph, ``new`` has to take over that name: it must not be an
+    input, an initializer, another output or of another graph.
+    """
+    if not old.is_graph_output():
+        return True
+    return new.producer() is not None and new.graph is old.graph and not new.is_graph_output()
+
+
 def replace_value(old: ir.Value, new: ir.Value) -> bool:
     """Let all consumers of ``old`` read ``new``; a graph output keeps its name.
 
     Returns:
-        Whether it was done. It is not if ``old`` is an output of its graph and ``new`` cannot take
-        over that name: because it is an input, an initializer, another output or of another graph.
+        Whether it was done; see :func:`can_replace`.
     """
+    if not can_replace(old, new):
+        return False
     if not old.is_graph_output():
         ir.convenience.replace_all_uses_with(old, new)
         return True
-    graph, producer = new.graph, new.producer()
-    if producer is None or graph is not old.graph or new.is_graph_output():
-        return False
     name, old.name = old.name, f"{old.name}/replaced"
     new.name = name
     new.type = new.type or old.type
@@ -240,7 +272,7 @@ def bypass_node(node: ir.Node, value: ir.Value) -> bool:
         Whether it was done; see :func:`replace_value`.
     """
     graph = node.graph
-    if graph is None or any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
+    if graph is None or any(map(is_read, node.outputs[1:])):
         return False
     if not replace_value(node.outputs[0], value):
         return False

@@ -30,8 +30,7 @@ NORM, WEIGHT, BIAS, PLAIN, OTHER, SETTING = range(6)
 """Kinds of uses, the most conclusive first.
 
 They are: in a normalization; as a weight or bias of a layer; in arithmetic with activations;
-    others;
-as a setting of an operator.
+others; as a setting of an operator.
 """
 
 _NORM_OPS = {
@@ -76,8 +75,7 @@ _SETTINGS = {
 }
 # No gradient flows through these: what only they read is no weight.
 _STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
-# Through these a tensor is still the same tensor, or a part of it: operator to the inputs with
-# data.
+# Through these a tensor is still the same tensor, or a part of it: operator to the inputs with data.
 _MOVES = {
     **dict.fromkeys(
         "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "  # noqa: SIM905
@@ -160,8 +158,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
             )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
     affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
-    # An operator that is not of the standard has weights where it likes: so it is trained, or
-    # refused.
+    # An operator that is not of the standard has weights where it likes: it is trained, or refused.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
     return WeightUse(
         PLAIN if plain else OTHER,

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_read, known_shape
 
 __all__ = ["write_out_batch_statistics"]
 
@@ -42,7 +42,7 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
         statistics = (node.inputs[3], node.inputs[4])
         if x is None or shape is None or all(_is_stored(value) for value in statistics):
             continue
-        used = any(output.uses() or output.is_graph_output() for output in node.outputs[1:])
+        used = any(map(is_read, node.outputs[1:]))
         if node.attributes.get_int("training_mode", 0) == 1:
             found = None if used else "the statistics of its input"
         else:

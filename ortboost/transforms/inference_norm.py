@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import is_standard, is_unused, label
+from ortboost.graph.query import is_read, is_standard, is_unused, label
 from ortboost.transforms.trainable_norm import (
     MOMENTUM_KEY,
     NEXT,
@@ -102,5 +102,5 @@ def _dropout_off(node: ir.Node, report: Report) -> None:
         report.changed[label(node)] = "passes its input on"
     if len(node.outputs) > 1:
         mask = node.outputs[1]
-        if not mask.uses() and not mask.is_graph_output():
+        if not is_read(mask):
             node.resize_outputs(1)

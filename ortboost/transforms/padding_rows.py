@@ -52,7 +52,7 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         )
         fixed = b.op("Gather", apart, b.const(row, ir.DataType.INT64), axis=0)
         if data.dtype != table.dtype and data.dtype is not None:
-            fixed = b.op("Cast", fixed, dtype=data.dtype, to=int(data.dtype))
+            fixed = b.cast(fixed, data.dtype)
         is_padding = b.op(
             "Equal", ids, b.const(row, ids.dtype or ir.DataType.INT64), dtype=ir.DataType.BOOL
         )

@@ -26,7 +26,7 @@ import onnx_ir as ir
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import is_standard, known_shape, label, static_shape
+from ortboost.graph.query import is_read, is_standard, known_shape, label, static_shape
 
 __all__ = [
     "MOMENTUM_KEY",
@@ -82,8 +82,7 @@ def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """Running mean and variance of a node, if both are stored tensors.
 
     That is, initializers or graph inputs, also through Identity nodes: the TorchScript exporter
-    stores
-    equal tensors once.
+    stores equal tensors once.
     """
     found = []
     for index in (3, 4):
@@ -190,7 +189,7 @@ def _is_ours(output: ir.Value) -> bool:
 
 def _freeze(node: ir.Node, report: Report) -> None:
     """Bring a node that was exported in training mode into inference form."""
-    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+    if any(map(is_read, node.outputs[1:])):
         report.notes.append(f"'{label(node)}' is frozen, but its running statistics are used")
         return
     node.resize_outputs(1)
@@ -270,7 +269,7 @@ def _unbiased(
         return builder.const(weight * count / max(count - 1, 1), dtype)
     int64 = ir.DataType.INT64
     size, channels = (builder.op("Size", v, dtype=int64, shape=[]) for v in (data, like))
-    number = builder.op("Cast", builder.op("Div", size, channels), dtype=dtype, to=int(dtype))
+    number = builder.cast(builder.op("Div", size, channels), dtype)
     less_one = builder.op("Sub", number, builder.const(1, dtype))
     divisor = builder.op("Max", less_one, builder.const(1, dtype))
     return builder.op("Div", builder.op("Mul", number, builder.const(weight, dtype)), divisor)

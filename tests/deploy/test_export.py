@@ -7,10 +7,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import ortboost as ob
 from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
-from ortboost.deploy.export import export_model, write_verified
+from ortboost.deploy.export import export_model, export_network
 from ortboost.deploy.pipeline import REWRITES
 from ortboost.deploy.strip import inference_model
+from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import load_model
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -21,6 +23,7 @@ from tests.support import (
     WITH_NORM,
     assert_three_lines,
     batch_for,
+    model_path,
     run,
     shipped_program,
     small_convnet,
@@ -237,3 +240,14 @@ def test_an_export_can_be_trained_again(tmp_path):
         training.evaluator().evaluate(feeds[1])["loss"], expected[1]["loss"], rtol=1e-4
     )
     assert np.isfinite(training.step(feeds[1], {"learning_rate": 0.01}).loss)
+
+
+def test_a_network_with_its_present_weights():
+    network = ob.load(model_path("resnet20"), device="cpu", threads=1)
+    for parameter in network.trainable_params():
+        parameter.set_data(parameter.asnumpy() * np.float32(1.1))
+    exported = export_network(network.to_model())
+    assert next(r for r in exported.reports if r.rewrite == "fold_bn").changed
+    x = weights(2, 3, 32, 32)
+    answer = run(exported.model, {"x": x})["logits"]
+    np.testing.assert_allclose(answer, network(x).asnumpy(), rtol=1e-4, atol=1e-4)

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.boosts.full_norm_head import full_norm
-from ortboost.deploy.export import optimize_inference
 from ortboost.deploy.fold_full_norm import fold_full_norm
+from ortboost.deploy.pipeline import optimize
 from tests.support import run, small_mlp, text_model, weights
 
 HEADS = {
@@ -133,7 +133,7 @@ def test_other_graphs_are_left_alone():
 def test_the_export_calls_it():
     model = head("turned")
     before = run(model, {"x": X})["y"]
-    reports = {report.rewrite: report for report in optimize_inference(model)}
+    reports = {report.rewrite: report for report in optimize(model)[0]}
     assert reports["fold_full_norm"].modified
     np.testing.assert_allclose(run(model, {"x": X})["y"], before, rtol=1e-5, atol=1e-6)
     assert sum(op in ("Gemm", "MatMul") for op in ops(model)) == 1

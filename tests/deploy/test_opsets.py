@@ -8,10 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from ortboost.deploy.export import export_network, write_verified
+from ortboost.deploy.export import export_network
 from ortboost.deploy.precise import Precise
 from ortboost.deploy.targets import PRECISIONS, TARGETS
-from ortboost.deploy.verify import tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.write_verified import write_verified
 from tests.deploy.opsets import OPSETS, convnet, transformer
 from tests.support import run, weights
 

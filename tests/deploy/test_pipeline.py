@@ -8,11 +8,12 @@ import pytest
 from ortboost.core.errors import ParityError
 from ortboost.core.report import Report
 from ortboost.deploy.bisect import first_difference, guilty_step
-from ortboost.deploy.export import export_network, write_verified
+from ortboost.deploy.export import export_network
 from ortboost.deploy.inner import AT_A_TIME, inner_floats, measure_ranges, run_inner
 from ortboost.deploy.pipeline import REWRITES, STAGES, optimize
 from ortboost.deploy.targets import TARGETS, get_target
-from ortboost.deploy.verify import Tolerance
+from ortboost.deploy.tolerance import Tolerance
+from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.normalize import infer_shapes
 from tests.support import (
     GOLDEN,

@@ -4,8 +4,19 @@ import onnx
 import pytest
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.targets import PRECISIONS, TARGETS, get_target, ir_version_for
-from tests.support import assert_three_lines
+from ortboost.deploy.check_runtime import check_onnxruntime
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.targets import (
+    CHECKERS,
+    PRECISIONS,
+    TARGETS,
+    get_checker,
+    get_target,
+    ir_version_for,
+)
+from ortboost.deploy.tensorrt.checker import check_release
+from ortboost.deploy.tensorrt.profiles import parse_shape
+from tests.support import assert_three_lines, small_mlp
 
 
 def test_names():
@@ -19,8 +30,8 @@ def test_names():
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 def test_a_target_is_consistent(target):
     assert target.usual in target.opsets
-    assert "fp32" not in dict(target.refused)
-    assert dict(target.refused).keys() <= set(PRECISIONS)
+    assert "fp32" not in target.refused
+    assert target.refused.keys() <= set(PRECISIONS)
     usual = onnx.helper.find_min_ir_version_for([onnx.helper.make_opsetid("", target.usual)])
     assert usual <= target.ir_version
     target.require()
@@ -48,4 +59,23 @@ def test_what_does_not_go_together(name, precision, opset, reason):
     ("opset", "present", "expected"), [(18, 10, 10), (18, 14, 10), (20, 8, 9), (24, 8, 12)]
 )
 def test_ir_version(opset, present, expected):
-    assert ir_version_for(opset, present, get_target("onnxruntime")) == expected
+    assert ir_version_for(opset, present, newest=10) == expected
+
+
+def test_checkers():
+    assert get_checker("ort") is check_onnxruntime
+    assert get_checker("trt=10.3") is get_checker("tensorrt") is check_release
+    assert {name.partition("=")[0] for name in TARGETS} >= set(CHECKERS)
+    with pytest.raises(UsageError, match="Nothing can check for the target 'openvino'") as info:
+        get_checker("openvino")
+    assert_three_lines(info.value)
+    with pytest.raises(UsageError, match="shape profiles"):
+        check_onnxruntime(small_mlp(), "onnxruntime", [parse_shape("x:1x4")])
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_says_how_it_is_quantized(name):
+    config = Int8Config.for_target(name)
+    assert {"reduce_range"} <= TARGETS[name].int8.keys()
+    assert config.reduce_range == TARGETS[name].int8["reduce_range"]
+    assert not Int8Config.for_target(name, full_range=True).reduce_range

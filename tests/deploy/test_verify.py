@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import ParityError, UsageError
-from ortboost.deploy.verify import Tolerance, compare, seeded_batch, tolerance_for
+from ortboost.deploy.synthetic_inputs import seeded_batch
+from ortboost.deploy.tolerance import Tolerance, tolerance_for
+from ortboost.deploy.verify import compare
 from ortboost.program.catalogue import TensorSpec
 from tests.support import assert_three_lines
 

@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.boosts.freeze_schedule import COST, INTERVAL, FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
@@ -46,6 +45,7 @@ from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import parse_schedule
 from ortboost.training.run_state import step_seed
+from tools.bench.digits import Arrays, accuracy, digits, start_anew
 from tools.bench.report import environment, heading, table, write_json
 
 __all__ = ["SETTINGS", "main", "train_in_turns"]
@@ -79,8 +79,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Name of a setting to the fields of its :class:`ProgramConfig`."""
 
-Arrays = dict[str, NDArray[Any]]
-
 
 class _Training:
     """One training: a stepper, its data order, its times."""
@@ -102,7 +100,7 @@ class _Training:
         start = time.process_time()
         self.stepper.open()
         self.opening = time.process_time() - start
-        _start_anew(self.stepper, seed)
+        start_anew(self.stepper, np.random.default_rng(seed))
         self.seed, self.options = seed, options
         self.times: list[float] = []
         self.losses: list[float] = []
@@ -124,39 +122,6 @@ class _Training:
             self.losses.append(result.loss)
             self.skips += result.overflow
 
-    def accuracy(self, data: Arrays) -> float:
-        """Share of the test digits that are right."""
-        evaluator, labels, right = self.stepper.evaluator(), data["y_test"], 0
-        for start in range(0, len(labels), 60):
-            part = slice(start, start + 60)
-            feeds = {"x": data["x_test"][part], "labels": labels[part]}
-            scores = evaluator.evaluate(feeds)[self.program.prediction]
-            right += int((scores.argmax(axis=1) == labels[part]).sum())
-        return right / len(labels)
-
-
-def _start_anew(stepper: Stepper, seed: int) -> None:
-    """Weights of another seed: the shipped ones with their signs drawn anew.
-
-    That keeps the scale of every weight, whatever initialization it came from.
-    """
-    rng = np.random.default_rng(seed)
-    for entry in stepper.catalogue.entries("parameter"):
-        if entry.role == "weight":
-            value = stepper.get(entry.name)
-            signs = rng.integers(0, 2, value.shape) * 2 - 1
-            stepper.set(entry.name, value * signs.astype(value.dtype))
-
-
-def _data() -> Arrays:
-    """The digits, each pixel four by four, in three equal channels, centred."""
-    with np.load(_ROOT / "models" / "digits.npz") as file:
-        found = {name: file[name] for name in file.files}
-    for name in ("x_train", "x_test"):
-        large = np.repeat(np.repeat(found[name], 4, axis=2), 4, axis=3)
-        found[name] = np.repeat((large - 0.3) / 0.35, 3, axis=1).astype(np.float32)
-    return found
-
 
 def train_in_turns(
     name: str, settings: Mapping[str, Mapping[str, Any]], seed: int, options: Any
@@ -172,7 +137,7 @@ def train_in_turns(
     Returns:
         Setting to its times, accuracy and last loss.
     """
-    data = _data()
+    data = digits((None, 3, 32, 32))
     trainings = {key: _Training(name, fields, seed, options) for key, fields in settings.items()}
     for number in range(options.epochs):
         turn = list(trainings.values())
@@ -189,7 +154,7 @@ def train_in_turns(
             "step": statistics.median(training.times),
             "total": sum(training.times),
             "opening": training.opening,
-            "accuracy": training.accuracy(data),
+            "accuracy": accuracy(training.stepper, "x", "labels", data),
             "loss": float(np.mean(training.losses[-40:])),
             "skips": training.skips,
         }

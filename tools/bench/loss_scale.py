@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.core.loss_scale import (
     NO_SCALE,
@@ -43,6 +42,7 @@ from ortboost.program.program import Program
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import parse_schedule
 from ortboost.transforms.precision import PrecisionConfig
+from tools.bench.digits import Arrays, digits, start_anew
 from tools.bench.report import environment, heading, table
 
 __all__ = ["ACCURACY", "COST", "main"]
@@ -66,28 +66,18 @@ COST: Mapping[str, ScaleConfig] = {
     "grouped, 2 groups": GroupedScaleConfig(2.0**10, 2),
     "grouped, 4 groups": GroupedScaleConfig(2.0**10, 4),
 }
-Arrays = dict[str, NDArray[Any]]
-
-
-def _digits() -> Arrays:
-    with np.load(_ROOT / "models" / "digits.npz") as file:
-        return {name: file[name] for name in file.files}
 
 
 def _train(scale: ScaleConfig, precision: PrecisionConfig, seed: int, options: Any) -> list[Any]:
     """One training: accuracy, skipped steps, scales at the end."""
-    data = _digits()
+    data = digits((None, 1, 8, 8))
     config = ProgramConfig(
         optimizer=Momentum(), loss_scale=scale, precision=precision, engine=options.engine
     )
     program = build_program(_ROOT / "models" / "lenet5.onnx", config)
     stepper = Stepper(program, device="cpu", threads=1)
     rng = np.random.default_rng(seed)
-    for entry in stepper.catalogue.entries("parameter"):
-        if entry.role == "weight":  # another start: the shipped weights with their signs drawn anew
-            value = stepper.get(entry.name)
-            signs = rng.integers(0, 2, value.shape) * 2 - 1
-            stepper.set(entry.name, value * signs.astype(value.dtype))
+    start_anew(stepper, rng)
     count, size = len(data["y_train"]), 32
     steps = count // size
     rate = parse_schedule("cosine:0.05", total_steps=steps * options.epochs)

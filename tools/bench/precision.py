@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig
 from ortboost.optimizers import Momentum
@@ -36,6 +35,7 @@ from ortboost.runtime.stepper import Stepper
 from ortboost.training import parse_schedule
 from ortboost.transforms.attach_loss import LossConfig
 from ortboost.transforms.precision import PrecisionConfig
+from tools.bench.digits import accuracy, digits, start_anew
 from tools.bench.report import environment, heading, table, write_json
 
 __all__ = ["PRECISIONS", "main"]
@@ -58,29 +58,6 @@ PRECISIONS: Mapping[str, PrecisionConfig] = {
 """Name of a setting to its precision."""
 _SMALL = 1e-6
 
-Arrays = dict[str, NDArray[Any]]
-
-
-def digits(shape: Sequence[Any]) -> Arrays:
-    """The digits in the form that an input wants: flat, 1x8x8, enlarged to 3x32x32, or 16 tokens.
-
-    A token is a square of 2x2 pixels, each of 4 levels of grey.
-    """
-    with np.load(_ROOT / "models" / "digits.npz") as file:
-        found = {name: file[name] for name in file.files}
-    for name in ("x_train", "x_test"):
-        images = found[name]
-        if tuple(shape[1:]) == (3, 32, 32):
-            large = np.repeat(np.repeat(images, 4, axis=2), 4, axis=3)
-            images = np.repeat((large - 0.3) / 0.35, 3, axis=1)
-        if tuple(shape[1:]) == (16,):
-            levels = np.minimum(images.reshape(-1, 4, 2, 4, 2) * 4, 3).astype(np.int64)
-            squares = levels.transpose(0, 1, 3, 2, 4).reshape(-1, 16, 4)
-            found[name] = squares @ np.array([64, 16, 4, 1])
-            continue
-        found[name] = images.reshape(len(images), *shape[1:]).astype(np.float32)
-    return found
-
 
 def train(name: str, config: ProgramConfig, seed: int, options: Any) -> dict[str, Any]:
     """Train to the end.
@@ -90,7 +67,7 @@ def train(name: str, config: ProgramConfig, seed: int, options: Any) -> dict[str
     """
     program = build_program(_ROOT / "models" / f"{name}.onnx", config)
     stepper = Stepper(program, device="cpu", threads=1)
-    start_anew(stepper, seed)
+    start_anew(stepper, np.random.default_rng(seed))
     images, labels = program.catalogue.batch
     data = digits(images.shape)
     targets = (
@@ -110,29 +87,6 @@ def train(name: str, config: ProgramConfig, seed: int, options: Any) -> dict[str
             result = stepper.step(feeds, {"learning_rate": rate(epoch * steps + index)})
             skips += result.overflow
     return {"accuracy": accuracy(stepper, images.name, labels.name, data), "skips": skips}
-
-
-def start_anew(stepper: Stepper, seed: int) -> None:
-    """Weights of another seed: the shipped ones with their signs drawn anew."""
-    rng = np.random.default_rng(seed)
-    for entry in stepper.catalogue.entries("parameter"):
-        if entry.role == "weight":
-            value = stepper.get(entry.name)
-            signs = rng.integers(0, 2, value.shape) * 2 - 1
-            stepper.set(entry.name, value * signs.astype(value.dtype))
-
-
-def accuracy(stepper: Stepper, images: str, labels: str, data: Arrays) -> float:
-    """Share of the test digits that are right."""
-    evaluator, right = stepper.evaluator(), 0
-    dense = any(s.name == labels and s.dtype == np.float32 for s in stepper.catalogue.batch)
-    for start in range(0, len(data["y_test"]), 60):
-        truth = data["y_test"][start : start + 60]
-        shown = np.eye(10, dtype=np.float32)[truth] if dense else truth
-        feeds = {images: data["x_test"][start : start + 60], labels: shown}
-        scores = evaluator.evaluate(feeds)[stepper.program.prediction]
-        right += int((scores.argmax(axis=1) == truth).sum())
-    return right / len(data["y_test"])
 
 
 def _formats(options: Any) -> list[dict[str, Any]]:

@@ -7,37 +7,25 @@ decomposed, and only where a gradient must flow.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from ortboost.autodiff.decompose.activations import ACTIVATIONS
-from ortboost.autodiff.decompose.einsum import EINSUM
-from ortboost.autodiff.decompose.grid_sample import GRID_SAMPLE
-from ortboost.autodiff.decompose.layouts import LAYOUTS
-from ortboost.autodiff.decompose.normalizations import NORMALIZATIONS
-from ortboost.autodiff.decompose.reductions import REDUCTIONS
-from ortboost.autodiff.decompose.resize import RESIZE
-from ortboost.autodiff.decompose.trigonometry import TRIGONOMETRY
+from ortboost.autodiff.decompose.registry import DECOMPOSITIONS
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.reach import reach
-from ortboost.graph.rewriting import Rule, rewrite_nodes
+from ortboost.graph.rewriting import rewrite_nodes
 
 __all__ = ["DECOMPOSITIONS", "decompose"]
 
-DECOMPOSITIONS: dict[str, Rule] = {
-    **ACTIVATIONS,
-    **EINSUM,
-    **GRID_SAMPLE,
-    **LAYOUTS,
-    **NORMALIZATIONS,
-    **REDUCTIONS,
-    **RESIZE,
-    **TRIGONOMETRY,
-}
-"""Operator to the rule that writes it with differentiable ones."""
+for _family in (
+    *("activations", "einsum", "grid_sample", "layouts", "normalizations", "reductions"),
+    *("resize", "trigonometry"),
+):
+    importlib.import_module(f"{__name__}.{_family}")  # its rules enter themselves
 
 
 def decompose(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.rewriting import Site
 
-__all__ = ["ACTIVATIONS"]
+__all__: list[str] = []
 
 
 def _negative_part(site: Site, data: ir.Value) -> ir.Value:
@@ -28,17 +29,20 @@ def softplus(site: Site, data: ir.Value) -> ir.Value:
     return site.op("Add", positive, log)
 
 
+@decomposes("Softplus")
 def _softplus(site: Site) -> list[ir.Value | None]:
     """``relu(x) + log(1 + exp(-|x|))``."""
     return [softplus(site, site.input(0))]
 
 
+@decomposes("Mish")
 def _mish(site: Site) -> list[ir.Value | None]:
     """``x * tanh(softplus(x))``."""
     data = site.input(0)
     return [site.op("Mul", data, site.op("Tanh", softplus(site, data)))]
 
 
+@decomposes("HardSigmoid")
 def _hard_sigmoid(site: Site) -> list[ir.Value | None]:
     """``clip(alpha * x + beta, 0, 1)``."""
     alpha, beta = site.number("alpha", 0.2), site.number("beta", 0.5)
@@ -50,6 +54,7 @@ def _hard_gate(site: Site, data: ir.Value, alpha: float, beta: float) -> ir.Valu
     return site.op("Clip", line, site.const(0.0), site.const(1.0))
 
 
+@decomposes("HardSwish")
 def _hard_swish(site: Site) -> list[ir.Value | None]:
     """``x * clip(x / 6 + 1/2, 0, 1)``."""
     data = site.input(0)
@@ -70,11 +75,13 @@ def _exponential_unit(
     return result if gain == 1.0 else site.op("Mul", result, site.const(gain))
 
 
+@decomposes("Elu")
 def _elu(site: Site) -> list[ir.Value | None]:
     """``relu(x) + alpha * (exp(min(x, 0)) - 1)``."""
     return [_exponential_unit(site, site.input(0), site.number("alpha", 1.0))]
 
 
+@decomposes("Selu")
 def _selu(site: Site) -> list[ir.Value | None]:
     """``gamma * elu(x)``."""
     alpha = site.number("alpha", 1.67326319217681884765625)
@@ -82,12 +89,14 @@ def _selu(site: Site) -> list[ir.Value | None]:
     return [_exponential_unit(site, site.input(0), alpha, gain=gamma)]
 
 
+@decomposes("Celu")
 def _celu(site: Site) -> list[ir.Value | None]:
     """``relu(x) + alpha * (exp(min(x, 0) / alpha) - 1)``."""
     alpha = site.number("alpha", 1.0)
     return [_exponential_unit(site, site.input(0), alpha, 1.0 / alpha)]
 
 
+@decomposes("PRelu")
 def _prelu(site: Site) -> list[ir.Value | None]:
     """``relu(x) + slope * min(x, 0)``; the slope gets its gradient through the product."""
     data, slope = site.input(0), site.input(1)
@@ -95,6 +104,7 @@ def _prelu(site: Site) -> list[ir.Value | None]:
     return [site.op("Add", site.op("Relu", data), below)]
 
 
+@decomposes("Softsign")
 def _softsign(site: Site) -> list[ir.Value | None]:
     """``x / (1 + |x|)``."""
     data = site.input(0)
@@ -104,33 +114,19 @@ def _softsign(site: Site) -> list[ir.Value | None]:
 def _mask(site: Site, op_type: str, bound: float) -> ir.Value:
     """1 where the comparison holds, else 0; no gradient flows through it."""
     holds = site.op(op_type, site.input(0), site.const(bound), dtype=ir.DataType.BOOL)
-    return site.op("Cast", holds, dtype=site.dtype, to=int(site.dtype))
+    return site.cast(holds)
 
 
+@decomposes("ThresholdedRelu")
 def _thresholded_relu(site: Site) -> list[ir.Value | None]:
     """``x`` where ``x > alpha``, else 0."""
     return [site.op("Mul", site.input(0), _mask(site, "Greater", site.number("alpha", 1.0)))]
 
 
+@decomposes("Shrink")
 def _shrink(site: Site) -> list[ir.Value | None]:
     """``x + bias`` below ``-lambd``, ``x - bias`` above ``lambd``, 0 between."""
     data, bias, lambd = site.input(0), site.number("bias", 0.0), site.number("lambd", 0.5)
     low = site.op("Mul", site.op("Add", data, site.const(bias)), _mask(site, "Less", -lambd))
     high = site.op("Mul", site.op("Sub", data, site.const(bias)), _mask(site, "Greater", lambd))
     return [site.op("Add", low, high)]
-
-
-ACTIVATIONS = {
-    "Celu": _celu,
-    "Elu": _elu,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "Mish": _mish,
-    "PRelu": _prelu,
-    "Selu": _selu,
-    "Shrink": _shrink,
-    "Softplus": _softplus,
-    "Softsign": _softsign,
-    "ThresholdedRelu": _thresholded_relu,
-}
-"""Operator to rule."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.sizes import Size, joined, length, product
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["EINSUM"]
+__all__: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class _Term:
     letters: str
 
 
+@decomposes("Einsum")
 def _einsum(site: Site) -> list[ir.Value | None]:
     """Multiply operands from left to right; sum over a letter once no later operand has it."""
     terms, result = _parse(site)
@@ -67,9 +70,9 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
     return terms, result
 
 
-def _sizes(site: Site, terms: list[_Term]) -> dict[str, int | ir.Value]:
-    """Letter to its size, a number or a one-element vector; refuses broadcasting of a letter."""
-    sizes: dict[str, int | ir.Value] = {}
+def _sizes(site: Site, terms: list[_Term]) -> dict[str, Size]:
+    """Letter to its size; refuses broadcasting of a letter."""
+    sizes: dict[str, Size] = {}
     fixed: dict[str, int] = {}
     for term in terms:
         for axis, (letter, dim) in enumerate(
@@ -80,7 +83,7 @@ def _sizes(site: Site, terms: list[_Term]) -> dict[str, int | ir.Value]:
                     raise Refusal(f"axis '{letter}' is broadcast")
                 sizes[letter] = dim
             elif letter not in sizes:
-                sizes[letter] = site.shape_of(term.value, axis, axis + 1)
+                sizes[letter] = length(site, term.value, axis)
     return sizes
 
 
@@ -101,7 +104,7 @@ def _permuted(site: Site, term: _Term, letters: str) -> _Term:
 
 
 def _product(
-    site: Site, left: _Term, right: _Term, needed: set[str], sizes: dict[str, int | ir.Value]
+    site: Site, left: _Term, right: _Term, needed: set[str], sizes: dict[str, Size]
 ) -> _Term:
     """``[batch, rows, inner] @ [batch, inner, columns]``."""
     shared = [letter for letter in left.letters if letter in right.letters]
@@ -111,18 +114,19 @@ def _product(
     columns = "".join(letter for letter in right.letters if letter not in shared)
     a = _matrix(site, left, batch, rows, inner, sizes)
     b = _matrix(site, right, batch, inner, columns, sizes)
-    product = site.op("MatMul", a, b)
+    result = site.op("MatMul", a, b)
     letters = batch + rows + columns
     if len(rows) == 1 and len(columns) == 1:
-        return _Term(product, letters)
+        return _Term(result, letters)
     if len(rows) <= 1 and len(columns) <= 1:
         gone = [len(batch)] * (not rows) + [len(batch) + 1] * (not columns)
-        return _Term(site.op("Squeeze", product, site.ints(*gone)), letters)
-    return _Term(site.op("Reshape", product, _shape(site, letters, sizes)), letters)
+        return _Term(site.op("Squeeze", result, site.ints(*gone)), letters)
+    shape = joined(site, [sizes[letter] for letter in letters])
+    return _Term(site.op("Reshape", result, shape), letters)
 
 
 def _matrix(
-    site: Site, term: _Term, batch: str, first: str, second: str, sizes: dict[str, int | ir.Value]
+    site: Site, term: _Term, batch: str, first: str, second: str, sizes: dict[str, Size]
 ) -> ir.Value:
     """The tensor as ``[batch..., first, second]``, each of the last two one axis."""
     value = _permuted(site, term, batch + first + second).value
@@ -131,36 +135,6 @@ def _matrix(
     if len(first) <= 1 and len(second) <= 1:
         missing = [len(batch)] * (not first) + [len(batch) + 1] * (not second)
         return site.op("Unsqueeze", value, site.ints(*missing))
-    parts = [_one(site, sizes[letter]) for letter in batch]
-    parts += [_merged(site, group, sizes) for group in (first, second)]
-    return site.op("Reshape", value, site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64))
-
-
-def _one(site: Site, size: int | ir.Value) -> ir.Value:
-    return site.ints(size) if isinstance(size, int) else size
-
-
-def _merged(site: Site, letters: str, sizes: dict[str, int | ir.Value]) -> ir.Value:
-    """The product of the sizes of some letters; 1 for none."""
-    number, values = 1, []
-    for letter in letters:
-        size = sizes[letter]
-        if isinstance(size, int):
-            number *= size
-        else:
-            values.append(size)
-    if not values:
-        return site.ints(number)
-    result = values[0]
-    for value in [*values[1:], *([site.ints(number)] if number != 1 else [])]:
-        result = site.op("Mul", result, value, dtype=ir.DataType.INT64)
-    return result
-
-
-def _shape(site: Site, letters: str, sizes: dict[str, int | ir.Value]) -> ir.Value:
-    parts = [_one(site, sizes[letter]) for letter in letters]
-    return site.op("Concat", *parts, axis=0, dtype=ir.DataType.INT64)
-
-
-EINSUM = {"Einsum": _einsum}
-"""Operator to rule."""
+    parts = [sizes[letter] for letter in batch]
+    parts += [product(site, [sizes[letter] for letter in group]) for group in (first, second)]
+    return site.op("Reshape", value, joined(site, parts))

@@ -12,9 +12,10 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["GRID_SAMPLE"]
+__all__: list[str] = []
 
 _INT64 = ir.DataType.INT64
 _A = -0.75  # of the standard; Keys has -1/2
@@ -32,6 +33,7 @@ _KERNELS = {
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # until opset 19
 
 
+@decomposes("GridSample")
 def _grid_sample(site: Site) -> list[ir.Value | None]:
     """``y[p] = sum over pixels q near p of x[q] * product over axes of w(p - q)``.
 
@@ -83,8 +85,8 @@ def _taps(site: Site, mode: str) -> list[tuple[tuple[int, list[float]], ...]]:
 def _split(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
     """``floor(p)`` and ``p - floor(p)`` for ``p >= 0``."""
     kind = _kind(site)
-    low = site.op("Cast", point, dtype=_INT64, to=int(_INT64))
-    return low, site.op("Sub", point, site.op("Cast", low, dtype=kind, to=int(kind)))
+    low = site.cast(point, _INT64)
+    return low, site.op("Sub", point, site.cast(low, kind))
 
 
 def _apart(site: Site, point: ir.Value, reach: int) -> tuple[ir.Value, ir.Value]:
@@ -106,8 +108,8 @@ def _inside(site: Site, place: ir.Value, padding: str) -> ir.Value:
     """The pixels of the (framed) image that stand for pixels anywhere."""
     kind = _kind(site)
     if padding == "reflection":
-        place = _folded(site, site.op("Cast", place, dtype=kind, to=int(kind)))
-        place = site.op("Cast", place, dtype=_INT64, to=int(_INT64))
+        place = _folded(site, site.cast(place, kind))
+        place = site.cast(place, _INT64)
     if padding == "zeros":
         place = site.op("Add", place, site.ints(1))
     last = _lengths(site, 1 if padding == "zeros" else -1, _INT64)
@@ -132,8 +134,7 @@ def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int
     """All channels of the pixels at ``place``, ``[N, ..., axes]``: rows of ``[N * H * W, C]``.
 
     Not by GatherND with batch_dims: its kernel divides by the number of images, and the process
-    dies
-    where there are none.
+    dies where there are none.
     """
     channels = site.shape()[1]
     width = site.ints(channels) if isinstance(channels, int) else site.shape_of(image, 1, 2)
@@ -177,7 +178,7 @@ def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Valu
     axes = site.ints(*reversed(range(2, site.rank())))
     found = site.op("Gather", site.shape_of(site.input(0)), axes, axis=0, dtype=_INT64)
     found = site.op("Add", found, site.ints(more), dtype=_INT64)
-    return found if kind == _INT64 else site.op("Cast", found, dtype=kind, to=int(kind))
+    return site.cast(found, kind)
 
 
 def _in_pixels(site: Site) -> ir.Value:
@@ -202,8 +203,8 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
     apart = site.op("Abs", site.op("Sub", point, low))
     period = site.op("Add", span, span)
     # Through integers, where no gradient flows: the number of whole periods is constant.
-    whole = site.op("Cast", site.op("Div", apart, period), dtype=_INT64, to=int(_INT64))
-    whole = site.op("Cast", whole, dtype=_kind(site), to=int(_kind(site)))
+    whole = site.cast(site.op("Div", apart, period), _INT64)
+    whole = site.cast(whole, _kind(site))
     apart = site.op("Sub", apart, site.op("Mul", whole, period))
     back = site.op("Abs", site.op("Sub", apart, span))
     return site.op("Sub", site.op("Add", span, low), back)
@@ -234,12 +235,4 @@ def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
     for part in parts[1:]:
         product = site.op("Mul", product, part, dtype=kind)
     assert product is not None  # axes are at least two
-    return product if kind == site.dtype else _cast(site, product)
-
-
-def _cast(site: Site, value: ir.Value) -> ir.Value:
-    return site.op("Cast", value, dtype=site.dtype, to=int(site.dtype))
-
-
-GRID_SAMPLE = {"GridSample": _grid_sample}
-"""Operator to rule."""
+    return site.cast(product)

@@ -5,49 +5,43 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.graph.query import known_shape
+from ortboost.autodiff.decompose.registry import decomposes
+from ortboost.autodiff.sizes import computed, joined, length
+from ortboost.graph.query import static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["LAYOUTS"]
-
-_INT64 = ir.DataType.INT64
+__all__: list[str] = []
 
 
-def _dims(site: Site, *parts: ir.Value | int) -> ir.Value:
-    """A shape vector from numbers and one-element vectors."""
-    values = [site.ints(part) if isinstance(part, int) else part for part in parts]
-    return site.op("Concat", *values, axis=0, dtype=_INT64)
-
-
+@decomposes("DepthToSpace")
 def _depth_to_space(site: Site) -> list[ir.Value | None]:
     """Reshape, Transpose, Reshape, as the standard defines it."""
     data, block = site.input(0), site.integer("blocksize", 1)
-    batch, height, width = (site.shape_of(data, axis, axis + 1) for axis in (0, 2, 3))
-    depth = site.op("Div", site.shape_of(data, 1, 2), site.ints(block * block), dtype=_INT64)
-    shape: tuple[ir.Value | int, ...]
+    batch, channels, height, width = (length(site, data, axis) for axis in range(4))
+    depth = computed(site, "Div", channels, block * block)
     if site.text("mode", "DCR") == "DCR":
-        shape, order = (batch, block, block, depth, height, width), [0, 3, 4, 1, 5, 2]
+        shape, order = [batch, block, block, depth, height, width], [0, 3, 4, 1, 5, 2]
     else:
-        shape, order = (batch, depth, block, block, height, width), [0, 1, 4, 2, 5, 3]
-    split = site.op("Reshape", data, _dims(site, *shape))
+        shape, order = [batch, depth, block, block, height, width], [0, 1, 4, 2, 5, 3]
+    split = site.op("Reshape", data, joined(site, shape))
     moved = site.op("Transpose", split, perm=order)
-    tall = site.op("Mul", height, site.ints(block), dtype=_INT64)
-    wide = site.op("Mul", width, site.ints(block), dtype=_INT64)
-    return [site.op("Reshape", moved, _dims(site, batch, depth, tall, wide))]
+    tall, wide = (computed(site, "Mul", size, block) for size in (height, width))
+    return [site.op("Reshape", moved, joined(site, [batch, depth, tall, wide]))]
 
 
+@decomposes("SpaceToDepth")
 def _space_to_depth(site: Site) -> list[ir.Value | None]:
     """``[N, C, H, W] -> [N, b * b * C, H / b, W / b]``."""
     data, block = site.input(0), site.integer("blocksize", 1)
-    batch, depth, tall, wide = (site.shape_of(data, axis, axis + 1) for axis in range(4))
-    height = site.op("Div", tall, site.ints(block), dtype=_INT64)
-    width = site.op("Div", wide, site.ints(block), dtype=_INT64)
-    split = site.op("Reshape", data, _dims(site, batch, depth, height, block, width, block))
-    moved = site.op("Transpose", split, perm=[0, 3, 5, 1, 2, 4])
-    deep = site.op("Mul", depth, site.ints(block * block), dtype=_INT64)
-    return [site.op("Reshape", moved, _dims(site, batch, deep, height, width))]
+    batch, depth, tall, wide = (length(site, data, axis) for axis in range(4))
+    height, width = (computed(site, "Div", size, block) for size in (tall, wide))
+    shape = joined(site, [batch, depth, height, block, width, block])
+    moved = site.op("Transpose", site.op("Reshape", data, shape), perm=[0, 3, 5, 1, 2, 4])
+    deep = computed(site, "Mul", depth, block * block)
+    return [site.op("Reshape", moved, joined(site, [batch, deep, height, width]))]
 
 
+@decomposes("Pad")
 def _pad(site: Site) -> list[ir.Value | None]:
     """Reflecting, edge and wrapping pads as Gathers along each axis, whose gradients are summed."""
     mode = site.text("mode", "constant")
@@ -64,26 +58,27 @@ def _pad(site: Site) -> list[ir.Value | None]:
         before, after = int(pads[place]), int(pads[place + len(pads) // 2])
         if not before and not after:
             continue
-        length = site.shape()[axis]
-        if not isinstance(length, int):
+        size = site.shape()[axis]
+        if not isinstance(size, int):
             raise Refusal(f"mode='{mode}' along axis {axis}, whose length is not fixed")
-        kept = np.arange(max(-before, 0), length - max(-after, 0), dtype=np.int64)
+        kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)
         index = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
         result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)
     return [result if result is not site.input(0) else site.op("Identity", result)]
 
 
+@decomposes("ConvTranspose")
 def _conv_transpose(site: Site) -> list[ir.Value | None]:
     """Convolve the dilated image (zeros between its pixels) with the flipped kernel.
 
     The gradient kernel of ConvTranspose exists on CUDA only.
     """
     data, weight = site.input(0), site.input(1)
-    shape = known_shape(weight)
+    shape = static_shape(weight)
     spatial = site.rank() - 2
-    if shape is None or not all(isinstance(dim, int) for dim in shape):
+    if shape is None:
         raise Refusal("the shape of its weight is unknown")
-    inputs, outputs, *kernel = (int(dim) for dim in shape if isinstance(dim, int))
+    inputs, outputs, *kernel = shape
     if site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or site.integers("output_shape"):
         raise Refusal("auto_pad and output_shape have no gradient here; export with explicit pads")
     groups = site.integer("group", 1)
@@ -130,17 +125,7 @@ def _with_zeros(site: Site, data: ir.Value, strides: tuple[int, ...]) -> ir.Valu
     for stride in strides:
         ends += [0, stride - 1]
     padded = site.op("Pad", behind, site.ints(*[0] * len(ends), *ends))
-    dims: list[ir.Value | int] = [site.shape_of(data, 0, 1), site.shape_of(data, 1, 2)]
-    for axis, stride in enumerate(strides):
-        length = site.shape_of(data, 2 + axis, 3 + axis)
-        dims.append(site.op("Mul", length, site.ints(stride), dtype=_INT64))
-    return site.op("Reshape", padded, _dims(site, *dims))
-
-
-LAYOUTS = {
-    "ConvTranspose": _conv_transpose,
-    "DepthToSpace": _depth_to_space,
-    "Pad": _pad,
-    "SpaceToDepth": _space_to_depth,
-}
-"""Operator to rule."""
+    sizes = [length(site, data, axis) for axis in range(2 + spatial)]
+    pairs = zip(sizes, (1, 1, *strides), strict=True)
+    target = joined(site, [computed(site, "Mul", size, stride) for size, stride in pairs])
+    return site.op("Reshape", padded, target)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.autodiff.portable.rules.losses import LOWERINGS
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["NORMALIZATIONS"]
+__all__: list[str] = []
 
 
 def _standardized(site: Site, data: ir.Value, axes: ir.Value, epsilon: float) -> ir.Value:
@@ -29,6 +30,7 @@ def _affine(site: Site, data: ir.Value, trailing: int) -> ir.Value:
     return site.op("Add", site.op("Mul", data, scale), bias)
 
 
+@decomposes("InstanceNormalization")
 def _instance(site: Site) -> list[ir.Value | None]:
     """Each channel of each image standardized over its spatial axes."""
     rank = site.rank()
@@ -37,6 +39,7 @@ def _instance(site: Site) -> list[ir.Value | None]:
     return [_affine(site, normal, rank - 2)]
 
 
+@decomposes("GroupNormalization")
 def _group(site: Site) -> list[ir.Value | None]:
     """``[N, C, ...] -> [N, G, C/G * ...]``, standardized over the last axis.
 
@@ -54,6 +57,7 @@ def _group(site: Site) -> list[ir.Value | None]:
     return [_affine(site, result, rank - 2) if per_channel else result]
 
 
+@decomposes("MeanVarianceNormalization")
 def _mean_variance(site: Site) -> list[ir.Value | None]:
     """``(x - mean) / (sqrt(var) + 1e-9)``, the function body of the standard."""
     axes = site.ints(*(site.integers("axes") or (0, 2, 3)))
@@ -64,6 +68,7 @@ def _mean_variance(site: Site) -> list[ir.Value | None]:
     return [site.op("Div", centered, deviation)]
 
 
+@decomposes("LpNormalization")
 def _lp(site: Site) -> list[ir.Value | None]:
     """``x / max(norm, smallest normal number)``: a zero vector stays zero."""
     data, axes = site.input(0), site.ints(site.axis())
@@ -76,6 +81,7 @@ def _lp(site: Site) -> list[ir.Value | None]:
     return [site.op("Div", data, site.op("Max", norm, smallest))]
 
 
+@decomposes("LRN")
 def _local_response(site: Site) -> list[ir.Value | None]:
     """``x / (bias + alpha / size * s)^beta``, s the sum of squares over neighbouring channels.
 
@@ -110,12 +116,4 @@ def _local_response(site: Site) -> list[ir.Value | None]:
     return [site.op("Div", data, divisor)]
 
 
-NORMALIZATIONS = {
-    "GroupNormalization": _group,
-    "InstanceNormalization": _instance,
-    "LRN": _local_response,
-    "LpNormalization": _lp,
-    "MeanVarianceNormalization": _mean_variance,
-    "NegativeLogLikelihoodLoss": LOWERINGS["NegativeLogLikelihoodLoss"],
-}
-"""Operator to rule."""
+decomposes("NegativeLogLikelihoodLoss")(LOWERINGS["NegativeLogLikelihoodLoss"])

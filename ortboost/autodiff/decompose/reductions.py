@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import fixed_axes
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["REDUCTIONS"]
+__all__: list[str] = []
 
 _MAX_PRODUCT = 64
 
 
+@decomposes("Sum")
 def _sum(site: Site) -> list[ir.Value | None]:
     """A chain of additions."""
     total = site.input(0)
@@ -22,6 +25,7 @@ def _sum(site: Site) -> list[ir.Value | None]:
     return [total if len(site.node.inputs) > 1 else site.op("Identity", total)]
 
 
+@decomposes("Mean")
 def _mean(site: Site) -> list[ir.Value | None]:
     """The sum over the number of inputs."""
     (total,) = _sum(site)
@@ -32,28 +36,21 @@ def _keeping(site: Site) -> dict[str, ir.Attr]:
     return dict(site.node.attributes)
 
 
-def _axes_or_none(site: Site) -> tuple[int, ...] | None:
-    """Reduced axes; () for none at all."""
-    given = site.array(1)
-    if site.optional(1) is not None and given is None:
-        raise Refusal("its axes are not constant; export with fixed axes")
-    if given is None or given.size == 0:
-        return () if site.integer("noop_with_empty_axes", 0) else tuple(range(site.rank()))
-    return tuple(sorted(int(axis) % site.rank() for axis in given.reshape(-1)))
-
-
+@decomposes("ReduceL1")
 def _reduce_l1(site: Site) -> list[ir.Value | None]:
     """``sum(|x|)``."""
     data = site.op("Abs", site.input(0))
     return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
 
 
+@decomposes("ReduceSumSquare")
 def _reduce_sum_square(site: Site) -> list[ir.Value | None]:
     """``sum(x * x)``."""
     data = site.op("Mul", site.input(0), site.input(0))
     return [site.op("ReduceSum", data, site.optional(1), **_keeping(site))]
 
 
+@decomposes("ReduceLogSum")
 def _reduce_log_sum(site: Site) -> list[ir.Value | None]:
     """``log(sum(x))``."""
     total = site.op("ReduceSum", site.input(0), site.optional(1), **_keeping(site))
@@ -66,22 +63,17 @@ def extremum(
     """``sum(x where x is the extremum) / count``; no gradient flows through the comparison."""
     best = site.op(op_type, data, axes, keepdims=1)
     chosen = site.op("Equal", data, best, dtype=ir.DataType.BOOL)
-    zeros = site.op(
-        "ConstantOfShape",
-        site.shape_of(data),
-        dtype=site.dtype,
-        shape=data.shape,
-        value=ir.tensor([0.0], dtype=site.dtype),
-    )
+    zeros = site.filled(0, site.shape_of(data), shape=data.shape)
     kept = site.op("Where", chosen, data, zeros, dtype=site.dtype, shape=data.shape)
-    ones = site.op("Cast", chosen, dtype=site.dtype, to=int(site.dtype))
+    ones = site.cast(chosen)
     total = site.op("ReduceSum", kept, axes, keepdims=keep)
     return site.op("Div", total, site.op("ReduceSum", ones, axes, keepdims=keep))
 
 
+@decomposes("ReduceMax", "ReduceMin")
 def _extremum(site: Site) -> list[ir.Value | None]:
     """The mean of the elements equal to the extremum."""
-    axes = _axes_or_none(site)
+    axes = fixed_axes(site)
     if not axes:
         return [site.op("Identity", site.input(0))]
     keep = site.integer("keepdims", 1)
@@ -89,15 +81,17 @@ def _extremum(site: Site) -> list[ir.Value | None]:
     return [extremum(site, site.node.op_type, site.input(0), given, keep)]
 
 
+@decomposes("GlobalMaxPool")
 def _global_max_pool(site: Site) -> list[ir.Value | None]:
     """The maximum over all spatial axes."""
     axes = site.ints(*range(2, site.rank()))
     return [extremum(site, "ReduceMax", site.input(0), axes, 1)]
 
 
+@decomposes("ReduceProd")
 def _reduce_prod(site: Site) -> list[ir.Value | None]:
     """A chain of products of slices: right also where factors are 0."""
-    axes = _axes_or_none(site)
+    axes = fixed_axes(site)
     if not axes:
         return [site.op("Identity", site.input(0))]
     result = site.input(0)
@@ -114,6 +108,7 @@ def _reduce_prod(site: Site) -> list[ir.Value | None]:
     return [result]
 
 
+@decomposes("CumSum")
 def _cum_sum(site: Site) -> list[ir.Value | None]:
     """A product with a triangle of ones along the axis, ``O(length^2)``."""
     axis_value = site.array(1)
@@ -126,9 +121,7 @@ def _cum_sum(site: Site) -> list[ir.Value | None]:
     back = [order.index(place) for place in range(rank)]
     length = site.shape_of(data, axis, axis + 1)
     square = site.op("Concat", length, length, axis=0, dtype=ir.DataType.INT64)
-    ones = site.op(
-        "ConstantOfShape", square, dtype=site.dtype, value=ir.tensor([1.0], dtype=site.dtype)
-    )
+    ones = site.filled(1, square)
     shift = site.builder.const((-1 if reverse else 1) if exclusive else 0, ir.DataType.INT64)
     triangle = site.op("Trilu", ones, shift, upper=0 if reverse else 1)
     moved = data if axis == rank - 1 else site.op("Transpose", data, perm=order)
@@ -137,18 +130,3 @@ def _cum_sum(site: Site) -> list[ir.Value | None]:
         return [site.op("Squeeze", row, site.ints(0))]
     summed = site.op("MatMul", moved, triangle)
     return [summed if axis == rank - 1 else site.op("Transpose", summed, perm=back)]
-
-
-REDUCTIONS = {
-    "CumSum": _cum_sum,
-    "GlobalMaxPool": _global_max_pool,
-    "Mean": _mean,
-    "ReduceL1": _reduce_l1,
-    "ReduceLogSum": _reduce_log_sum,
-    "ReduceMax": _extremum,
-    "ReduceMin": _extremum,
-    "ReduceProd": _reduce_prod,
-    "ReduceSumSquare": _reduce_sum_square,
-    "Sum": _sum,
-}
-"""Operator to rule."""

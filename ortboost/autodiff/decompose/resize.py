@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.query import constant, known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["RESIZE"]
+__all__: list[str] = []
 
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _TAPS = (-1, 0, 1, 2)
@@ -52,7 +53,7 @@ class _Axis:
         return self.site.builder.const(value, _FLOAT)
 
     def cast(self, value: ir.Value, dtype: ir.DataType = _FLOAT) -> ir.Value:
-        return self.site.op("Cast", value, dtype=dtype, to=int(dtype))
+        return self.site.cast(value, dtype)
 
     def count(self, length: ir.Value) -> ir.Value:
         """0, 1, ... in float32."""
@@ -142,6 +143,7 @@ class _Axis:
         return self.op("Unsqueeze", self.count(self.length), self.site.ints(1))
 
 
+@decomposes("Resize")
 def _resize(site: Site) -> list[ir.Value | None]:
     """Nearest as a Gather along each axis; linear and cubic as a product with weights for each."""
     mode = site.text("mode", "nearest")
@@ -227,7 +229,3 @@ def _element(value: ir.Value, place: int) -> float | str | tuple[ir.Value, int] 
                 return _element(part, place)
             place -= count
     return None
-
-
-RESIZE = {"Resize": _resize}
-"""Operator to rule."""

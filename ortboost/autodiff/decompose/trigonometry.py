@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.decompose.registry import decomposes
 from ortboost.graph.rewriting import Site
 
-__all__ = ["TRIGONOMETRY"]
+__all__: list[str] = []
 
 
+@decomposes("Tan")
 def _tan(site: Site) -> list[ir.Value | None]:
     """``sin(x) / cos(x)``."""
     return [site.op("Div", site.op("Sin", site.input(0)), site.op("Cos", site.input(0)))]
@@ -21,16 +23,19 @@ def _exponentials(site: Site, op_type: str) -> ir.Value:
     return site.op("Mul", site.op(op_type, rising, falling), site.const(0.5))
 
 
+@decomposes("Sinh")
 def _sinh(site: Site) -> list[ir.Value | None]:
     """``(exp(x) - exp(-x)) / 2``; near 0 to the absolute precision of the type."""
     return [_exponentials(site, "Sub")]
 
 
+@decomposes("Cosh")
 def _cosh(site: Site) -> list[ir.Value | None]:
     """``(exp(x) + exp(-x)) / 2``."""
     return [_exponentials(site, "Add")]
 
 
+@decomposes("Asinh")
 def _asinh(site: Site) -> list[ir.Value | None]:
     """``f(max(x, 0)) - f(-min(x, 0))`` with ``f(u) = log(u + sqrt(u^2 + 1))``: no cancellation."""
     data = site.input(0)
@@ -43,6 +48,7 @@ def _asinh(site: Site) -> list[ir.Value | None]:
     return [site.op("Sub", *parts)]
 
 
+@decomposes("Acosh")
 def _acosh(site: Site) -> list[ir.Value | None]:
     """``log(x + sqrt((x - 1) * (x + 1)))``."""
     data = site.input(0)
@@ -52,6 +58,7 @@ def _acosh(site: Site) -> list[ir.Value | None]:
     return [site.op("Log", site.op("Add", data, site.op("Sqrt", product)))]
 
 
+@decomposes("Atanh")
 def _atanh(site: Site) -> list[ir.Value | None]:
     """``(log(1 + x) - log(1 - x)) / 2``."""
     data = site.input(0)
@@ -82,6 +89,7 @@ def _arctangent(site: Site, data: ir.Value) -> ir.Value:
     return site.op("Mul", site.op("Mul", t, series), site.const(8.0))
 
 
+@decomposes("Atan")
 def _atan(site: Site) -> list[ir.Value | None]:
     """By halving the angle three times and a series; within a few ulp up to ``|x| = 1e18``."""
     return [_arctangent(site, site.input(0))]
@@ -97,25 +105,13 @@ def _arcsine(site: Site) -> ir.Value:
     return site.op("Mul", _arctangent(site, half), site.const(2.0))
 
 
+@decomposes("Asin")
 def _asin(site: Site) -> list[ir.Value | None]:
     """``2 * atan(x / (1 + sqrt((1 - x) * (1 + x))))``."""
     return [_arcsine(site)]
 
 
+@decomposes("Acos")
 def _acos(site: Site) -> list[ir.Value | None]:
     """``pi / 2 - asin(x)``."""
     return [site.op("Sub", site.const(np.pi / 2), _arcsine(site))]
-
-
-TRIGONOMETRY = {
-    "Acos": _acos,
-    "Acosh": _acosh,
-    "Asin": _asin,
-    "Asinh": _asinh,
-    "Atan": _atan,
-    "Atanh": _atanh,
-    "Cosh": _cosh,
-    "Sinh": _sinh,
-    "Tan": _tan,
-}
-"""Operator to rule."""

@@ -91,9 +91,8 @@ def protect_running_statistics(model: ir.Model) -> None:
     """Let BatchNormInternal work on copies of the running statistics.
 
     Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even graph inputs: the
-    caller's
-    state would change on skipped steps too, and other consumers of the old statistics would race
-    with it. A Sum with one input is a copy that no optimizer pass removes.
+    caller's state would change on skipped steps too, and other consumers of the old statistics
+    would race with it. A Sum with one input is a copy that no optimizer pass removes.
     """
     builder = Builder(model.graph, "ortboost/batch_norm/copy")
     for node in model.graph:
@@ -111,8 +110,7 @@ def protect_pool_indices(model: ir.Model) -> None:
     """Keep MaxPoolGrad from writing outside its memory.
 
     If a window holds nothing but nan, MaxPool returns a negative index, and MaxPoolGrad writes
-    there: a
-    batch that overflows would crash the process instead of being skipped.
+    there: a batch that overflows would crash the process instead of being skipped.
     """
     builder = Builder(model.graph, "ortboost/max_pool/index")
     for node in model.graph:
@@ -129,8 +127,7 @@ def scatter_pool_gradients(model: ir.Model) -> None:
     """Write MaxPoolGrad of images of unknown size as the ScatterElements that it is.
 
     Its kernel takes the shape of its output from the file, except for the batch: with symbolic
-    channels
-    or lengths it writes outside its memory, and the process dies.
+    channels or lengths it writes outside its memory, and the process dies.
     """
     builder = Builder(model.graph, "ortboost/max_pool/scatter")
     for node in list(model.graph):
@@ -144,9 +141,7 @@ def scatter_pool_gradients(model: ir.Model) -> None:
         image, dtype, int64 = pool.inputs[0], gradient.dtype or ir.DataType.FLOAT, ir.DataType.INT64
         flat = builder.ints(-1)
         size = builder.op("Reshape", builder.op("Size", image, dtype=int64), flat)
-        zeros = builder.op(
-            "ConstantOfShape", size, dtype=dtype, value=ir.tensor([0.0], dtype=dtype)
-        )
+        zeros = builder.filled(0, size, dtype)
         bounded = builder.op("Max", indices, builder.const(0, int64))
         places, values = (builder.op("Reshape", v, flat) for v in (bounded, gradient))
         added = builder.op("ScatterElements", zeros, places, values, axis=0, reduction="add")

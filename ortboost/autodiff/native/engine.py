@@ -7,12 +7,12 @@ which it is right; ``differentiate`` runs it again on its own copy, so that no c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 
-from ortboost.autodiff.engine import check_request
+from ortboost.autodiff.engine import check_request, refuse_nodes
 from ortboost.autodiff.native import rewrites, support
 from ortboost.autodiff.native.bindings import Diagnosis, build_gradients, diagnose
 from ortboost.autodiff.native.built_graph import (
@@ -32,7 +32,6 @@ from ortboost.autodiff.native.graph import (
     part_shapes,
     put_back,
     set_aside,
-    unique_node_names,
 )
 from ortboost.autodiff.native.rewrites.broadcasting import (
     hide_uncertain_shapes,
@@ -41,7 +40,8 @@ from ortboost.autodiff.native.rewrites.broadcasting import (
 from ortboost.autodiff.native.rewrites.partial import partly_used_splits
 from ortboost.core.errors import DependencyError, ModelError
 from ortboost.core.report import Report
-from ortboost.graph.query import label
+from ortboost.graph.normalize import name_nodes
+from ortboost.graph.query import input_at
 from ortboost.graph.reach import reach
 
 __all__ = ["Diagnosis", "NativeEngine", "diagnose"]
@@ -96,14 +96,15 @@ class NativeEngine:
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
         self.prepare(work)
         partly_used_splits(work, reach(work, wrt, loss))
-        _refuse_unsupported(self, work, wrt, loss)
+        fix = "Decompose them first (ortboost.autodiff.decompose), or run `ortboost check`."
+        refuse_nodes(self.name, list(_problems(self, work, wrt, loss)), fix)
         free_gradient_names(work, [*wrt, loss])
         part_shapes(work)
         one_use_per_node(work, wrt)
         hide_uncertain_shapes(work, reach(work, wrt, loss))
         shared = own_frozen_inputs(work, reach(work, wrt, loss).active)
         drop_empty_inputs(work)
-        unique_node_names(work)
+        name_nodes(work)  # gradient nodes are named after their forward nodes
         lifted = lift_large_constants(work, shared)
         aside = set_aside(work, loss)
         result = ir.from_proto(onnx.load_from_string(build_gradients(work, loss, wrt)))
@@ -126,32 +127,19 @@ _INERT = {
 }
 
 
-def _refuse_unsupported(
+def _problems(
     engine: NativeEngine, model: ir.Model, wrt: Sequence[str], loss: str
-) -> None:
-    """Never build a gradient that is known to be wrong.
-
-    Raises:
-        ModelError: Naming all nodes on the path that have no right gradient.
-    """
+) -> Iterator[tuple[ir.Node, str]]:
+    """The nodes on the path that have no right gradient: none is built that is known to be wrong."""
     reached = reach(model, wrt, loss)
-    problems = []
     for node in reached.nodes:
         reason = engine.gradient_support(node)
         inputs, outputs, inert = _INERT.get(node.op_type, ((), (), ""))
-        touched = [node.inputs[i] for i in inputs if i < len(node.inputs)] + [
-            node.outputs[i] for i in outputs if i < len(node.outputs)
-        ]
+        touched = [input_at(node, i) for i in inputs]
+        touched += [node.outputs[i] for i in outputs if i < len(node.outputs)]
         if reason is None and any(v is not None and v.name in reached.active for v in touched):
             reason = inert
         if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
             reason = "only some parts of it lead to the loss, and its sizes are not fixed"
         if reason is not None:
-            problems.append(f"{label(node)} ({node.op_type}): {reason}")
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ModelError(
-            "Operators between the parameters and the loss have no gradient in the native engine.",
-            where="; ".join(problems[:5]) + more,
-            fix="Decompose them first (ortboost.autodiff.decompose), or run `ortboost check`.",
-        )
+            yield node, reason

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.graph.build import Builder, all_names, replace_node
-from ortboost.graph.query import producer_of
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import has_subgraph, producer_of
 from ortboost.graph.reach import find_value, uses_inside, values_by_name
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "part_shapes",
     "put_back",
     "set_aside",
-    "unique_node_names",
 ]
 
 # Constants of more elements than this travel apart from the graph.
@@ -143,21 +142,6 @@ def drop_empty_inputs(model: ir.Model) -> None:
         node.resize_inputs(count)
 
 
-def unique_node_names(model: ir.Model) -> None:
-    """Give every node a name of its own: gradient nodes are named after their forward nodes."""
-    taken = all_names(model.graph)
-    seen: set[str] = set()
-    for node in model.graph.all_nodes():
-        name = node.name
-        if not name or name in seen:
-            base, count = name or node.op_type, 0
-            while not name or name in taken or name in seen:
-                count += 1
-                name = f"{base}_{count}"
-            node.name = name
-        seen.add(name)
-
-
 def lift_large_constants(
     model: ir.Model, also: Collection[str] = ()
 ) -> dict[str, ir.TensorProtocol]:
@@ -210,9 +194,9 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
     """
     graph = model.graph
     needed = _ancestors(graph, loss)
-    nodes = [n for n in graph if id(n) not in needed and not _has_subgraph(n)]
+    nodes = [n for n in graph if id(n) not in needed and not has_subgraph(n)]
     # what a node with a subgraph reads stays with it
-    kept = {v.name for n in graph if _has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
+    kept = {v.name for n in graph if has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
     for node in reversed(nodes):
         if any(output.name in kept for output in node.outputs):
             kept.update(value.name for value in node.inputs if value is not None)
@@ -265,8 +249,3 @@ def _ancestors(graph: ir.Graph, name: str) -> set[int]:
         found.add(id(node))
         pending += [v.producer() for v in (*node.inputs, *uses_inside(node)) if v is not None]
     return found
-
-
-def _has_subgraph(node: ir.Node) -> bool:
-    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return any(attribute.type in kinds for attribute in node.attributes.values())

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import column_major, empty_axes, unknown_axes, unknown_rank
 from ortboost.autodiff.padding import same_pads
 from ortboost.autodiff.refused import REFUSED
 from ortboost.graph.build import Builder
-from ortboost.graph.query import constant, is_standard, known_shape
+from ortboost.graph.query import is_standard, known_shape
 from ortboost.graph.reach import STOPS
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -66,19 +67,14 @@ def _average_pool(node: ir.Node) -> str | None:
 
 
 def _max_pool(node: ir.Node) -> str | None:
-    read = len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output())
-    if read and node.attributes.get_int("storage_order", 0) == 1:
-        return "its indices are column-major (storage_order=1); export them row-major"
-    return _padding(node)
+    return column_major(node) or _padding(node)
 
 
 def _pad(node: ir.Node) -> str | None:
     mode = node.attributes.get_string("mode", "constant")
     if mode != "constant":
         return f"mode '{mode}' has no gradient of its own"
-    if len(node.inputs) > 3 and node.inputs[3] is not None and constant(node.inputs[3]) is None:
-        return "its axes are not constant; export with fixed axes"
-    return None
+    return unknown_axes(node, 3)
 
 
 def _gemm(node: ir.Node) -> str | None:
@@ -89,28 +85,8 @@ def _gemm(node: ir.Node) -> str | None:
     return "alpha or beta is 0, so some of its inputs count for nothing; remove them"
 
 
-def _axes_known(node: ir.Node) -> str | None:
-    if len(node.inputs) > 1 and node.inputs[1] is not None and constant(node.inputs[1]) is None:
-        return "its axes are not constant; export with fixed axes"
-    return None
-
-
-def _empty_axes(node: ir.Node) -> str | None:
-    problem = _axes_known(node)
-    if problem:
-        return problem
-    axes = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    empty = axes is None or axes.size == 0
-    if empty and node.attributes.get_int("noop_with_empty_axes", 0) == 1:
-        return "noop_with_empty_axes without axes: implementations disagree; remove the node"
-    return None
-
-
-def _rank_known(node: ir.Node) -> str | None:
-    unknown = [v.name for v in node.inputs if v is not None and known_shape(v) is None]
-    if unknown:
-        return f"the rank of '{unknown[0]}' is unknown; give the model's inputs shapes"
-    return None
+def _axes(node: ir.Node) -> str | None:
+    return unknown_axes(node) or empty_axes(node)
 
 
 CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
@@ -118,15 +94,15 @@ CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
         _average_pool,
         "ceil_mode=1, and SAME with stride, need fixed sizes",
     ),
-    "BatchNormalization": (_rank_known, "rank known"),
+    "BatchNormalization": (unknown_rank, "rank known"),
     "Conv": (_conv, "SAME with stride needs fixed sizes; not 3-d in groups"),
     "Gemm": (_gemm, "alpha and beta not 0"),
-    "LayerNormalization": (_rank_known, "rank known"),
-    "MatMul": (_rank_known, "rank known"),
+    "LayerNormalization": (unknown_rank, "rank known"),
+    "MatMul": (unknown_rank, "rank known"),
     "MaxPool": (_max_pool, "indices row-major; SAME with stride needs fixed sizes"),
     "Pad": (_pad, "constant mode; others are decomposed"),
-    "ReduceL2": (_empty_axes, "constant axes"),
-    "ReduceLogSumExp": (_empty_axes, "constant axes"),
+    "ReduceL2": (_axes, "constant axes"),
+    "ReduceLogSumExp": (_axes, "constant axes"),
     "ScatterElements": (_scatter, "reduction none or add"),
     "ScatterND": (_scatter, "reduction none or add"),
 }

@@ -95,18 +95,12 @@ class Backward(Site):
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
             zero = self.const(0.0, dtype)
             return self.op("Where", condition, gradient, zero, dtype=dtype, shape=shape)
-        factor = self.op("Cast", condition, dtype=dtype, shape=condition.shape, to=int(dtype))
+        factor = self.cast(condition, dtype)
         return self.op("Mul", gradient, factor, shape=shape)
 
     def contribute(self, value: ir.Value, gradient: ir.Value) -> None:
         """Add a gradient of a value that is no input of the node, but read by a subgraph of it."""
         self.captured.append((value, gradient))
-
-    def only_first_output(self) -> ir.Value:
-        """Gradient of output 0, for rules that do not handle the other outputs."""
-        if any(gradient is not None for gradient in self.gradients[1:]):
-            raise Refusal("the loss depends on an output other than the first one")
-        return self.gradient(0)
 
     def needs_gradient(self, index: int) -> bool:
         """Whether an input needs a gradient."""

@@ -15,20 +15,23 @@ import onnx.parser
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.autodiff.engine import check_request, gradient_name
+from ortboost.autodiff.engine import check_request, gradient_name, refuse_nodes
 from ortboost.autodiff.portable import prepare as preparation
 from ortboost.autodiff.portable.lower import lower_losses
 from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pass
 from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
-from ortboost.core.errors import DependencyError, ModelError
+from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, find_value, reach
 
 __all__ = ["PortableEngine"]
 
 _OLDEST, _NEWEST = 18, 26  # all rules are probed at these
+_FIX = (
+    "Decompose them (ortboost.autodiff.decompose), register a rule "
+    "(ortboost.autodiff.portable.registry), or freeze the parameters before them."
+)
 
 
 @functools.cache
@@ -69,10 +72,7 @@ class PortableEngine:
         return None
 
     def require(self) -> None:
-        """Raise if it cannot run here."""
-        reason = self.unavailable()
-        if reason is not None:
-            raise DependencyError(reason, where="engine 'portable'", fix="Install onnx.")
+        """Raise if it cannot run here: never."""
 
     def gradient_support(self, node: ir.Node) -> str | None:
         """``None`` if there is a rule for the node in its form, else why not."""
@@ -88,7 +88,8 @@ class PortableEngine:
         work = model.clone()
         self.prepare(work)
         reached = reach(work, wrt, loss)
-        _refuse(self, reached)
+        reasons = ((node, gradient_support(node)) for node in reached.nodes)
+        refuse_nodes(self.name, [(node, why) for node, why in reasons if why is not None], _FIX)
         builder = Builder(work.graph, "ortboost/grad")
         gradients = _gradients(work, reached, loss, wrt, builder)
         builder.flush()
@@ -97,22 +98,6 @@ class PortableEngine:
         _name_results(work, wrt, gradients)
         common.RemoveUnusedNodesPass()(work)
         return work
-
-
-def _refuse(engine: PortableEngine, reached: Reach) -> None:
-    problems = [
-        f"{label(node)} ({node.op_type}): {reason}"
-        for node in reached.nodes
-        if (reason := engine.gradient_support(node)) is not None
-    ]
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ModelError(
-            "Operators between the parameters and the loss have no gradient in the portable engine.",
-            where="; ".join(problems[:5]) + more,
-            fix="Decompose them (ortboost.autodiff.decompose), register a rule "
-            "(ortboost.autodiff.portable.registry), or freeze the parameters before them.",
-        )
 
 
 def _gradients(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ortboost.autodiff.engine import run_rewrites
 from ortboost.autodiff.padding import explicit_padding
 from ortboost.autodiff.portable.lower import empty_reductions
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_statistics
@@ -18,7 +19,6 @@ from ortboost.autodiff.portable.rewrites.normalization import complete_normaliza
 from ortboost.autodiff.portable.rewrites.recurrent import unrolled
 from ortboost.autodiff.portable.rewrites.scatter import exact_scatter
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 
 __all__ = ["REWRITES", "prepare"]
 
@@ -35,10 +35,6 @@ REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
 
 def prepare(model: ir.Model) -> list[Report]:
     """Run all rewrites in order; the reports of those that changed or refused something."""
-    if any(out.shape is None for node in model.graph for out in node.outputs):
-        infer_shapes(model)
-    reports = [rewrite(model) for rewrite in REWRITES]
-    if any(report.modified for report in reports):
-        infer_shapes(model)
+    reports = run_rewrites(model, REWRITES)
     name_equal_lengths(model)
-    return [report for report in reports if report.changed or report.kept]
+    return reports

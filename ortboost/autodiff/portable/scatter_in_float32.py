@@ -27,7 +27,7 @@ def scatter_in_float32(model: ir.Model) -> Report:
 def _widened(site: Site) -> list[ir.Value | None] | None:
     if site.dtype not in _HALF or site.text("reduction", "none") == "none":
         return None
-    data, updates = (_as_float(site, site.input(index)) for index in (0, 2))
+    data, updates = (site.cast(site.input(index), _FLOAT) for index in (0, 2))
     attributes = {name: site.node.attributes[name].value for name in site.node.attributes}
     total = site.op(
         site.node.op_type,
@@ -38,8 +38,4 @@ def _widened(site: Site) -> list[ir.Value | None] | None:
         shape=data.shape,
         **attributes,
     )
-    return [site.op("Cast", total, dtype=site.dtype, shape=data.shape, to=int(site.dtype))]
-
-
-def _as_float(site: Site, value: ir.Value) -> ir.Value:
-    return site.op("Cast", value, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
+    return [site.cast(total)]

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
-from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.deploy.inner import inner_evaluator
 
 __all__ = ["Range", "calibrate", "entropy_threshold", "percentile_threshold", "select_evenly"]
 
@@ -87,35 +87,37 @@ def calibrate(
         )
     if not wanted:
         return {}
-    probe = _with_outputs(model, wanted)
-    evaluator = ModelEvaluator(probe, device="cpu")
+    made = {out.name for node in model.graph for out in node.outputs}
+    inner = [name for name in wanted if name in made]  # the others are inputs
+    with inner_evaluator(model, inner or [next(iter(made)) or ""]) as evaluator:
 
-    def answers() -> Iterable[dict[str, NDArray[Any]]]:
-        for batch in feeds:
-            found = evaluator.evaluate(batch)
-            yield {name: np.asarray(found.get(name, batch.get(name))) for name in wanted}
+        def answers() -> Iterable[dict[str, NDArray[Any]]]:
+            for batch in feeds:
+                found = evaluator.evaluate(batch)
+                yield {name: np.asarray(found.get(name, batch.get(name))) for name in wanted}
 
-    low, high = dict.fromkeys(wanted, np.inf), dict.fromkeys(wanted, -np.inf)
-    for found in answers():
-        for name, array in found.items():
-            if array.size:  # nan spreads: the minimum of anything with it is nan
-                low[name] = float(np.minimum(low[name], array.min()))
-                high[name] = float(np.maximum(high[name], array.max()))
-    ranges = {name: Range(low[name], high[name]) for name in wanted}
-    if method == "minmax":
-        return ranges
-    counts = {name: np.zeros(_BINS) for name, r in ranges.items() if r.finite and r.magnitude > 0}
-    for found in answers():
-        for name, histogram in counts.items():
-            histogram += _histogram(found[name], ranges[name].magnitude)
+        low, high = dict.fromkeys(wanted, np.inf), dict.fromkeys(wanted, -np.inf)
+        for found in answers():
+            for name, array in found.items():
+                if array.size:  # nan spreads: the minimum of anything with it is nan
+                    low[name] = float(np.minimum(low[name], array.min()))
+                    high[name] = float(np.maximum(high[name], array.max()))
+        ranges = {name: Range(low[name], high[name]) for name in wanted}
+        if method == "minmax":
+            return ranges
+        finite = {name: r.magnitude for name, r in ranges.items() if r.finite and r.magnitude > 0}
+        counts = {name: np.zeros(_BINS) for name in finite}
+        for found in answers():
+            for name, histogram in counts.items():
+                histogram += _histogram(found[name], finite[name])
     for name, histogram in counts.items():
-        width = ranges[name].magnitude / _BINS
-        threshold = width * (
+        bins = (
             percentile_threshold(histogram, percentile)
             if method == "percentile"
             else entropy_threshold(histogram)
         )
-        ranges[name] = Range(max(ranges[name].low, -threshold), min(ranges[name].high, threshold))
+        most = bins * finite[name] / _BINS
+        ranges[name] = Range(max(ranges[name].low, -most), min(ranges[name].high, most))
     return ranges
 
 
@@ -196,12 +198,3 @@ def _divergence(counts: NDArray[np.float64], bins: int) -> float:
     if np.any(alive & (q <= 0)):  # clipped values fell into a bin that Q leaves empty
         q = np.where(alive & (q <= 0), 1e-9, q)
     return float(np.sum(p[alive] * np.log(p[alive] / q[alive])))
-
-
-def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
-    probe = model.clone()
-    graph = probe.graph
-    given = {value.name for value in graph.outputs}
-    values = {out.name: out for node in graph for out in node.outputs}
-    graph.outputs.extend(values[name] for name in names if name in values and name not in given)
-    return probe

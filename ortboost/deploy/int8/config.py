@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast, get_args
 
-from ortboost.core.errors import UsageError, nearest
 from ortboost.core.field_types import Range, check_kinds
+from ortboost.deploy.targets import get_target
 
 __all__ = ["CALIBRATIONS", "Int8Config"]
 
@@ -82,7 +81,7 @@ class Int8Config:
         """The form that a target runs fastest and that answers alike on all of its processors.
 
         Args:
-            target: ``tensorrt`` (any version), ``onnxruntime``, ``onnxruntime-gpu`` or ``generic``.
+            target: See :data:`ortboost.deploy.targets.TARGETS`.
             calibration: See the class.
             percentile: See the class.
             skip: See the class.
@@ -93,22 +92,7 @@ class Int8Config:
         Raises:
             UsageError: Unknown target.
         """
-        name = target.partition("=")[0]
-        known = ("tensorrt", "trt", "onnxruntime", "onnxruntime-gpu", "generic")
-        if name not in known:
-            raise UsageError(
-                f"Unknown target '{target}'.", where="target", fix=nearest(name, known)
-            )
-        cpu = name in ("onnxruntime", "generic")
-        base = cls(
-            cast("Calibration", calibration),
-            percentile,
-            skip=skip,
-            samples=samples,
-            reduce_range=cpu and not full_range,
-        )
-        if name in ("tensorrt", "trt"):
-            return dataclasses.replace(base, residual=True)
-        if name == "onnxruntime":
-            return dataclasses.replace(base, symmetric=False, outputs=True, quantize_bias=True)
-        return base
+        form: dict[str, Any] = dict(get_target(target).int8)
+        if full_range:
+            form["reduce_range"] = False
+        return cls(cast("Calibration", calibration), percentile, skip=skip, samples=samples, **form)

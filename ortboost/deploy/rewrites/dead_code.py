@@ -6,13 +6,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
-from ortboost.graph.query import count_operators
+from ortboost.graph.query import count_operators, is_read
 
 __all__ = ["dead_code"]
 
 
 def _unread(value: ir.Value) -> bool:
-    return not value.uses() and not value.is_graph_output() and not value.is_graph_input()
+    return not is_read(value) and not value.is_graph_input()
 
 
 def dead_code(model: ir.Model) -> Report:

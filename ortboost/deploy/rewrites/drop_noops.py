@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import dimensions, same_shape, same_view
-from ortboost.graph.query import constant, input_at, label, scalar
+from ortboost.graph.query import constant, input_at, is_read, label, scalar
 from ortboost.graph.rewriting import Rule as SiteRule
 from ortboost.graph.rewriting import Site, rewrite_nodes
 
@@ -35,7 +35,7 @@ def drop_noops(model: ir.Model) -> Report:
 def _removal(find: Finder) -> SiteRule:
     def rule(site: Site) -> list[ir.Value | None] | None:
         value = None if site.optional(0) is None else find(site.node)
-        if value is None or any(o.uses() or o.is_graph_output() for o in site.node.outputs[1:]):
+        if value is None or any(map(is_read, site.node.outputs[1:])):
             return None
         site.note = f"{site.node.op_type} that does nothing"
         return [value]

@@ -1,8 +1,7 @@
 """MatMul and Add of a bias become one Gemm, if both operands have two dimensions.
 
 With more dimensions they are kept: a Gemm would need a Reshape on either side, and ONNX Runtime
-fuses
-MatMul and Add itself.
+fuses MatMul and Add itself.
 """
 
 from __future__ import annotations

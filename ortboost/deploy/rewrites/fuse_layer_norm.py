@@ -10,13 +10,29 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import constant, is_standard, producer_of, scalar, sole_consumer
+from ortboost.graph.patterns import Found, Op, Pattern, matches
+from ortboost.graph.query import constant, scalar, sole_consumer
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["fuse_layer_norm"]
 
 _OPSET = 17
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+_DEVIATION = Op("Sub", "x", Op("ReduceMean", "x", name="mean"), name="d")
+_SQUARE = (Op("Mul", "d", "d"), Op("Pow", "d", 2.0))
+_ROOT = Op("Sqrt", Op("Add", Op("ReduceMean", _SQUARE, name="variance"), "epsilon"), alone=True)
+
+
+def _normalized(*, alone: bool = False) -> Pattern:
+    return (
+        Op("Div", _DEVIATION, _ROOT, alone=alone),
+        Op("Mul", _DEVIATION, Op("Reciprocal", _ROOT, alone=True), alone=alone),
+    )
+
+
+def _scaled(*, alone: bool = False) -> Op:
+    return Op("Mul", _normalized(alone=True), "scale", alone=alone)
 
 
 def fuse_layer_norm(model: ir.Model) -> Report:
@@ -25,98 +41,51 @@ def fuse_layer_norm(model: ir.Model) -> Report:
         return Report("fuse_layer_norm")
     # With a shift the Add is the last node, and the Mul before it is read only by that Add.
     report = rewrite_nodes(model, "fuse_layer_norm", {"Add": _with_shift})
-    without = rewrite_nodes(model, "fuse_layer_norm", {"Mul": _without_shift, "Div": _unscaled})
+    without = rewrite_nodes(
+        model, "fuse_layer_norm", {"Mul": _without_shift, "Div": _without_shift}
+    )
     report.changed.update(without.changed)
     report.kept.update(without.kept)
     return report
 
 
 def _with_shift(site: Site) -> list[ir.Value | None] | None:
-    for index in (0, 1):
-        product = producer_of(site.input(index), "Mul")
-        if product is None or sole_consumer(product.outputs[0]) is not site.node:
-            continue
-        found = _scaled(product)
-        if found is not None and _is_weight(site.input(1 - index), found[0]):
-            return _fused(site, *found, site.input(1 - index))
-    return None
+    found = _found(site.node.outputs[0], Op("Add", _scaled(alone=True), "shift"))
+    return None if found is None else _fused(site, found)
 
 
 def _without_shift(site: Site) -> list[ir.Value | None] | None:
-    found = _scaled(site.node)
-    if found is None:
-        if _normalized(site.node) is not None:
-            _refuse_unscaled(site)
-        return None
-    return _fused(site, *found, None)
-
-
-def _unscaled(site: Site) -> list[ir.Value | None] | None:
-    if _normalized(site.node) is not None:
-        _refuse_unscaled(site)
+    out = site.node.outputs[0]
+    found = _found(out, _scaled())
+    if found is not None:
+        return _fused(site, found)
+    if _found(out, _normalized()) is not None:
+        consumer = sole_consumer(out)
+        if consumer is None or _found(consumer.outputs[0], _scaled()) is None:
+            raise Refusal("no scale of the right length follows")
     return None
 
 
-def _refuse_unscaled(site: Site) -> None:
-    consumer = sole_consumer(site.node.outputs[0])
-    if consumer is None or _scaled(consumer) is None:
-        raise Refusal("no scale of the right length follows")
-
-
-def _fused(
-    site: Site, x: ir.Value, epsilon: float, scale: ir.Value, shift: ir.Value | None
-) -> list[ir.Value | None]:
+def _fused(site: Site, found: Found) -> list[ir.Value | None]:
     site.note = "one LayerNormalization"
+    x, epsilon = found["x"], scalar(found["epsilon"])
     options = {"dtype": x.dtype, "shape": x.shape, "axis": -1, "epsilon": epsilon}
-    return [site.op("LayerNormalization", x, scale, shift, **options)]
+    return [site.op("LayerNormalization", x, found["scale"], found.get("shift"), **options)]
 
 
-def _scaled(product: ir.Node) -> tuple[ir.Value, float, ir.Value] | None:
-    """The x, epsilon and scale of a Mul of normalized values and a scale."""
-    for index in (0, 1) if is_standard(product, "Mul") else ():
-        normalized, scale = producer_of(product.inputs[index]), product.inputs[1 - index]
-        found = None if normalized is None else _normalized(normalized)
-        if normalized is None or found is None or scale is None:
-            continue
-        if sole_consumer(normalized.outputs[0]) is product and _is_weight(scale, found[0]):
-            return *found, scale
+def _found(value: ir.Value, pattern: Pattern) -> Found | None:
+    """The values of a layer normalization over the last axis."""
+    for found in matches(value, pattern):
+        x, means = found["x"], [found[name].producer() for name in ("mean", "variance")]
+        weights = [found[name] for name in ("scale", "shift") if name in found]
+        if (
+            x.dtype in _FLOATS
+            and scalar(found["epsilon"]) is not None
+            and all(node is not None and _over_last(node) for node in means)
+            and all(_is_weight(weight, x) for weight in weights)
+        ):
+            return found
     return None
-
-
-def _normalized(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """The x and epsilon of ``d / sqrt(mean(d^2) + eps)``."""
-    if is_standard(node, "Div"):
-        return _divided(node.inputs[0], producer_of(node.inputs[1], "Sqrt"), node)
-    for index in (0, 1) if is_standard(node, "Mul") else ():
-        inverse = producer_of(node.inputs[index], "Reciprocal")
-        root = None if inverse is None else producer_of(inverse.inputs[0], "Sqrt")
-        if inverse is not None and sole_consumer(inverse.outputs[0]) is node:
-            return _divided(node.inputs[1 - index], root, inverse)
-    return None
-
-
-def _divided(
-    d: ir.Value | None, root: ir.Node | None, consumer: ir.Node
-) -> tuple[ir.Value, float] | None:
-    """The x and epsilon, if ``d`` is a deviation and ``root`` its standard deviation."""
-    if root is None or sole_consumer(root.outputs[0]) is not consumer:
-        return None
-    add, deviation = producer_of(root.inputs[0], "Add"), producer_of(d, "Sub")
-    if add is None or deviation is None or deviation.inputs[0] is None:
-        return None
-    epsilon = next((e for e in map(scalar, add.inputs) if e is not None), None)
-    variance = next((n for n in (producer_of(v, "ReduceMean") for v in add.inputs) if n), None)
-    if epsilon is None or variance is None or not _over_last(variance):
-        return None
-    square = producer_of(variance.inputs[0], "Mul", "Pow")
-    if square is None or square.inputs[0] is not d:
-        return None
-    if scalar(square.inputs[1]) != 2 if square.op_type == "Pow" else square.inputs[1] is not d:
-        return None
-    x, mean = deviation.inputs[0], producer_of(deviation.inputs[1], "ReduceMean")
-    if mean is None or mean.inputs[0] is not x or not _over_last(mean) or x.dtype not in _FLOATS:
-        return None
-    return x, epsilon
 
 
 def _over_last(node: ir.Node) -> bool:

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
-from ortboost.deploy.rewrites.fuse_gelu import gelus
+from ortboost.deploy.rewrites.fuse_gelu import count_gelus
 from ortboost.graph.normalize import convert_opset
 
 __all__ = ["lift_opset"]
@@ -28,7 +28,7 @@ def lift_opset(model: ir.Model, *, limit: int) -> Report:
     opset = model.opset_imports.get("", _GELU)
     if opset >= _GELU or limit < _GELU:
         return report
-    found = gelus(model)
+    found = count_gelus(model)
     if not found:
         return report
     trial = model.clone()
@@ -38,5 +38,5 @@ def lift_opset(model: ir.Model, *, limit: int) -> Report:
         report.kept["model"] = error.what
         return report
     convert_opset(model, range(_GELU, _GELU + 1))
-    report.changed["model"] = f"opset {opset} -> {_GELU}, for {len(found)} Gelu"
+    report.changed["model"] = f"opset {opset} -> {_GELU}, for {found} Gelu"
     return report

@@ -12,9 +12,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.deploy.rewrites.dimensions import as_reshape, dimensions, same_view
-from ortboost.graph.build import Builder
-from ortboost.graph.query import constant, is_standard, label
-from ortboost.graph.rewriting import replace_value
+from ortboost.graph.query import constant, is_standard, label, producer_of
+from ortboost.graph.rewriting import Refusal, Site, can_replace, rewrite_nodes
 
 __all__ = ["merge_views"]
 
@@ -23,41 +22,31 @@ VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 
 def merge_views(model: ir.Model) -> Report:
     """Merge chains of views, in place, in the main graph."""
-    report = Report("merge_views")
-    builder = Builder(model.graph, "ortboost/view")
-    for node in list(model.graph):
-        if node.graph is None or not _is_view(node) or node.inputs[0] is None:
-            continue
-        middle = node.inputs[0]
-        first = middle.producer()
-        if first is None or first.graph is not node.graph or not _is_view(first):
-            continue
-        source, out = first.inputs[0], node.outputs[0]
-        if source is None or (node.op_type == first.op_type == "Transpose"):
-            continue
-        name = label(node)
-        have, want, claimed = dimensions(source), dimensions(out), out.is_graph_output()
-        if same_view(have, want, claimed=claimed) and replace_value(out, source):
-            model.graph.remove(node, safe=True)
-            _remove_unread(first)
-            report.changed[name] = f"undoes '{label(first)}'"
-            continue
-        if middle.is_graph_output() or not all(_is_view(use.node) for use in middle.uses()):
-            continue  # the first stays, so nothing would be won
-        shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
-        if shape is None:
-            shape = _of_the_last(node)
-        if shape is None:
-            report.kept[name] = "the shape cannot be said with constants"
-            continue
-        made = builder.op("Reshape", source, builder.ints(*shape), dtype=out.dtype, shape=out.shape)
-        model.graph.insert_before(node, builder.take())
-        if not replace_value(out, made):  # never: `made` is new and of the same graph
-            continue
-        model.graph.remove(node, safe=True)
-        _remove_unread(first)
-        report.changed[name] = f"merged with '{label(first)}'"
-    return report
+    rules = dict.fromkeys((*VIEWS, "Transpose"), _merge)
+    return rewrite_nodes(model, "merge_views", rules, bypass=True)
+
+
+def _merge(site: Site) -> list[ir.Value | None] | None:
+    node, middle, out = site.node, site.input(0), site.node.outputs[0]
+    first = producer_of(middle)
+    if first is None or first.graph is not node.graph or not (_is_view(node) and _is_view(first)):
+        return None
+    source = first.inputs[0]
+    if source is None or (node.op_type == first.op_type == "Transpose"):
+        return None
+    have, want, claimed = dimensions(source), dimensions(out), out.is_graph_output()
+    if same_view(have, want, claimed=claimed) and can_replace(out, source):
+        site.note = f"undoes '{label(first)}'"
+        return [source]
+    if middle.is_graph_output() or not all(_is_view(use.node) for use in middle.uses()):
+        return None  # the first stays, so nothing would be won
+    shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
+    if shape is None:
+        shape = _of_the_last(node)
+    if shape is None:
+        raise Refusal("the shape cannot be said with constants")
+    site.note = f"merged with '{label(first)}'"
+    return [site.op("Reshape", source, site.ints(*shape), dtype=out.dtype, shape=out.shape)]
 
 
 def _is_view(node: ir.Node) -> bool:
@@ -72,12 +61,6 @@ def _moves_ones(node: ir.Node) -> bool:
         return False
     kept = [axis for axis in perm if value.shape[axis] != 1]
     return kept == sorted(kept)
-
-
-def _remove_unread(node: ir.Node) -> None:
-    out = node.outputs[0]
-    if node.graph is not None and not out.uses() and not out.is_graph_output():
-        node.graph.remove(node, safe=True)
 
 
 def _of_the_last(node: ir.Node) -> list[int] | None:

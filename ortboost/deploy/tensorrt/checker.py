@@ -13,11 +13,11 @@ from onnx_ir.passes import common
 
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules.registry import SEVERITIES, Context, Finding
-from ortboost.deploy.tensorrt.table import Target
+from ortboost.deploy.tensorrt.table import Release, parse_release
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.normalize import infer_shapes
 
-__all__ = ["TargetReport", "check_tensorrt", "open_lazily", "sorted_findings"]
+__all__ = ["TargetReport", "check_release", "check_tensorrt", "open_lazily", "sorted_findings"]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,13 @@ class TargetReport:
         }
 
 
+def check_release(source: ModelSource, target: str, profiles: Iterable[Profile]) -> TargetReport:
+    """:func:`check_tensorrt` for a version that is given as text; the checker of ``tensorrt``."""
+    return check_tensorrt(source, parse_release(target), profiles=list(profiles) or None)
+
+
 def check_tensorrt(
-    source: ModelSource, target: Target, *, profiles: Iterable[Profile] | None = None
+    source: ModelSource, target: Release, *, profiles: Iterable[Profile] | None = None
 ) -> TargetReport:
     """Find what TensorRT's parser will not accept, without TensorRT.
 
@@ -80,9 +85,9 @@ def check_tensorrt(
     Example:
         ::
 
-            from ortboost.deploy.tensorrt.table import parse_target
+            from ortboost.deploy.tensorrt.table import parse_release
 
-            for finding in check_tensorrt("model.onnx", parse_target("tensorrt=11")).findings:
+            for finding in check_tensorrt("model.onnx", parse_release("tensorrt=11")).findings:
                 print(finding.rule, finding.node, finding.reason)
     """
     # Importing the rules fills their registry.

@@ -11,24 +11,23 @@ from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.report import Report
 from ortboost.deploy.fold_bn import fold_bn
+from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.rewrites.dead_code import dead_code
 from ortboost.deploy.rewrites.fold_constants import fold_constants
-from ortboost.deploy.tensorrt.rules.numbers import FP16_MAX
+from ortboost.deploy.targets import ir_version_for
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
-from ortboost.deploy.tensorrt.table import Target
-from ortboost.graph.normalize import convert_opset, infer_shapes
-from ortboost.graph.query import all_tensors, is_standard
+from ortboost.deploy.tensorrt.table import Release
+from ortboost.graph.normalize import convert_opset, free_weights, infer_shapes, inline_functions
+from ortboost.graph.query import FLOAT_TYPES, all_tensors, is_standard
 
 __all__ = [
     "apply_fixes",
     "doubles_to_floats",
-    "finite_constants",
     "lower_ir_version",
     "strip_training_mode",
     "unique_names",
@@ -38,7 +37,7 @@ _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _TYPED_ATTRIBUTES: Final = ("to", "dtype")
 
 
-def apply_fixes(model: ir.Model, target: Target) -> list[Report]:
+def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
     """Apply all fixes except the stripping of training mode, in place.
 
     Args:
@@ -53,12 +52,12 @@ def apply_fixes(model: ir.Model, target: Target) -> list[Report]:
     """
     low, high = target.opsets
     steps: tuple[Callable[[ir.Model], Report], ...] = (
-        _inline,
-        _free_inputs,
+        inline_functions,
+        free_weights,
         lambda m: convert_opset(m, range(low, high + 1)),
         _lift,
         doubles_to_floats,
-        finite_constants,
+        lambda m: clamp_infinite(m, FLOAT_TYPES),
         fold_bn,
         fold_constants,
         dead_code,
@@ -158,47 +157,6 @@ def doubles_to_floats(model: ir.Model) -> Report:
     return report
 
 
-def finite_constants(model: ir.Model) -> Report:
-    """Replace infinities in stored tensors by ±65504, the largest float16, in place.
-
-    In a mask ``-65504`` has the effect of ``-inf``, without ``inf - inf``. A row that is masked as
-    a whole gives another result, which the comparison afterwards shows.
-    """
-    report = Report("finite_constants")
-    for value, tensor in list(all_tensors(model)):
-        if not tensor.dtype.is_floating_point() or tensor.dtype.bitwidth < 16:
-            continue
-        array = tensor.numpy()
-        infinite = np.isinf(array.astype(np.float64))
-        if not infinite.any():
-            continue
-        largest = array.dtype.type(FP16_MAX)
-        fixed = np.where(infinite, np.where(array > 0, largest, -largest), array)
-        value.const_value = ir.tensor(fixed.astype(array.dtype), name=value.name)
-        report.changed[value.name or "?"] = f"{int(infinite.sum())} infinities -> ±65504"
-    return report
-
-
-def _inline(model: ir.Model) -> Report:
-    report = Report("inline_functions")
-    report.changed = {"::".join(p for p in key if p): "inlined" for key in model.functions}
-    if report.changed:
-        common.InlinePass()(model)
-    return report
-
-
-def _free_inputs(model: ir.Model) -> Report:
-    report = Report("weights_are_not_inputs")
-    report.changed = {
-        value.name or "?": "removed from the inputs"
-        for value in model.graph.inputs
-        if value.is_initializer()
-    }
-    if report.changed:
-        common.RemoveInitializersFromInputsPass()(model)
-    return report
-
-
 def _lift(model: ir.Model) -> Report:
     report = Report("lift_constants")
     count = sum(node.op_type == "Constant" for node in model.graph.all_nodes())
@@ -224,10 +182,7 @@ def unique_names(model: ir.Model) -> Report:
 def lower_ir_version(model: ir.Model, newest: int) -> Report:
     """Lower an IR version above ``newest``, as far as the opset allows, in place."""
     report = Report("ir_version")
-    needed = onnx.helper.find_min_ir_version_for(
-        [onnx.helper.make_opsetid("", model.opset_imports.get("", 1))]
-    )
-    wanted = max(newest, needed)
+    wanted = ir_version_for(model.opset_imports.get("", 1), model.ir_version, newest)
     if model.ir_version > wanted:
         report.changed["model"] = f"{model.ir_version} -> {wanted}"
         model.ir_version = wanted

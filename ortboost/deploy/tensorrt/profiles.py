@@ -1,9 +1,8 @@
 """Shape profiles: ``x:1,8,32x3x224x224`` is input ``x`` with a batch of 1, 8 or 32 (min, opt, max).
 
 Each dimension is one number, or three separated by commas. A profile that TensorRT would refuse is
-refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension of
-0,
-a number that contradicts the model.
+refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension
+of 0, a number that contradicts the model.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from ortboost.core.errors import UsageError, nearest
+from ortboost.core.errors import UsageError
+from ortboost.graph.input_config import Dims, require_input
+from ortboost.graph.query import format_shape
 
-__all__ = ["Dims", "Profile", "parse_shape", "settle_profiles", "suggestion"]
-
-Dims: TypeAlias = "tuple[int | str | None, ...]"
+__all__ = ["Profile", "parse_shape", "settle_profiles", "suggestion"]
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,7 @@ def settle_profiles(
     named: dict[str, Profile] = {}
     for profile in given:
         where = f"--shape {profile}"
-        if profile.name not in inputs:
-            raise UsageError(
-                f"The model has no input '{profile.name}'.",
-                where=where,
-                fix=nearest(profile.name, inputs),
-            )
+        require_input(profile.name, inputs, where)
         if profile.name in named:
             raise UsageError(
                 f"The input '{profile.name}' has two shapes.", where=where, fix="Give one."
@@ -121,9 +114,10 @@ def settle_profiles(
         if name in named:
             settled[name] = named[name]
         elif dims is None or any(not isinstance(dim, int) for dim in dims):
+            shape = "of unknown rank" if dims is None else format_shape(dims)
             raise UsageError(
                 f"The input '{name}' has dimensions that are not fixed, and no profile.",
-                where=f"input '{name}' {_text(dims)}",
+                where=f"input '{name}' {shape}",
                 fix=f"Give --shape {suggestion(name, dims)}",
             )
     _symbols_agree(inputs, settled)
@@ -189,9 +183,3 @@ def _symbols_agree(inputs: Mapping[str, Dims | None], profiles: Mapping[str, Pro
                     where=f"--shape {profile}",
                     fix="Give the same numbers: it is one dimension of the model.",
                 )
-
-
-def _text(dims: Dims | None) -> str:
-    if dims is None:
-        return "of unknown rank"
-    return "[" + ", ".join("?" if dim is None else str(dim) for dim in dims) + "]"

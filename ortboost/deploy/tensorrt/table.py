@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ortboost.core.errors import UsageError
+from ortboost.deploy.targets import Target, get_target
 
-__all__ = ["Operator", "Target", "parse_target", "releases"]
+__all__ = ["Operator", "Release", "parse_release", "releases"]
 
 _FILE = Path(__file__).with_name("trt_ops.json")
-# NVIDIA's "ONNX Opset Guide" for TensorRT 11 goes one further than the table of its parser.
-_GUIDE_OPSET = {11: 25}
-# The parser reads files of the ONNX release that it was built with (10.x: 1.16, 11.x: 1.20).
-_IR_VERSION = {10: 10, 11: 12}
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,8 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A version of TensorRT.
+class Release:
+    """A version of TensorRT, as its parser's table describes it.
 
     Args:
         major: Its major version.
@@ -71,18 +68,17 @@ class Target:
 
     @property
     def guide_opset(self) -> int:
-        """The newest opset that the vendor's guide claims."""
-        return max(self.opsets[1], _GUIDE_OPSET.get(self.major, 0))
+        """The newest opset that NVIDIA's "ONNX Opset Guide" claims; the parser's table may end before."""
+        return max(self.opsets[1], self._target.opsets[-1])
 
     @property
     def ir_version(self) -> int:
-        """The newest IR version that the parser was built for."""
-        return _IR_VERSION[self.major]
+        """The IR version of the ONNX release that the parser was built with."""
+        return self._target.ir_version
 
     @property
-    def strongly_typed_only(self) -> bool:
-        """Whether precision can be set in the graph alone."""
-        return self.major >= 11
+    def _target(self) -> Target:
+        return get_target(f"tensorrt={self.major}")
 
     def operator(self, op: str) -> Operator | None:
         """What is known of a standard operator; ``None`` if the table does not have it."""
@@ -113,15 +109,15 @@ def releases() -> dict[str, dict[str, Any]]:
     return dict(_data()["releases"])
 
 
-def parse_target(text: str) -> Target:
+def parse_release(text: str) -> Release:
     """Read ``tensorrt``, ``tensorrt=11`` or ``trt=10.3``; the newest release without a version.
 
     Raises:
         UsageError: Not TensorRT, or a version that nothing is recorded about.
 
     Example:
-        >>> parse_target("tensorrt=10.3")
-        Target(major=10, release='10.1')
+        >>> parse_release("tensorrt=10.3")
+        Release(major=10, release='10.1')
     """
     known = sorted(_data()["releases"], key=_key)
     matched = re.fullmatch(r"(?:tensorrt|trt)(?:=(\d+(?:\.\d+)*))?", text.strip().lower())
@@ -136,9 +132,9 @@ def parse_target(text: str) -> Target:
             f"Nothing is recorded about TensorRT {wanted}.", where=f"target '{text}'", fix=fix
         )
     if "." not in wanted:
-        return Target(major, same[-1])
+        return Release(major, same[-1])
     older = [release for release in same if _key(release) <= _key(wanted)]
-    return Target(major, older[-1] if older else same[0])
+    return Release(major, older[-1] if older else same[0])
 
 
 def _key(version: str) -> tuple[int, ...]:

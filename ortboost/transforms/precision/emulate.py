@@ -23,6 +23,7 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.query import is_read
 from ortboost.transforms.precision.operators import complete_types
 
 __all__ = ["emulate_precision"]
@@ -125,7 +126,7 @@ def _emulate_node(
         if id(value) not in low_values:
             continue
         value.type = ir.TensorType(_FLOAT)
-        if not (value.uses() or value.is_graph_output()):
+        if not is_read(value):
             continue  # also an output that was left out
         if node.op_type in _EXACT and node.domain in ("", "ai.onnx", "com.microsoft"):
             continue

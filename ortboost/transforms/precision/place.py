@@ -60,8 +60,7 @@ def place_precision(
 
     Returns:
         Report: ``changed`` has the nodes that compute in low precision, ``kept`` those that do not,
-            each
-        with the reason; a second call changes nothing.
+            each with the reason; a second call changes nothing.
 
     Raises:
         UsageError: A pattern matches no node, or a node that is forced to be low cannot be.

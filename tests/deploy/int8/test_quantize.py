@@ -14,7 +14,7 @@ from ortboost.deploy.export import export_model
 from ortboost.deploy.int8 import CALIBRATIONS, Int8Config, quantize_int8
 from ortboost.deploy.int8.saturation import SAFE_WEIGHT, can_saturate, saturating_weights
 from ortboost.deploy.tensorrt.checker import check_tensorrt
-from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.deploy.tensorrt.table import parse_release
 from tests.deploy.int8.saturating import multiply, run_as
 from tests.support import (
     assert_three_lines,
@@ -140,11 +140,11 @@ def test_tensorrt_accepts_what_was_made_for_it(trained):
     quantized = model.clone()
     quantize_int8(quantized, data, TENSORRT)
     for version in ("10.1", "10", "11"):
-        report = check_tensorrt(quantized, parse_target(f"tensorrt={version}"))
+        report = check_tensorrt(quantized, parse_release(f"tensorrt={version}"))
         assert {f.rule for f in report.findings} == {"TRT040"}
     wrong = model.clone()
     quantize_int8(wrong, data, RUNTIME)
-    rules = {f.rule for f in check_tensorrt(wrong, parse_target("tensorrt")).findings}
+    rules = {f.rule for f in check_tensorrt(wrong, parse_release("tensorrt")).findings}
     assert {"TRT031", "TRT034"} <= rules  # unsigned, and biases in int32
 
 

@@ -6,17 +6,18 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.core.errors import FileError, ModelError, ParityError, UsageError
+from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.fix_model import fix_for_tensorrt
 from ortboost.deploy.tensorrt.fixes import (
     apply_fixes,
     doubles_to_floats,
-    finite_constants,
     strip_training_mode,
 )
 from ortboost.deploy.tensorrt.profiles import parse_shape
-from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.deploy.tensorrt.table import parse_release
 from ortboost.graph.io import load_model, save_model
+from ortboost.graph.query import FLOAT_TYPES
 from tests.deploy.tensorrt.cases import FULL, one
 from tests.support import (
     GOLDEN,
@@ -30,7 +31,7 @@ from tests.support import (
     weights,
 )
 
-ELEVEN = parse_target("tensorrt=11")
+ELEVEN = parse_release("tensorrt=11")
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
 
 
@@ -49,13 +50,13 @@ def twice(fix, model):
 @pytest.mark.parametrize("target", ["tensorrt=10", "tensorrt=11"])
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_models_have_no_error_left(name, target, tmp_path):
-    fixed = fix_for_tensorrt(MODELS / f"{name}.onnx", tmp_path / "m.onnx", parse_target(target))
+    fixed = fix_for_tensorrt(MODELS / f"{name}.onnx", tmp_path / "m.onnx", parse_release(target))
     assert not fixed.after.errors
     assert not fixed.after.fixable
     assert fixed.parity.ok
     assert os.listdir(tmp_path) == ["m.onnx"]
     checked(load_model(tmp_path / "m.onnx"))
-    again = fix_for_tensorrt(tmp_path / "m.onnx", tmp_path / "n.onnx", parse_target(target))
+    again = fix_for_tensorrt(tmp_path / "m.onnx", tmp_path / "n.onnx", parse_release(target))
     assert not again.reports
 
 
@@ -147,10 +148,14 @@ def test_doubles_in_attributes_become_floats():
     np.testing.assert_allclose(run(checked(model), {"x": X})["y"], X + 2.5, rtol=1e-6)
 
 
+def finite_constants(model):
+    return clamp_infinite(model, FLOAT_TYPES)
+
+
 def test_infinities_become_what_float16_can_hold():
     mask = np.array([0, -np.inf, np.inf], np.float32)
     model = text_model(one("[n] y = Add(x, m)", "float[2,3] x, float[3] m"), m=mask)
-    assert twice(finite_constants, model).changed == {"m": "2 infinities -> ±65504"}
+    assert twice(finite_constants, model).changed == {"m": "2 infinite numbers became +-65504"}
     np.testing.assert_array_equal(
         model.graph.initializers["m"].const_value.numpy(), [0, -65504, 65504]
     )
@@ -164,7 +169,7 @@ def test_a_mask_answers_alike_with_large_numbers(tmp_path):
     model = text_model(one("a = Add(x, m) [n] y = Softmax(a)", "float[2,3] x, float[3] m"), m=mask)
     fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", ELEVEN)
     assert [report.rewrite for report in fixed.reports][-1:] != []
-    assert "finite_constants" in {report.rewrite for report in fixed.reports}
+    assert "clamp_infinite" in {report.rewrite for report in fixed.reports}
     assert fixed.parity.worst.max_abs == 0
 
 
@@ -177,14 +182,14 @@ def test_beyond_the_tolerance_nothing_is_written(tmp_path):
     with pytest.raises(ParityError) as info:
         fix_for_tensorrt(model, path, ELEVEN)
     assert_three_lines(info.value)
-    assert "finite_constants" in info.value.where
+    assert "clamp_infinite" in info.value.where
     assert path.read_bytes() == b"good"
     assert os.listdir(tmp_path) == ["m.onnx"]
 
 
 def test_the_opset_and_the_ir_version_come_into_range(tmp_path):
     model = text_model(one("[n] y = Relu(x)", head='<ir_version: 13, opset_import: ["" : 20]>'))
-    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", parse_target("tensorrt=10"))
+    fixed = fix_for_tensorrt(model, tmp_path / "m.onnx", parse_release("tensorrt=10"))
     assert load_model(fixed.path).ir_version == 10
     old = text_model(one("[n] y = Relu(x)", head='<ir_version: 3, opset_import: ["" : 7]>'))
     fixed = fix_for_tensorrt(old, tmp_path / "m.onnx", ELEVEN)

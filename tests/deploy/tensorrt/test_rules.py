@@ -8,7 +8,7 @@ from ortboost.deploy.tensorrt import checker
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.profiles import parse_shape
 from ortboost.deploy.tensorrt.rules import RULES, Finding, rule
-from ortboost.deploy.tensorrt.table import parse_target
+from ortboost.deploy.tensorrt.table import parse_release
 from tests.deploy.tensorrt.cases import CASES, one
 from tests.support import MODELS, ROOT, small_mlp, text_model
 
@@ -17,7 +17,7 @@ ALL = [
     for name, cases in CASES.items()
     for number, case in enumerate(cases)
 ]
-ELEVEN = parse_target("tensorrt=11")
+ELEVEN = parse_release("tensorrt=11")
 
 
 def found(model, target=ELEVEN, **arguments):
@@ -27,7 +27,7 @@ def found(model, target=ELEVEN, **arguments):
 @pytest.mark.parametrize(("name", "case"), ALL)
 def test_a_rule_finds_what_it_is_for_and_nothing_else(name, case):
     bad, good = case.models()
-    target = parse_target(case.target)
+    target = parse_release(case.target)
     hits = [f for f in found(bad, target) if f.rule == name]
     assert [f for f in hits if f.node == case.where and f.severity == case.severity], hits
     for finding in hits:
@@ -57,14 +57,14 @@ def test_the_check_changes_nothing():
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
 @pytest.mark.parametrize("target", ["tensorrt=10", "tensorrt=11"])
 def test_a_plain_model_needs_a_profile_and_nothing_else(name, target):
-    report = check_tensorrt(MODELS / f"{name}.onnx", parse_target(target))
+    report = check_tensorrt(MODELS / f"{name}.onnx", parse_release(target))
     assert report.ok
     assert [f.rule for f in report.findings] == ["TRT040"]
     dims = "1x8x8" if name == "lenet5" else "64"
     assert f"--shape x:1,8,32x{dims}" in report.findings[0].fix
     shapes = [parse_shape(f"x:1,2,4x{dims}")]
     assert not check_tensorrt(
-        MODELS / f"{name}.onnx", parse_target(target), profiles=shapes
+        MODELS / f"{name}.onnx", parse_release(target), profiles=shapes
     ).findings
 
 

@@ -9,7 +9,7 @@ from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt import table
 from ortboost.deploy.tensorrt.profiles import parse_shape, settle_profiles, suggestion
 from ortboost.deploy.tensorrt.rules.types import TENSORRT_TYPES
-from ortboost.deploy.tensorrt.table import parse_target, releases
+from ortboost.deploy.tensorrt.table import parse_release, releases
 from tests.support import ROOT, assert_three_lines
 
 DATA = json.loads((ROOT / "ortboost/deploy/tensorrt/trt_ops.json").read_text())
@@ -54,14 +54,14 @@ IDLE = {"all-axes", "real-input"}
     ],
 )
 def test_a_version_is_judged_by_the_newest_release_before_it(text, major, release):
-    target = parse_target(text)
+    target = parse_release(text)
     assert (target.major, target.release) == (major, release)
 
 
 @pytest.mark.parametrize("text", ["tensorrt=9", "tensorrt=12", "openvino", "tensorrt=", "trt=x"])
 def test_other_targets_are_refused(text):
     with pytest.raises(UsageError) as info:
-        parse_target(text)
+        parse_release(text)
     assert_three_lines(info.value)
 
 
@@ -104,20 +104,20 @@ def test_every_code_of_the_table_is_known_to_the_rules():
     ],
 )
 def test_operators_come_and_go_with_releases(op, target, supported):
-    known = parse_target(target).operator(op)
+    known = parse_release(target).operator(op)
     assert (None if known is None else known.supported) is supported
 
 
 def test_restrictions_come_and_go_with_releases():
-    assert "constant:axes" in parse_target("tensorrt=10.1").operator("Slice").limits
-    assert not parse_target("tensorrt=11").operator("Slice").limits
-    assert parse_target("tensorrt=11").operator("TopK").named("k-below") == ["3840"]
+    assert "constant:axes" in parse_release("tensorrt=10.1").operator("Slice").limits
+    assert not parse_release("tensorrt=11").operator("Slice").limits
+    assert parse_release("tensorrt=11").operator("TopK").named("k-below") == ["3840"]
 
 
 def test_plugins_come_and_go_with_releases():
-    assert parse_target("tensorrt=10").plugin("Normalize_TRT") == ("1",)
-    assert parse_target("tensorrt=11").plugin("Normalize_TRT") == ()
-    assert parse_target("tensorrt=11").plugin("Conv") is None
+    assert parse_release("tensorrt=10").plugin("Normalize_TRT") == ("1",)
+    assert parse_release("tensorrt=11").plugin("Normalize_TRT") == ()
+    assert parse_release("tensorrt=11").plugin("Conv") is None
 
 
 HEAD = """TensorRT 10.0 supports operators in the inclusive range of opset 9 to opset 20.

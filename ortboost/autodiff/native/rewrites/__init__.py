@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ortboost.autodiff.engine import run_rewrites
 from ortboost.autodiff.native.rewrites.batch_norm import frozen_batch_norm, guarded_statistics
 from ortboost.autodiff.native.rewrites.broadcasting import expanded_branches
 from ortboost.autodiff.native.rewrites.forms import ordinary_forms
 from ortboost.autodiff.native.rewrites.outputs import complete_nodes
 from ortboost.autodiff.padding import explicit_padding
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 
 __all__ = ["REWRITES", "prepare"]
 
@@ -32,9 +32,4 @@ REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
 
 def prepare(model: ir.Model) -> list[Report]:
     """Run all rewrites in order; the reports of those that changed or refused something."""
-    if any(out.shape is None for node in model.graph for out in node.outputs):
-        infer_shapes(model)
-    reports = [rewrite(model) for rewrite in REWRITES]
-    if any(report.modified for report in reports):
-        infer_shapes(model)
-    return [report for report in reports if report.changed or report.kept]
+    return run_rewrites(model, REWRITES)

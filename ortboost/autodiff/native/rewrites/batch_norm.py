@@ -32,21 +32,15 @@ def _affine(site: Site) -> list[ir.Value | None] | None:
     dtype = variance.dtype or site.dtype
     epsilon = site.builder.const(site.number("epsilon", 1e-5), dtype)
     deviation = site.op("Sqrt", site.op("Add", variance, epsilon))
-    scale, bias = (_cast(site, value, dtype) for value in (scale, bias))
+    scale, bias = (site.cast(value, dtype) for value in (scale, bias))
     factor = site.op("Div", scale, deviation)
     offset = site.op("Sub", bias, site.op("Mul", mean, factor))
     trailing = site.rank() - 2
     if trailing > 0:
         axes = site.ints(*range(1, 1 + trailing))
         factor, offset = (site.op("Unsqueeze", value, axes) for value in (factor, offset))
-    factor, offset = (_cast(site, value, site.dtype) for value in (factor, offset))
+    factor, offset = (site.cast(value) for value in (factor, offset))
     return [site.op("Add", site.op("Mul", data, factor), offset)]
-
-
-def _cast(site: Site, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    if value.dtype in (None, dtype):
-        return value
-    return site.op("Cast", value, dtype=dtype, to=int(dtype))
 
 
 def guarded_statistics(model: ir.Model) -> Report:

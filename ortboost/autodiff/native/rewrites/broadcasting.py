@@ -69,7 +69,7 @@ def _pow(site: Site) -> list[ir.Value | None] | None:
     if cast and single is not None:
         exponent = site.const(single)
     elif cast and base.dtype is not None:
-        exponent = site.op("Cast", exponent, dtype=base.dtype, to=int(base.dtype))
+        exponent = site.cast(exponent, base.dtype)
     return [site.op("Pow", base, exponent, shape=full)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import fixed_axes, reduced_axes
 from ortboost.autodiff.native.rewrites.pools import max_pool, pool
 from ortboost.core.report import Report
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
@@ -64,31 +65,17 @@ def _reduce(site: Site) -> list[ir.Value | None] | None:
     """
     if site.integer("keepdims", 1):
         return None
-    axes = _axes(site)
-    if axes is None:
-        raise Refusal("its axes are not constant; export with fixed axes")
-    if not axes:
-        return None
-    if len(axes) < site.rank():
+    axes = fixed_axes(site)
+    if not axes or len(axes) < site.rank():
         return None
     whole = site.ints(*axes)
     kept = site.op(site.node.op_type, site.input(0), whole, keepdims=1)
     return [site.op("Squeeze", kept, whole)]
 
 
-def _axes(site: Site) -> tuple[int, ...] | None:
-    """Axes counted from the front; empty for a reduction that does nothing; None if unknown."""
-    given = site.array(1)
-    if site.optional(1) is not None and given is None:
-        return None
-    if given is None or given.size == 0:
-        return () if site.integer("noop_with_empty_axes", 0) else tuple(range(site.rank()))
-    return tuple(int(a) % site.rank() for a in given.reshape(-1))
-
-
 def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
     """ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) do nothing."""
-    if site.integer("noop_with_empty_axes", 0) and _axes(site) == ():
+    if site.integer("noop_with_empty_axes", 0) and reduced_axes(site) == ():
         return [site.op("Identity", site.input(0))]
     return None
 
@@ -180,10 +167,7 @@ def _scatter(site: Site) -> list[ir.Value | None] | None:
     producer = data.producer()
     if producer is not None and producer.op_type == "ConstantOfShape":
         return None
-    zero = ir.tensor([0.0], dtype=site.dtype)
-    zeros = site.op(
-        "ConstantOfShape", site.shape_of(data), dtype=site.dtype, shape=data.shape, value=zero
-    )
+    zeros = site.filled(0, site.shape_of(data), shape=data.shape)
     added = site.op(site.node.op_type, zeros, site.input(1), site.input(2), **site.node.attributes)
     return [site.op("Add", data, added)]
 

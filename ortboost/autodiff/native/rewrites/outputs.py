@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import is_read, known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["complete_nodes"]
@@ -37,9 +37,7 @@ def complete_nodes(model: ir.Model) -> Report:
 
 
 def _is_read(node: ir.Node, index: int) -> bool:
-    if index >= len(node.outputs):
-        return False
-    return bool(node.outputs[index].uses()) or node.outputs[index].is_graph_output()
+    return index < len(node.outputs) and is_read(node.outputs[index])
 
 
 def _layer_norm(site: Site) -> list[ir.Value | None] | None:
@@ -54,9 +52,7 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
         return _layer_norm_by_hand(site, axis)
     if bias is None:
         # A constant, not scale * 0: where the scale is nan this must not matter.
-        shape = site.shape_of(scale)
-        zero = ir.tensor([0.0], dtype=scale.dtype or site.dtype)
-        bias = site.op("ConstantOfShape", shape, dtype=scale.dtype, shape=scale.shape, value=zero)
+        bias = site.filled(0, site.shape_of(scale), scale.dtype, scale.shape)
     outputs = site.ops("LayerNormalization", [data, scale, bias], 3, site.node.attributes)
     for output in outputs[1:]:
         if output is not None:
@@ -99,9 +95,7 @@ def _dropout(site: Site) -> list[ir.Value | None] | None:
     elif mode is None or not mode.any() or (ratio is not None and ratio == 0):
         mask = None
         if _is_read(site.node, 1):
-            true = ir.tensor([True], dtype=ir.DataType.BOOL)
-            shape = site.shape_of(site.input(0))
-            mask = site.op("ConstantOfShape", shape, dtype=ir.DataType.BOOL, value=true)
+            mask = site.filled(1, site.shape_of(site.input(0)), ir.DataType.BOOL)
         return [site.op("Identity", site.input(0)), mask][: len(site.node.outputs)]
     if len(site.node.outputs) == 2 and site.node.outputs[1].name:
         return None

@@ -1,9 +1,8 @@
 """Nodes of which only some outputs lead to the loss.
 
 The gradient of a Split is a Concat, from which the builder leaves out unused outputs: it is too
-short,
-or its parts are in the wrong place. Here each used output becomes a Slice. This depends on the
-loss, so it is done for each request and not in ``prepare``.
+short, or its parts are in the wrong place. Here each used output becomes a Slice. This depends on
+the loss, so it is done for each request and not in ``prepare``.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
+from ortboost.graph.query import is_read
 from ortboost.graph.reach import Reach
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
@@ -35,7 +35,7 @@ def _split(site: Site) -> list[ir.Value | None]:
     ends = np.cumsum(sizes)
     parts: list[ir.Value | None] = []
     for output, size, end in zip(site.node.outputs, sizes, ends, strict=True):
-        if not output.uses() and not output.is_graph_output():
+        if not is_read(output):
             parts.append(None)
             continue
         start, stop = site.ints(int(end - size)), site.ints(int(end))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import column_major
 from ortboost.graph.query import static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
@@ -15,24 +16,21 @@ __all__ = ["max_pool", "pool"]
 
 def max_pool(site: Site) -> list[ir.Value | None] | None:
     """Column-major indices mislead the gradient; in float16 the CPU runtime crashes."""
-    indices = len(site.node.outputs) > 1 and (
-        site.node.outputs[1].uses() or site.node.outputs[1].is_graph_output()
-    )
     major = site.integer("storage_order", 0) == 1
     half = site.node.op_type in ("MaxPool", "AveragePool") and site.dtype == ir.DataType.FLOAT16
     if not major and not half:
         return None
-    if indices and major:
-        raise Refusal("its indices are column-major (storage_order=1); export them row-major")
+    if (refused := column_major(site.node)) is not None:
+        raise Refusal(refused)
     attributes = {k: v for k, v in site.node.attributes.items() if k != "storage_order"}
     data = site.input(0)
     if half:
-        data = site.op("Cast", data, dtype=ir.DataType.FLOAT, to=int(ir.DataType.FLOAT))
+        data = site.cast(data, ir.DataType.FLOAT)
     outputs = site.ops(site.node.op_type, [data], len(site.node.outputs), attributes)
     if len(outputs) > 1 and outputs[1] is not None:
         outputs[1].type = ir.TensorType(ir.DataType.INT64)
-    if half:
-        outputs[0] = site.op("Cast", outputs[0], dtype=site.dtype, to=int(site.dtype))
+    if half and outputs[0] is not None:
+        outputs[0] = site.cast(outputs[0])
     return outputs
 
 
@@ -73,9 +71,8 @@ def _average_pool(site: Site) -> list[ir.Value | None] | None:
         unit = site.op(
             "Concat", site.ints(1, 1), site.shape_of(data, 2), axis=0, dtype=ir.DataType.INT64
         )
-        one = ir.tensor([1.0], dtype=site.dtype)
         shape = (1, 1, *(site.shape()[axis] for axis in spatial))
-        image = site.op("ConstantOfShape", unit, dtype=site.dtype, shape=shape, value=one)
+        image = site.filled(1, unit, shape=shape)
         pooled = site.op("AveragePool", image, **site.node.attributes)
         mean = site.op(
             "Mul", summed, site.op("Div", pooled, site.op("Conv", image, ones, **window))

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.rewrites.normalization import FLOAT, HALF, as_float, as_given
 from ortboost.core.report import Report
-from ortboost.graph.query import producer_of
+from ortboost.graph.query import is_read, producer_of
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["batch_centered", "batch_statistics"]
@@ -48,7 +48,7 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
     momentum = site.number("momentum", 0.9)
     batch = zip(site.node.outputs[1:], given[3:], stored, (mean, variance), strict=False)
     for output, like, old, new in batch:
-        if not (output.uses() or output.is_graph_output()):
+        if not is_read(output):
             outputs.append(None)
             continue
         value = new
@@ -78,8 +78,7 @@ def batch_centered(node: ir.Node) -> ir.Value | None:
     """`x - mean` of a node in inference mode that normalizes by the statistics of its own input.
 
     Only the form that this module makes is recognized, by its structure: a mark would not survive
-    copies
-    of the model.
+    copies of the model.
     """
     data = node.inputs[0]
     mean = _made_by(node.inputs[3], "Reshape", "ReduceMean")

@@ -34,16 +34,12 @@ def complete_normalizations(model: ir.Model) -> Report:
 
 def as_float(site: Site, value: ir.Value) -> ir.Value:
     """A value in float32 if it is in half precision."""
-    if value.dtype not in HALF:
-        return value
-    return site.op("Cast", value, dtype=FLOAT, to=int(FLOAT), shape=value.shape)
+    return site.cast(value, FLOAT) if value.dtype in HALF else value
 
 
 def as_given(site: Site, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     """A value back in the precision it came in."""
-    if dtype not in HALF:
-        return value
-    return site.op("Cast", value, dtype=dtype, to=int(dtype), shape=value.shape)
+    return site.cast(value, dtype) if dtype in HALF else value
 
 
 def _layer_norm(site: Site) -> list[ir.Value | None] | None:
@@ -92,9 +88,7 @@ def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
 
 def _ones(site: Site, data: ir.Value, axis: int) -> ir.Value:
     shape = (known_shape(data) or ())[axis:]
-    one = ir.tensor([1.0], dtype=FLOAT)
-    sizes = site.shape_of(data, axis)
-    return site.op("ConstantOfShape", sizes, dtype=FLOAT, shape=shape, value=one)
+    return site.filled(1, site.shape_of(data, axis), FLOAT, shape)
 
 
 def _rms_norm(site: Site) -> list[ir.Value | None]:

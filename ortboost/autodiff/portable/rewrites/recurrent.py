@@ -150,9 +150,7 @@ def _initial(site: Site, index: int, place: int, count: int, size: int) -> ir.Va
         return value
     batch = site.shape_of(site.input(0), 1, 2)
     shape = site.op("Concat", site.ints(1), batch, site.ints(size), axis=0, dtype=ir.DataType.INT64)
-    zero = ir.tensor([0.0], dtype=site.dtype)
-    known = [1, site.shape()[1], size]
-    return site.op("ConstantOfShape", shape, dtype=site.dtype, shape=known, value=zero)
+    return site.filled(0, shape, shape=[1, site.shape()[1], size])
 
 
 def _lstm_step(

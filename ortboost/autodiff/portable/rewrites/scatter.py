@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.rules.indexing import as_rows
-from ortboost.autodiff.portable.rules.sizes import joined
+from ortboost.autodiff.sizes import joined
 from ortboost.core.report import Report
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes

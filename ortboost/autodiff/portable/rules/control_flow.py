@@ -13,7 +13,7 @@ from ortboost.autodiff.portable.reverse_pass import gradient_support, reverse_pa
 from ortboost.graph.query import label
 from ortboost.graph.reach import Reach, reach, uses_inside
 
-__all__ = ["if_"]
+__all__: list[str] = []
 
 _BRANCHES = ("then_branch", "else_branch")
 _RANDOM = frozenset(

@@ -23,7 +23,7 @@ from ortboost.autodiff.portable.rules.windows import (
 from ortboost.graph.query import known_shape, static_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["conv", "conv_transpose"]
+__all__: list[str] = []
 
 
 @refuses("Conv", "ConvTranspose")

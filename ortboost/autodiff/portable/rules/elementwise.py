@@ -12,19 +12,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.graph.query import constant
 
-__all__ = [
-    "add",
-    "cast",
-    "div",
-    "extremum",
-    "identity",
-    "mean",
-    "mul",
-    "neg",
-    "pow_",
-    "sub",
-    "sum_",
-]
+__all__: list[str] = []
 
 
 @register("Add")
@@ -105,7 +93,7 @@ def extremum(b: Backward) -> Gradients:
     if len(b.node.inputs) == 1:
         return [g]
     hits = [b.op("Equal", x, y, dtype=ir.DataType.BOOL, shape=shape) for _, x in _inputs(b)]
-    counts = [b.op("Cast", hit, dtype=b.dtype, shape=shape, to=int(b.dtype)) for hit in hits]
+    counts = [b.cast(hit) for hit in hits]
     part = b.op("Div", g, b.op("Sum", *counts, shape=shape), shape=shape)
     return [
         b.sum_to_shape(b.masked(hits[i], part), x) if b.needs_gradient(i) else None
@@ -125,7 +113,7 @@ def pow_(b: Backward) -> Gradients:
     if b.needs_gradient(0):
         answers[0] = b.sum_to_shape(_pow_base(b), base)
     if b.needs_gradient(1):
-        power = _as(b, exponent)
+        power = b.cast(exponent)
         zero = b.const(0.0)
         flat = b.op(
             "And",
@@ -138,7 +126,7 @@ def pow_(b: Backward) -> Gradients:
         found = b.sum_to_shape(
             b.op("Where", flat, zero, full, dtype=b.dtype, shape=shape), exponent
         )
-        answers[1] = _cast(b, found, exponent)
+        answers[1] = b.cast(found, exponent.dtype)
     return answers
 
 
@@ -165,25 +153,12 @@ def _pow_base(b: Backward) -> ir.Value:
     if value is not None:
         lower = b.const(value - 1.0)
         return times(g, times(b.op("Pow", base, lower, shape=shape), b.const(value)))
-    power = _as(b, exponent)
+    power = b.cast(exponent)
     lower = b.op("Sub", power, b.const(1.0), shape=exponent.shape)
     slope = times(b.op("Pow", base, lower, shape=shape), power)
     zero = b.const(0.0)
     none = b.op("Equal", power, zero, dtype=ir.DataType.BOOL, shape=exponent.shape)
     return b.op("Where", none, zero, times(g, slope), dtype=b.dtype, shape=shape)
-
-
-def _as(b: Backward, exponent: ir.Value) -> ir.Value:
-    """The exponent in the element type of the base."""
-    if exponent.dtype == b.dtype:
-        return exponent
-    return b.op("Cast", exponent, dtype=b.dtype, shape=exponent.shape, to=int(b.dtype))
-
-
-def _cast(b: Backward, gradient: ir.Value, value: ir.Value) -> ir.Value:
-    if value.dtype in (None, gradient.dtype):
-        return gradient
-    return b.op("Cast", gradient, dtype=value.dtype, shape=value.shape, to=int(value.dtype or 1))
 
 
 @register("Where")
@@ -202,11 +177,7 @@ def where(b: Backward) -> Gradients:
 @register("Cast", "CastLike")
 def cast(b: Backward) -> Gradients:
     """`y = x` in another element type: `g` in that of `x`."""
-    g, x = b.gradient(), b.input(0)
-    if g.dtype is not None and g.dtype == x.dtype:
-        return [g]
-    assert x.dtype is not None  # see _cast_form
-    return [b.op("Cast", g, dtype=x.dtype, shape=x.shape, to=int(x.dtype))]
+    return [b.cast(b.gradient(), b.input(0).dtype)]  # known, see _cast_form
 
 
 @refuses("Cast", "CastLike")

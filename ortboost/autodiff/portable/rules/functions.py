@@ -5,15 +5,34 @@ r"""Functions of one input, elementwise: powers, exponentials, trigonometric and
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
 
-__all__ = ["SLOPES"]
+__all__: list[str] = []
+
+
+_Slope: TypeAlias = Callable[[Backward], ir.Value]
+
+
+def _slope(op_type: str) -> Callable[[_Slope], _Slope]:
+    """Enter the gradient of the only input of an operator."""
+
+    def enter(slope: _Slope) -> _Slope:
+        @functools.wraps(slope)
+        def rule(b: Backward) -> Gradients:
+            return [slope(b)]
+
+        register(op_type)(rule)
+        return slope
+
+    return enter
 
 
 def _op(b: Backward, op_type: str, *inputs: ir.Value) -> ir.Value:
@@ -24,51 +43,61 @@ def _square(b: Backward, value: ir.Value) -> ir.Value:
     return _op(b, "Mul", value, value)
 
 
+@_slope("Abs")
 def _abs(b: Backward) -> ir.Value:
     """`|x|`: `g sign(x)`, 0 at 0."""
     return _op(b, "Mul", b.gradient(), _op(b, "Sign", b.input(0)))
 
 
+@_slope("Exp")
 def _exp(b: Backward) -> ir.Value:
     """`exp(x)`: `g y`."""
     return _op(b, "Mul", b.gradient(), b.output())
 
 
+@_slope("Log")
 def _log(b: Backward) -> ir.Value:
     """`log(x)`: `g / x`."""
     return _op(b, "Div", b.gradient(), b.input(0))
 
 
+@_slope("Sqrt")
 def _sqrt(b: Backward) -> ir.Value:
     """`sqrt(x)`: `g / (2 y)`."""
     return _op(b, "Div", _op(b, "Mul", b.gradient(), b.const(0.5)), b.output())
 
 
+@_slope("Reciprocal")
 def _reciprocal(b: Backward) -> ir.Value:
     """`1 / x`: `-g y^2`."""
     return _op(b, "Neg", _op(b, "Mul", b.gradient(), _square(b, b.output())))
 
 
+@_slope("Sin")
 def _sin(b: Backward) -> ir.Value:
     """`sin(x)`: `g cos(x)`."""
     return _op(b, "Mul", b.gradient(), _op(b, "Cos", b.input(0)))
 
 
+@_slope("Cos")
 def _cos(b: Backward) -> ir.Value:
     """`cos(x)`: `-g sin(x)`."""
     return _op(b, "Neg", _op(b, "Mul", b.gradient(), _op(b, "Sin", b.input(0))))
 
 
+@_slope("Tan")
 def _tan(b: Backward) -> ir.Value:
     """`tan(x)`: `g (1 + y^2)`."""
     return _op(b, "Mul", b.gradient(), _op(b, "Add", _square(b, b.output()), b.const(1.0)))
 
 
+@_slope("Tanh")
 def _tanh(b: Backward) -> ir.Value:
     """`tanh(x)`: `g (1 - y^2)`."""
     return _op(b, "Mul", b.gradient(), _op(b, "Sub", b.const(1.0), _square(b, b.output())))
 
 
+@_slope("Sigmoid")
 def _sigmoid(b: Backward) -> ir.Value:
     """`1 / (1 + exp(-x))`: `g y (1 - y)`."""
     y = b.output()
@@ -76,6 +105,7 @@ def _sigmoid(b: Backward) -> ir.Value:
     return _op(b, "Mul", b.gradient(), slope)
 
 
+@_slope("Erf")
 def _erf(b: Backward) -> ir.Value:
     """`erf(x)`: `g 2 / sqrt(pi) exp(-x^2)`."""
     bell = _op(b, "Exp", _op(b, "Neg", _square(b, b.input(0))))
@@ -83,39 +113,46 @@ def _erf(b: Backward) -> ir.Value:
     return _op(b, "Mul", b.gradient(), scaled)
 
 
+@_slope("Sinh")
 def _sinh(b: Backward) -> ir.Value:
     """`sinh(x)`: `g cosh(x)`."""
     return _op(b, "Mul", b.gradient(), _op(b, "Cosh", b.input(0)))
 
 
+@_slope("Cosh")
 def _cosh(b: Backward) -> ir.Value:
     """`cosh(x)`: `g sinh(x)`."""
     return _op(b, "Mul", b.gradient(), _op(b, "Sinh", b.input(0)))
 
 
+@_slope("Asin")
 def _asin(b: Backward) -> ir.Value:
     """`asin(x)`: `g / sqrt(1 - x^2)`."""
     inside = _op(b, "Sub", b.const(1.0), _square(b, b.input(0)))
     return _op(b, "Div", b.gradient(), _op(b, "Sqrt", inside))
 
 
+@_slope("Acos")
 def _acos(b: Backward) -> ir.Value:
     """`acos(x)`: `-g / sqrt(1 - x^2)`."""
     return _op(b, "Neg", _asin(b))
 
 
+@_slope("Atan")
 def _atan(b: Backward) -> ir.Value:
     """`atan(x)`: `g / (1 + x^2)`."""
     below = _op(b, "Add", _square(b, b.input(0)), b.const(1.0))
     return _op(b, "Div", b.gradient(), below)
 
 
+@_slope("Asinh")
 def _asinh(b: Backward) -> ir.Value:
     """`asinh(x)`: `g / sqrt(x^2 + 1)`."""
     inside = _op(b, "Add", _square(b, b.input(0)), b.const(1.0))
     return _op(b, "Div", b.gradient(), _op(b, "Sqrt", inside))
 
 
+@_slope("Acosh")
 def _acosh(b: Backward) -> ir.Value:
     """`acosh(x)`: `g / (sqrt(x - 1) sqrt(x + 1))`."""
     x, one = b.input(0), b.const(1.0)
@@ -124,37 +161,8 @@ def _acosh(b: Backward) -> ir.Value:
     return _op(b, "Div", b.gradient(), _op(b, "Mul", low, high))
 
 
+@_slope("Atanh")
 def _atanh(b: Backward) -> ir.Value:
     """`atanh(x)`: `g / (1 - x^2)`."""
     below = _op(b, "Sub", b.const(1.0), _square(b, b.input(0)))
     return _op(b, "Div", b.gradient(), below)
-
-
-SLOPES: dict[str, Callable[[Backward], ir.Value]] = {
-    "Abs": _abs,
-    "Acos": _acos,
-    "Acosh": _acosh,
-    "Asin": _asin,
-    "Asinh": _asinh,
-    "Atan": _atan,
-    "Atanh": _atanh,
-    "Cos": _cos,
-    "Cosh": _cosh,
-    "Erf": _erf,
-    "Exp": _exp,
-    "Log": _log,
-    "Reciprocal": _reciprocal,
-    "Sigmoid": _sigmoid,
-    "Sin": _sin,
-    "Sinh": _sinh,
-    "Sqrt": _sqrt,
-    "Tan": _tan,
-    "Tanh": _tanh,
-}
-"""Operator to the gradient of its only input."""
-
-
-@register(*SLOPES)
-def _function(b: Backward) -> Gradients:
-    """One gradient, by the table."""
-    return [SLOPES[b.node.op_type](b)]

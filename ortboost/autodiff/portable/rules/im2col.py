@@ -183,8 +183,8 @@ def _taps(
     """One product ``[M, N O] [N O, C]`` for each tap; only the results are concatenated.
 
     If images are large and channels few, one product for each image, summed at the end: `g` need
-    not be
-    transposed, and more threads have work (2.03 against 2.13 ms on one thread, layer 2 above).
+    not be transposed, and more threads have work (2.03 against 2.13 ms on one thread, layer 2
+    above).
     """
     image = _channels_last(b, x, window)
     steps, axes = _steps(b, g, window), range(1, 1 + window.spatial)

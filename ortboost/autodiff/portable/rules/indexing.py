@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.sizes import (
+from ortboost.autodiff.sizes import (
     INT64,
     Size,
     joined,
@@ -22,35 +23,19 @@ from ortboost.autodiff.portable.rules.sizes import (
     reshape_like,
     zeros,
 )
-from ortboost.graph.query import input_at, known_shape
+from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = [
-    "add_at",
-    "as_rows",
-    "gather",
-    "gather_elements",
-    "gather_nd",
-    "scatter_elements",
-    "scatter_nd",
-]
+__all__ = ["add_at", "as_rows"]
 
 # Rows of a table up to which a one-hot product is faster than ScatterElements; measured on CPU:
 # rows 30, width 16, 65,536 indices: 1.5 against 6.5 ms; rows 1,000: 1.6 against 0.4 ms.
 _SMALL_TABLE = 64
 
 
-def _rank_known(node: ir.Node, *indices: int) -> str | None:
-    for index in indices:
-        value = input_at(node, index)
-        if value is not None and known_shape(value) is None:
-            return f"the rank of '{value.name}' is unknown; give the model's inputs shapes"
-    return None
-
-
 @refuses("Gather", "GatherND")
 def _gather_refused(node: ir.Node) -> str | None:
-    return _rank_known(node, 0, 1)
+    return unknown_rank(node, 0, 1)
 
 
 @register("Gather")
@@ -128,12 +113,10 @@ def add_at(b: Site, base: list[Size], index: ir.Value, updates: ir.Value, *, axi
     count = shape[0] if shape else None
     if isinstance(table, int) and 0 < table <= _SMALL_TABLE and count != 0:
         one = b.builder.const([0.0, 1.0], kind)
-        if index.dtype != INT64:  # the kernel knows no other
-            index = b.op("Cast", index, dtype=INT64, to=int(INT64))
+        index = b.cast(index, INT64)  # the kernel knows no other
         hot = b.op("OneHot", index, b.ints(table), one, axis=0, dtype=kind)  # [table, count]
         return b.op("MatMul", hot, updates)
-    fill = ir.tensor([0.0], dtype=kind)
-    empty = b.op("ConstantOfShape", joined(b, base), dtype=kind, value=fill)
+    empty = b.filled(0, joined(b, base), kind)
     column = b.op("Unsqueeze", index, b.ints(1))  # [count, 1]
     full = b.op("Expand", column, b.shape_of(updates))
     return b.op("ScatterElements", empty, full, updates, axis=axis, reduction="add", dtype=kind)
@@ -179,7 +162,7 @@ def as_rows(
     picked = sizes[batch : batch + depth]
     rows = product(b, sizes[: batch + depth])
     width = product(b, sizes[batch + depth :])
-    wide = indices if indices.dtype == INT64 else b.op("Cast", indices, dtype=INT64, to=int(INT64))
+    wide = b.cast(indices, INT64)
     whole = joined(b, picked)
     negative = b.op("Less", wide, b.ints(0), dtype=ir.DataType.BOOL)
     wide = b.op("Where", negative, b.op("Add", wide, whole), wide, dtype=INT64)
@@ -202,7 +185,7 @@ def as_rows(
 
 @refuses("GatherND", "ScatterND")
 def _nd_refused(node: ir.Node) -> str | None:
-    found = _rank_known(node, 0, 1)
+    found = unknown_rank(node, 0, 1)
     if found:
         return found
     shape = known_shape(node.inputs[1]) if node.inputs[1] is not None else None

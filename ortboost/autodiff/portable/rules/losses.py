@@ -1,8 +1,7 @@
 r"""Losses that are one operator.
 
 Shapes: scores `x [N, C, d...]`, labels `t [N, d...]`, class weights `w [C]`; `d...` may be empty.
-    The
-weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
+The weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ortboost.autodiff.portable.registry import register
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site
 
-__all__ = ["LOWERINGS", "cross_entropy", "negative_log_likelihood"]
+__all__ = ["LOWERINGS"]
 
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 
@@ -50,9 +49,8 @@ def cross_entropy(b: Backward) -> Gradients:
 def negative_log_likelihood(b: Backward) -> Gradients:
     """`l = -W x[t]`: `gx = -c` at the label and 0 elsewhere, `c` as for cross entropy."""
     _only_scores(b)
-    zero = ir.tensor([0.0], dtype=b.dtype)
     x = b.input(0)
-    zeros = b.op("ConstantOfShape", b.shape_of(x), dtype=b.dtype, shape=x.shape, value=zero)
+    zeros = b.filled(0, b.shape_of(x), shape=x.shape)
     return [b.op("Mul", _scattered(b, zeros, -1.0), _factor(b), shape=x.shape)]
 
 
@@ -101,7 +99,7 @@ def _factor(b: Backward) -> ir.Value:
 def _count(b: Site) -> ir.Value:
     """Number of labels."""
     size = b.op("Size", b.input(1), dtype=_INT64, shape=())
-    return b.op("Cast", size, dtype=b.dtype, shape=(), to=int(b.dtype))
+    return b.cast(size)
 
 
 def _total_weight(b: Site, weights: ir.Value) -> ir.Value:
@@ -138,17 +136,11 @@ def _weights(b: Site) -> ir.Value | None:
 
 def _safe(b: Site) -> ir.Value:
     """The labels, with 0 in place of those that are ignored."""
-    ignored, t = _ignored(b), _as_int64(b, b.input(1))
+    ignored, t = _ignored(b), b.cast(b.input(1), _INT64)
     if ignored is None:
         return t
     zero = b.builder.const(0, _INT64)
     return b.op("Where", ignored, zero, t, dtype=_INT64, shape=t.shape)
-
-
-def _as_int64(b: Site, labels: ir.Value) -> ir.Value:
-    if labels.dtype == _INT64:
-        return labels
-    return b.op("Cast", labels, dtype=_INT64, shape=labels.shape, to=int(_INT64))
 
 
 def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:

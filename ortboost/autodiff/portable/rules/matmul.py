@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.sizes import Size, joined, length, reshape_like
+from ortboost.autodiff.sizes import Size, joined, length, reshape_like
 from ortboost.graph.query import known_shape
 
-__all__ = ["gemm", "matmul"]
+__all__: list[str] = []
 
 
 @register("Gemm")
@@ -40,11 +41,7 @@ def gemm(b: Backward) -> Gradients:
 
 @refuses("MatMul")
 def _matmul_refused(node: ir.Node) -> str | None:
-    for value in node.inputs[:2]:
-        if value is None or known_shape(value) is None:
-            name = None if value is None else value.name
-            return f"the rank of '{name}' is unknown; give the model's inputs shapes"
-    return None
+    return unknown_rank(node, 0, 1)
 
 
 @register("MatMul")

@@ -13,21 +13,19 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.batch_norm import batch_centered
 from ortboost.graph.query import constant, known_shape, static_shape
 from ortboost.graph.rewriting import Refusal
 
-__all__ = ["absorbed", "batch_norm", "layer_norm"]
+__all__ = ["absorbed"]
 
 
 @refuses("BatchNormalization")
 def _batch_norm_refused(node: ir.Node) -> str | None:
-    data = node.inputs[0]
-    if data is None or known_shape(data) is None:
-        return "the rank of its input is unknown; give the model's inputs shapes"
-    return None
+    return unknown_rank(node, 0)
 
 
 @register("BatchNormalization")
@@ -42,8 +40,7 @@ def batch_norm(b: Backward) -> Gradients:
 
     `x̂`, the bracket and the factor before it are BatchNormalizations in inference mode with other
     scales and means: the fastest operator for one multiplication and addition a channel. `x̂` is
-        made
-    anew: nothing is kept from the forward pass, and few vectors are needed (for small images, each
+    made anew: nothing is kept from the forward pass, and few vectors are needed (for small images, each
     costs as much as a pass over the image). The factor comes last, so that a convolution can take
     it over (:func:`absorbed`).
     """
@@ -132,8 +129,7 @@ def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
     dtype = like.dtype or b.dtype
     if shape is not None and all(isinstance(dim, int) for dim in shape):
         return b.const([value] * int(shape[0] or 0), dtype)
-    fill = ir.tensor([value], dtype=dtype)
-    return b.op("ConstantOfShape", b.shape_of(like), dtype=dtype, shape=like.shape, value=fill)
+    return b.filled(value, b.shape_of(like), dtype, like.shape)
 
 
 def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
@@ -153,23 +149,21 @@ def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
         def number() -> ir.Value:
             batch = b.op("Squeeze", b.shape_of(x, axis, axis + 1), dtype=int64, shape=[])
             all_of_them = b.op("Mul", batch, b.const(inner, int64), dtype=int64, shape=[])
-            return b.op("Cast", all_of_them, dtype=b.dtype, to=int(b.dtype), shape=[])
+            return b.cast(all_of_them)
 
         return b.builder.shared(("count", dims[axis], inner, b.dtype), number)
     size, numbers = (b.op("Size", value, dtype=int64, shape=[]) for value in (x, statistic))
     one = b.builder.const(1, int64)
     count = b.op("Div", size, b.op("Max", numbers, one, dtype=int64), dtype=int64, shape=[])
-    return b.op("Cast", count, dtype=b.dtype, to=int(b.dtype), shape=[])
+    return b.cast(count)
 
 
 @refuses("LayerNormalization")
 def _layer_norm_refused(node: ir.Node) -> str | None:
     data = node.inputs[0]
-    if data is None or known_shape(data) is None:
-        return "the rank of its input is unknown; give the model's inputs shapes"
-    if data.dtype == ir.DataType.DOUBLE:
+    if data is not None and data.dtype == ir.DataType.DOUBLE:
         return "it keeps its mean in float32 and its input is float64; use float32"
-    return None
+    return unknown_rank(node, 0)
 
 
 @register("LayerNormalization")

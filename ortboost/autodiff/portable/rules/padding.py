@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_axes, unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.indexing import add_at
-from ortboost.autodiff.portable.rules.sizes import (
+from ortboost.autodiff.sizes import (
     INT64,
     Size,
     joined,
@@ -16,20 +17,14 @@ from ortboost.autodiff.portable.rules.sizes import (
     product,
     reshape_like,
 )
-from ortboost.graph.query import constant, input_at, known_shape
 
-__all__ = ["pad"]
+__all__: list[str] = []
 
 
 @refuses("Pad")
 def _refused(node: ir.Node) -> str | None:
-    if node.inputs[0] is None or known_shape(node.inputs[0]) is None:
-        return "the rank of its input is unknown; give the model's inputs shapes"
-    axes = input_at(node, 3)
-    mode = node.attributes.get_string("mode", "constant")
-    if mode != "constant" and axes is not None and constant(axes) is None:
-        return "its axes are not constant; export with fixed axes"
-    return None
+    constant_mode = node.attributes.get_string("mode", "constant") == "constant"
+    return unknown_rank(node, 0) or (None if constant_mode else unknown_axes(node, 3))
 
 
 @register("Pad")
@@ -37,8 +32,7 @@ def pad(b: Backward) -> Gradients:
     """Constant mode: `g` without the padding, that is padded by `-pads`.
 
     Reflected, wrapped and edge padding: along one axis after the other `y[j] = x[i_j]`, with `i`
-    the
-    numbers `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
+    the numbers `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
     """
     x, g = b.input(0), b.gradient()
     mode = b.text("mode", "constant")

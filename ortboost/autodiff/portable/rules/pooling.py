@@ -7,14 +7,14 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import column_major
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rules.windows import Window, bare_site, transposed_conv, window_of
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal
 
-__all__ = ["average_pool", "global_average_pool", "global_lp_pool", "global_max_pool"]
-__all__ += ["lp_pool", "max_pool"]
+__all__: list[str] = []
 
 _BOOL, _INT64 = ir.DataType.BOOL, ir.DataType.INT64
 _WINDOW = ("kernel_shape", "strides", "dilations", "pads", "auto_pad", "ceil_mode")
@@ -29,13 +29,7 @@ def _condition(node: ir.Node) -> str | None:
     return None
 
 
-@refuses("MaxPool")
-def _max_pool_condition(node: ir.Node) -> str | None:
-    indices = node.outputs[1] if len(node.outputs) > 1 else None
-    used = indices is not None and (bool(indices.uses()) or indices.is_graph_output())
-    if used and node.attributes.get_int("storage_order", 0) == 1:
-        return "its indices are column-major (storage_order=1); export them row-major"
-    return None
+refuses("MaxPool")(column_major)
 
 
 @register("MaxPool")
@@ -50,14 +44,10 @@ def max_pool(b: Backward) -> Gradients:
     flat = b.ints(-1)
     values = b.op("Reshape", g, flat)
     size = b.op("Reshape", b.op("Size", x, dtype=_INT64), flat)
-    zeros = b.op("ConstantOfShape", size, dtype=b.dtype, value=_zero(b))
+    zeros = b.filled(0, size)
     places = b.op("Reshape", _indices(b), flat)
     added = b.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
     return [b.op("Reshape", added, b.shape_of(x), shape=x.shape, allowzero=1)]
-
-
-def _zero(b: Backward) -> ir.TensorProtocol:
-    return ir.tensor(np.zeros(1, dtype=b.dtype.numpy()), dtype=b.dtype)
 
 
 def _indices(b: Backward) -> ir.Value:
@@ -184,7 +174,7 @@ def global_average_pool(b: Backward) -> Gradients:
         share = b.op("Mul", g, b.const(1.0 / max(math.prod(lengths), 1)), shape=b.output().shape)
     else:
         count = b.op("ReduceProd", b.shape_of(x, 2), keepdims=0, dtype=_INT64)
-        number = b.op("Cast", count, dtype=b.dtype, to=int(b.dtype))
+        number = b.cast(count)
         share = b.op("Div", g, number, shape=b.output().shape)
     return [b.op("Expand", share, b.shape_of(x), shape=x.shape)]
 

@@ -8,7 +8,7 @@ from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.graph.query import constant, input_at
 
-__all__ = ["dropout"]
+__all__: list[str] = []
 
 
 @register("Dropout")
@@ -29,7 +29,7 @@ def dropout(b: Backward) -> Gradients:
         scale = b.const(1.0 / (1.0 - float(fixed_ratio)))
     else:
         assert ratio is not None
-        same = b.op("Cast", ratio, dtype=b.dtype, shape=ratio.shape, to=int(b.dtype))
+        same = b.cast(ratio)
         scale = b.op("Reciprocal", b.op("Sub", b.const(1.0), same, shape=ratio.shape))
     if fixed_mode is None:
         scale = b.op("Where", mode, scale, b.const(1.0), dtype=b.dtype)

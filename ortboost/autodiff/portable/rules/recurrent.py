@@ -7,7 +7,7 @@ from ortboost.autodiff.portable.registry import refuses, register
 from ortboost.autodiff.portable.rewrites.recurrent import unrollable
 from ortboost.graph.rewriting import Refusal
 
-__all__ = ["recurrent"]
+__all__: list[str] = []
 
 refuses("GRU", "LSTM", "RNN")(unrollable)
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import empty_axes, reduced_axes
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.graph.query import constant, input_at, known_shape
+from ortboost.graph.query import known_shape
 
-__all__ = ["NORMS", "kept", "reduced_axes"]
+__all__: list[str] = []
 
 _INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
 Dims = tuple[int | str | None, ...]
@@ -24,21 +25,6 @@ Dims = tuple[int | str | None, ...]
 def _op(b: Backward, op_type: str, *inputs: ir.Value) -> ir.Value:
     """A node with an output like `x`."""
     return b.op(op_type, *inputs, dtype=b.dtype, shape=b.input(0).shape)
-
-
-def reduced_axes(b: Backward) -> tuple[int, ...] | None:
-    """Reduced axes counted from the front, () for none; ``None`` if they are not known."""
-    given, shape = b.array(1), known_shape(b.input(0))
-    if b.optional(1) is not None and given is None:
-        return None
-    if given is None or given.size == 0:
-        if b.integer("noop_with_empty_axes", 0):
-            return ()
-        return None if shape is None else tuple(range(len(shape)))
-    flat = [int(axis) for axis in given.reshape(-1)]
-    if shape is not None:
-        return tuple(sorted(axis % len(shape) for axis in flat))
-    return tuple(flat) if min(flat) >= 0 else None
 
 
 def kept_dims(b: Backward) -> Dims | None:
@@ -74,7 +60,7 @@ def _kept_shape(b: Backward) -> ir.Value:
 
     No axes at all mean every axis (with ``noop_with_empty_axes``: none).
     """
-    axes = b.op("Cast", b.input(1), dtype=_INT64, to=int(_INT64))
+    axes = b.cast(b.input(1), _INT64)
     full = b.shape_of(b.input(0))
     count = b.op("Shape", axes, dtype=_INT64)
     ones = b.op("Expand", b.ints(1), count, dtype=_INT64)
@@ -106,10 +92,7 @@ def _share(b: Backward) -> ir.Value:
         if all(isinstance(length, int) for length in lengths):
             count = int(np.prod([n for n in lengths if isinstance(n, int)], dtype=np.int64))
             return b.const(1.0 / max(count, 1))
-    sizes = [
-        b.op("Cast", b.op("Size", v, dtype=_INT64), dtype=b.dtype, to=int(b.dtype))
-        for v in (b.output(), b.input(0))
-    ]
+    sizes = [b.cast(b.op("Size", v, dtype=_INT64)) for v in (b.output(), b.input(0))]
     return b.op("Div", *sizes, shape=())
 
 
@@ -160,14 +143,19 @@ def _log_sum_exp(b: Backward) -> ir.Value:
 def _extremum(b: Backward) -> ir.Value:
     """`max(x)`: `K(g / n)` where `x = K(y)`, n the number of those: ties share evenly."""
     hit = b.op("Equal", b.input(0), kept(b, b.output()), dtype=_BOOL, shape=b.input(0).shape)
-    ones = b.op("Cast", hit, dtype=b.dtype, shape=b.input(0).shape, to=int(b.dtype))
-    options = {
-        name: b.integer(name, default)
-        for name, default in (("noop_with_empty_axes", 0), ("keepdims", 1))
-    }
+    ones = b.cast(hit)
+    options = _options(b)
     count = b.op("ReduceSum", ones, b.optional(1), shape=b.output().shape, **options)
     part = b.op("Div", b.gradient(), count, shape=b.output().shape)
     return b.masked(hit, kept(b, part))
+
+
+def _options(b: Backward) -> dict[str, int]:
+    """The attributes that say which axes are reduced and kept."""
+    return {
+        "noop_with_empty_axes": b.integer("noop_with_empty_axes", 0),
+        "keepdims": b.integer("keepdims", 1),
+    }
 
 
 def _op_where(b: Backward, condition: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:
@@ -181,18 +169,15 @@ def _prod(b: Backward) -> ir.Value:
 
         K(g q) / x where x is not 0 and z = 0,   K(g q) where x = 0 and z = 1,   else 0
     """
-    x, shape, zero, one = b.input(0), b.input(0).shape, b.const(0.0), b.const(1.0)
-    options = {
-        name: b.integer(name, default)
-        for name, default in (("noop_with_empty_axes", 0), ("keepdims", 1))
-    }
+    x, zero, one = b.input(0), b.const(0.0), b.const(1.0)
+    options = _options(b)
     axes = b.optional(1)
 
     def equal(left: ir.Value, right: ir.Value) -> ir.Value:
         return b.op("Equal", left, right, dtype=_BOOL, shape=left.shape)
 
     is_zero = equal(x, zero)
-    ones = b.op("Cast", is_zero, dtype=b.dtype, shape=shape, to=int(b.dtype))
+    ones = b.cast(is_zero)
     zeros = b.op("ReduceSum", ones, axes, shape=b.output().shape, **options)
     factors = _op_where(b, is_zero, one, x)
     product = b.op("ReduceProd", factors, axes, shape=b.output().shape, **options)
@@ -231,12 +216,4 @@ def _reduction(b: Backward) -> Gradients:
     return [NORMS[b.node.op_type](b)]
 
 
-@refuses(*(op for op in NORMS if op not in _NOOP_IS_IDENTITY))
-def _empty_axes(node: ir.Node) -> str | None:
-    if not node.attributes.get_int("noop_with_empty_axes", 0):
-        return None
-    given = input_at(node, 1)
-    axes = None if given is None else constant(given)
-    if given is None or axes is None or axes.size == 0:
-        return "noop_with_empty_axes without axes: implementations disagree; remove the node"
-    return None
+refuses(*(op for op in NORMS if op not in _NOOP_IS_IDENTITY))(empty_axes)

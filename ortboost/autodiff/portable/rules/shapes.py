@@ -10,28 +10,10 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import register
-from ortboost.autodiff.portable.rules.sizes import (
-    INT64,
-    Size,
-    joined,
-    length,
-    reshape_like,
-)
+from ortboost.autodiff.sizes import INT64, Size, computed, joined, length, reshape_like
 from ortboost.graph.rewriting import Refusal
 
-__all__ = [
-    "concat",
-    "depth_to_space",
-    "expand",
-    "reshape",
-    "space_to_depth",
-    "split",
-    "squeeze",
-    "tile",
-    "transpose",
-    "trilu",
-    "unsqueeze",
-]
+__all__: list[str] = []
 
 
 @register("Reshape", "Flatten")
@@ -83,7 +65,7 @@ def concat(b: Backward) -> Gradients:
     answers: list[ir.Value | None] = []
     start: Size = 0
     for i, size in enumerate(sizes):
-        end = _sum(b, start, size)
+        end = computed(b, "Add", start, size)
         if b.needs_gradient(i):
             bounds = (joined(b, [start]), joined(b, [end]), b.ints(axis))
             answers.append(b.op("Slice", g, *bounds, shape=b.input(i).shape))
@@ -91,12 +73,6 @@ def concat(b: Backward) -> Gradients:
             answers.append(None)
         start = end
     return answers
-
-
-def _sum(b: Backward, left: Size, right: Size) -> Size:
-    if isinstance(left, int) and isinstance(right, int):
-        return left + right
-    return b.op("Add", joined(b, [left]), joined(b, [right]), dtype=INT64)
 
 
 @register("Split")
@@ -165,7 +141,7 @@ def depth_to_space(b: Backward) -> Gradients:
     if b.text("mode", "DCR") == "DCR":
         return [b.op("SpaceToDepth", b.gradient(), blocksize=block, shape=x.shape)]
     batch, depth, height, width = _image(b)
-    channels = _quotient(b, depth, block * block)
+    channels = computed(b, "Div", depth, block * block)
     split_shape = joined(b, [batch, channels, height, block, width, block])
     g = b.op("Reshape", b.gradient(), split_shape, allowzero=1)
     g = b.op("Transpose", g, perm=[0, 1, 3, 5, 2, 4])
@@ -178,9 +154,3 @@ def space_to_depth(b: Backward) -> Gradients:
     block = b.integer("blocksize", 1)
     g = b.gradient()
     return [b.op("DepthToSpace", g, blocksize=block, mode="DCR", shape=b.input(0).shape)]
-
-
-def _quotient(b: Backward, size: Size, divisor: int) -> Size:
-    if isinstance(size, int):
-        return size // divisor
-    return b.op("Div", size, b.ints(divisor), dtype=INT64)

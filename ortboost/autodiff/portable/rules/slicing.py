@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.autodiff.conditions import unknown_rank
 from ortboost.autodiff.portable.backward import Backward, Gradients
 from ortboost.autodiff.portable.registry import refuses, register
-from ortboost.autodiff.portable.rules.sizes import INT64, Size, joined, length, padded
+from ortboost.autodiff.sizes import INT64, Size, computed, joined, length, padded
 from ortboost.graph.query import constant, known_shape
 
-__all__ = ["slice_"]
+__all__: list[str] = []
 
 
 def _axes(b: Backward, index: int, count: int) -> list[int]:
@@ -27,8 +28,8 @@ def _slice_refused(node: ir.Node) -> str | None:
         value = inputs[index]
         if value is not None and constant(value) is None:
             return f"its {name} are not constant; export with fixed {name}"
-    if inputs[0] is None or known_shape(inputs[0]) is None:
-        return "the rank of its input is unknown; give the model's inputs shapes"
+    if (unknown := unknown_rank(node, 0)) is not None:
+        return unknown
     if inputs[1] is not None and inputs[3] is None and inputs[4] is None:
         shape = known_shape(inputs[1])
         if shape is None or not isinstance(shape[0], int):
@@ -41,8 +42,7 @@ def slice_(b: Backward) -> Gradients:
     """`y = x[start:end:step]`: `g` set into zeros at the same indices.
 
     A negative step: `g` reversed, from the lowest index up. A step `s > 1`: `s - 1` zeros between
-        the
-    elements. Then one Pad puts zeros before and after.
+    the elements. Then one Pad puts zeros before and after.
     """
     x, g = b.input(0), b.gradient()
     steps = b.array(4)
@@ -61,11 +61,13 @@ def slice_(b: Backward) -> Gradients:
             last, behind = b.ints(-1), b.ints(-(2**62))
             g = b.op("Slice", g, last, behind, b.ints(axis), b.ints(-1), shape=g.shape)
             # the lowest place: start + (taken - 1) * step
-            start = _affine(b, taken, step, start, -step)
+            start = computed(
+                b, "Add", start, computed(b, "Mul", computed(b, "Sub", taken, 1), step)
+            )
         if abs(step) > 1:
             g = _insert_zeros(b, g, axis, abs(step))
         begin = start if isinstance(start, int) else _clamped(b, start, size)
-        behind_it = _minus(b, _minus(b, size, begin), _size_of(b, g, axis))
+        behind_it = computed(b, "Sub", computed(b, "Sub", size, begin), _size_of(b, g, axis))
         margins[axis] = (begin, behind_it)
     if all(isinstance(n, int) and n == 0 for pair in margins.values() for n in pair):
         return [g]
@@ -92,30 +94,12 @@ def _start(b: Backward, place: int, size: Size, step: int, starts: np.ndarray | 
         kind = b.input(1).dtype or INT64
         here = b.ints(place)
         value = b.op("Gather", b.input(1), here, axis=0, dtype=kind, shape=[1])
-        if kind != INT64:
-            value = b.op("Cast", value, to=int(INT64), dtype=INT64, shape=[1])
+        value = b.cast(value, INT64)
     whole = joined(b, [size])
     negative = b.op("Less", value, b.ints(0), dtype=ir.DataType.BOOL)
     counted = b.op("Where", negative, b.op("Add", value, whole), value, dtype=INT64)
     top = whole if step > 0 else b.op("Sub", whole, b.ints(1))
     return b.op("Max", b.op("Min", counted, top), b.ints(0), shape=[1])
-
-
-def _affine(b: Backward, size: Size, factor: int, start: Size, offset: int) -> Size:
-    """`size * factor + start + offset`."""
-    if isinstance(size, int) and isinstance(start, int):
-        return size * factor + start + offset
-    scaled = b.op("Mul", joined(b, [size]), b.ints(factor), dtype=INT64)
-    moved = b.op("Add", scaled, joined(b, [start]), dtype=INT64)
-    return b.op("Add", moved, b.ints(offset), dtype=INT64)
-
-
-def _minus(b: Backward, left: Size, right: Size) -> Size:
-    if isinstance(left, int) and isinstance(right, int):
-        return left - right
-    if isinstance(right, int) and right == 0:
-        return left
-    return b.op("Sub", joined(b, [left]), joined(b, [right]), dtype=INT64)
 
 
 def _clamped(b: Backward, start: ir.Value, size: Size) -> ir.Value:
@@ -129,7 +113,7 @@ def _insert_zeros(b: Backward, g: ir.Value, axis: int, step: int) -> ir.Value:
     apart = b.op("Unsqueeze", g, b.ints(axis + 1))
     apart = padded(b, apart, {axis + 1: (0, step - 1)}, rank + 1)
     sizes = [_size_of(b, g, other) for other in range(rank)]
-    sizes[axis] = _affine(b, sizes[axis], step, 0, 0)
+    sizes[axis] = computed(b, "Mul", sizes[axis], step)
     flat = b.op("Reshape", apart, joined(b, sizes), allowzero=1)
     size = shape[axis]
     after = [*shape[:axis], None, *shape[axis + 1 :]]

@@ -65,11 +65,6 @@ class Window:
         ones = (1,) * self.spatial
         return self.kernel == ones and self.strides == ones and not self.padded
 
-    @property
-    def tiles(self) -> bool:
-        """Whether the windows lie side by side: no gap, no overlap, no padding."""
-        return self.strides == self.kernel and set(self.dilations) == {1} and not self.padded
-
     def attributes(self) -> dict[str, Any]:
         """As attributes of a convolution or a pool."""
         return {

@@ -8,39 +8,27 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
-from ortboost.deploy.tensorrt.table import Operator
-from ortboost.graph.query import input_at, is_standard, known_shape, label
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule, warn
+from ortboost.graph.query import input_at, is_read, is_standard, known_shape
 
 __all__: list[str] = []
 
 _RECURRENT = ("RNN", "GRU", "LSTM")
 
 
-def _restricted(context: Context) -> Iterator[tuple[ir.Node, Operator]]:
-    for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_standard(node) else None
-        if known is not None and known.limits:
-            yield node, known
-
-
 @rule("TRT020", "attribute values that are not supported")
 def values(context: Context) -> Iterator[Finding]:
     """``sorted=0`` of TopK, ``cubic`` of Resize, ``reduction`` of ScatterND..."""
-    version = context.model.opset_imports.get("", 18)
-    for node, known in _restricted(context):
+    for node, known in context.known():
         for limit in (*known.named("attribute"), *known.named("one-of")):
             name, _, allowed = limit.partition("=")
             if not _relevant(node, name):
                 continue
-            value = _attribute(node, name, version)
+            value = _attribute(context, node, name)
             if value is None or _same(value, allowed.split("|")):
                 continue
-            yield Finding(
-                "TRT020",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"{name} = {value} is not supported.",
                 f"Use {name} = {allowed.replace('|', ', ')}.",
             )
@@ -49,8 +37,9 @@ def values(context: Context) -> Iterator[Finding]:
 @rule("TRT021", "ranks, dilations and paddings that are not supported")
 def geometry(context: Context) -> Iterator[Finding]:
     """One-dimensional pooling, dilated pooling, five-dimensional GridSample..."""
-    for node, known in _restricted(context):
-        dims = known_shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    for node, known in context.known():
+        first = input_at(node, 0)
+        dims = None if first is None else known_shape(first)
         problem = fix = ""
         for span in known.named("spatial"):
             low, high = (int(part) for part in span.split("-"))
@@ -64,69 +53,54 @@ def geometry(context: Context) -> Iterator[Finding]:
                 problem = f"An input of {len(dims)} dimensions is not supported, {rank} are."
                 fix = f"Reshape to {rank} dimensions before and back after."
         if "no-dilations" in known.limits and any(
-            d != 1 for d in node.attributes.get_ints("dilations", ()) or ()
+            d != 1 for d in node.attributes.get_ints("dilations", ())
         ):
             problem, fix = "Dilated pooling is not supported.", "Use dilations of 1."
-        pads = node.attributes.get_ints("pads", ()) or ()
+        pads = node.attributes.get_ints("pads", ())
         half = len(pads) // 2
         if "symmetric-pads" in known.limits and list(pads[:half]) != list(pads[half:]):
             problem, fix = "Paddings at begin and end differ.", "Pad before, with a Pad node."
         if problem:
-            yield Finding("TRT021", "error", label(node), node.op_type, problem, fix)
+            yield error(node, problem, fix)
 
 
 @rule("TRT022", "inputs and outputs that are not supported")
 def extra_values(context: Context) -> Iterator[Finding]:
     """Second outputs, and optional inputs that the parser refuses."""
-    version = context.model.opset_imports.get("", 18)
-    for node, known in _restricted(context):
+    for node, known in context.known():
         if "one-output" in known.limits:
             for output in node.outputs[1:]:
-                if output.name and (output.uses() or output.is_graph_output()):
-                    yield Finding(
-                        "TRT022",
-                        "error",
-                        label(node),
-                        node.op_type,
+                if output.name and is_read(output):
+                    yield error(
+                        node,
                         f"Only the first output is supported, and '{output.name}' is used.",
                         "Compute what is needed of it with other operators.",
                     )
         for name in known.named("no-input"):
-            given = _given(node, name, version)
+            given = context.given(node, name)
             if given is not None:
-                yield Finding(
-                    "TRT022",
-                    "error",
-                    label(node),
-                    node.op_type,
+                yield error(
+                    node,
                     f"The input '{name}' is not supported, and '{given.name}' is given.",
                     "Export without it.",
                 )
         for name in known.named("int64"):
-            given = _given(node, name, version)
+            given = context.given(node, name)
             if given is not None and given.dtype not in (None, ir.DataType.INT64):
-                yield Finding(
-                    "TRT022",
-                    "error",
-                    label(node),
-                    node.op_type,
-                    f"The input '{name}' must be INT64, and is {given.dtype}.",
-                    "Cast it.",
+                yield error(
+                    node, f"The input '{name}' must be INT64, and is {given.dtype}.", "Cast it."
                 )
 
 
 @rule("TRT023", "a TopK that asks for too many")
 def top_k(context: Context) -> Iterator[Finding]:
     """K has an upper limit."""
-    for node, known in _restricted(context):
+    for node, known in context.known():
         for limit in known.named("k-below"):
-            stored = context.array(node.inputs[1]) if len(node.inputs) > 1 else None
+            stored = context.array(input_at(node, 1))
             if stored is not None and stored.size and int(stored.max()) >= int(limit):
-                yield Finding(
-                    "TRT023",
-                    "error",
-                    label(node),
-                    node.op_type,
+                yield error(
+                    node,
                     f"K is {int(stored.max())}, and must be below {limit}.",
                     "Ask for fewer; or sort in parts.",
                 )
@@ -135,19 +109,13 @@ def top_k(context: Context) -> Iterator[Finding]:
 @rule("TRT024", "recurrent layers whose directions differ")
 def activations(context: Context) -> Iterator[Finding]:
     """Bidirectional layers need the same activations in both directions."""
-    for node in context.nodes:
-        if node.op_type not in _RECURRENT or not is_standard(node):
-            continue
-        names = list(node.attributes.get_strings("activations", ()) or ())
+    for node in context.standard(*_RECURRENT):
+        names = list(node.attributes.get_strings("activations", ()))
         half = len(names) // 2
-        if (node.attributes.get_string("direction", "forward") or "") == "bidirectional" and (
-            names[:half] != names[half:]
-        ):
-            yield Finding(
-                "TRT024",
-                "error",
-                label(node),
-                node.op_type,
+        both = node.attributes.get_string("direction", "forward") == "bidirectional"
+        if both and names[:half] != names[half:]:
+            yield error(
+                node,
                 f"The activations of the two directions differ: {', '.join(names)}.",
                 "Use the same ones, or split it into a forward and a reverse layer.",
             )
@@ -156,13 +124,10 @@ def activations(context: Context) -> Iterator[Finding]:
 @rule("TRT025", "random numbers")
 def random(context: Context) -> Iterator[Finding]:
     """A seed is ignored, so the numbers are others than those of ONNX Runtime."""
-    for node, known in _restricted(context):
+    for node, known in context.known():
         if "seed-ignored" in known.limits:
-            yield Finding(
-                "TRT025",
-                "warn",
-                label(node),
-                node.op_type,
+            yield warn(
+                node,
                 "TensorRT ignores the seed: its random numbers are not those of another runtime.",
                 "Make the numbers outside and feed them.",
             )
@@ -171,16 +136,13 @@ def random(context: Context) -> Iterator[Finding]:
 @rule("TRT026", "constants of a form that cannot be read")
 def odd_constants(context: Context) -> Iterator[Finding]:
     """Sparse tensors and strings."""
-    for node in (context.raw or context.model).graph.all_nodes():
+    for node in context.original.graph.all_nodes():
         if node.op_type != "Constant" or not is_standard(node):
             continue
         odd = {"sparse_value", "value_string", "value_strings"} & set(node.attributes)
         if odd:
-            yield Finding(
-                "TRT026",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"A constant with {odd.pop()} is not supported.",
                 "Store it as a dense tensor of numbers.",
             )
@@ -191,21 +153,19 @@ def _relevant(node: ir.Node, name: str) -> bool:
     if node.op_type != "Resize":
         return True
     if name == "nearest_mode":
-        return (node.attributes.get_string("mode", "nearest") or "") == "nearest"
+        return node.attributes.get_string("mode", "nearest") == "nearest"
     if name == "keep_aspect_ratio_policy":
-        return len(node.inputs) > 3 and node.inputs[3] is not None
+        return input_at(node, 3) is not None
     return True
 
 
-def _attribute(node: ir.Node, name: str, version: int) -> Any:
+def _attribute(context: Context, node: ir.Node, name: str) -> Any:
     """The value of an attribute or its default; ``None`` if the operator has no such attribute."""
     attribute = node.attributes.get(name)
     if attribute is not None:
         return attribute.value
-    try:
-        found = onnx.defs.get_schema(node.op_type, version).attributes.get(name)
-    except onnx.defs.SchemaError:
-        return None
+    schema = context.schema(node)
+    found = None if schema is None else schema.attributes.get(name)
     if found is None or not found.default_value.type:
         return None
     default = onnx.helper.get_attribute_value(found.default_value)
@@ -217,12 +177,3 @@ def _same(value: Any, allowed: list[str]) -> bool:
     if isinstance(value, float):
         return any(float(entry) == value for entry in allowed)
     return text in allowed
-
-
-def _given(node: ir.Node, name: str, version: int) -> ir.Value | None:
-    try:
-        formal = [entry.name for entry in onnx.defs.get_schema(node.op_type, version).inputs]
-    except onnx.defs.SchemaError:
-        return None
-    position = formal.index(name) if name in formal else len(node.inputs)
-    return input_at(node, position)

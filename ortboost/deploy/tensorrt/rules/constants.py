@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import onnx
-import onnx_ir as ir
-
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
-from ortboost.graph.query import input_at, is_standard, known_shape, label
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule
+from ortboost.graph.query import input_at, known_shape
 
 __all__: list[str] = []
 
@@ -16,20 +13,15 @@ __all__: list[str] = []
 @rule("TRT010", "inputs that must be constants")
 def constants(context: Context) -> Iterator[Finding]:
     """Axes, depths and the like that a subgraph computes."""
-    version = context.model.opset_imports.get("", 18)
-    for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_standard(node) else None
-        for name in [] if known is None else known.named("constant"):
-            value = _input(node, name, version)
+    for node, known in context.known():
+        for name in known.named("constant"):
+            value = context.given(node, name)
             verdict = context.constness(value)
             if value is None or verdict == "stored":
                 continue
             folds = verdict == "folds"
-            yield Finding(
-                "TRT010",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"The input '{name}' must be a constant, and "
                 + ("is computed from constants." if folds else "depends on what the model is fed."),
                 "Fold constants: ortboost check --fix does."
@@ -42,13 +34,13 @@ def constants(context: Context) -> Iterator[Finding]:
 @rule("TRT011", "dimensions that must be known")
 def static_dimensions(context: Context) -> Iterator[Finding]:
     """Operators that take the length of a dimension when the engine is built."""
-    for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_standard(node) else None
-        if known is None or not node.inputs or node.inputs[0] is None:
+    for node, known in context.known():
+        first = input_at(node, 0)
+        if first is None:
             continue
-        dims = known_shape(node.inputs[0])
+        dims = known_shape(first)
         if "static-axis" in known.limits:
-            axis = node.attributes.get_int("axis", -1) or 0
+            axis = node.attributes.get_int("axis", -1)
             wrong = (
                 dims is None
                 or not -len(dims) <= axis < len(dims)
@@ -61,23 +53,8 @@ def static_dimensions(context: Context) -> Iterator[Finding]:
         else:
             continue
         if wrong:
-            yield Finding(
-                "TRT011",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"{what} must be a number when the engine is built.",
                 "Export with this dimension fixed.",
             )
-
-
-def _input(node: ir.Node, name: str, version: int) -> ir.Value | None:
-    """The input with this formal name; ``None`` if it is left out or no input in this opset."""
-    try:
-        schema = onnx.defs.get_schema(node.op_type, version)
-    except onnx.defs.SchemaError:
-        return None
-    for position, formal in enumerate(schema.inputs):
-        if formal.name == name:
-            return input_at(node, position)
-    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
 
 __all__: list[str] = []
 
@@ -18,13 +18,10 @@ _PROTOBUF_LIMIT = 1 << 31
 @rule("TRT050", "opset")
 def opset(context: Context) -> Iterator[Finding]:
     """The parser reads a range of opsets."""
-    version = (context.raw or context.model).opset_imports.get("")
+    version = context.original.opset_imports.get("")
     if version is None:
-        yield Finding(
-            "TRT050",
-            "error",
-            "opset",
-            "model",
+        yield error(
+            ("opset", "model"),
             "The model imports no standard opset.",
             "Export it with standard operators.",
         )
@@ -34,21 +31,15 @@ def opset(context: Context) -> Iterator[Finding]:
     if low <= version <= high:
         return
     if high < version <= guide:
-        yield Finding(
-            "TRT050",
-            "warn",
-            "opset",
-            "model",
+        yield warn(
+            ("opset", "model"),
             f"Opset {version} is in the guide of {context.target}, not in its parser's table ({low} to {high}).",
             f"Convert to opset {high}: ortboost check --fix does.",
             fixable=True,
         )
         return
-    yield Finding(
-        "TRT050",
-        "error",
-        "opset",
-        "model",
+    yield error(
+        ("opset", "model"),
         f"Opset {version} is outside of what {context.target} reads, {low} to {high}.",
         f"Convert to opset {low if version < low else high}: ortboost check --fix does.",
         fixable=True,
@@ -58,13 +49,10 @@ def opset(context: Context) -> Iterator[Finding]:
 @rule("TRT051", "IR version")
 def ir_version(context: Context) -> Iterator[Finding]:
     """Files of a newer ONNX than the parser's may be refused."""
-    version = (context.raw or context.model).ir_version
+    version = context.original.ir_version
     if version > context.target.ir_version:
-        yield Finding(
-            "TRT051",
-            "warn",
-            "ir_version",
-            "model",
+        yield warn(
+            ("ir_version", "model"),
             f"IR version {version} is newer than that of the parser's ONNX, {context.target.ir_version}.",
             "Lower it: ortboost check --fix does.",
             fixable=True,
@@ -75,7 +63,7 @@ def ir_version(context: Context) -> Iterator[Finding]:
 def external_data(context: Context) -> Iterator[Finding]:
     """Weights in other files: there, long enough, and beside the model."""
     total, worst = 0, set()
-    for graph in (context.raw or context.model).graphs():
+    for graph in context.original.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
             if not isinstance(tensor, ir.ExternalTensor):
@@ -85,20 +73,14 @@ def external_data(context: Context) -> Iterator[Finding]:
             where = str(tensor.location)
             if problem and (where, problem) not in worst:
                 worst.add((where, problem))
-                yield Finding(
-                    "TRT052",
-                    "error",
-                    value.name or "?",
-                    "tensor",
+                yield error(
+                    (value.name or "?", "tensor"),
                     f"Its external data '{where}' {problem}.",
                     "Keep the data file beside the model, under its relative name.",
                 )
     if total >= _PROTOBUF_LIMIT:
-        yield Finding(
-            "TRT052",
-            "error",
-            "weights",
-            "model",
+        yield error(
+            ("weights", "model"),
             f"{total / 1e9:.1f} GB of weights are inside the file; protobuf ends at 2 GiB.",
             "Save with external data: ortboost check --fix does.",
             fixable=True,
@@ -108,25 +90,19 @@ def external_data(context: Context) -> Iterator[Finding]:
 @rule("TRT053", "names")
 def names(context: Context) -> Iterator[Finding]:
     """Every node and tensor needs a name of its own."""
-    model = context.raw or context.model
+    model = context.original
     counts = Counter(node.name or "" for node in model.graph.all_nodes())
     if counts.get(""):
-        yield Finding(
-            "TRT053",
-            "info",
-            "nodes",
-            "model",
+        yield info(
+            ("nodes", "model"),
             f"{counts['']} nodes have no name: messages and profiles cannot name them.",
             "Name them: ortboost check --fix does.",
             fixable=True,
         )
     twice = sorted(name for name, count in counts.items() if name and count > 1)
     if twice:
-        yield Finding(
-            "TRT053",
-            "warn",
-            twice[0],
-            "model",
+        yield warn(
+            (twice[0], "model"),
             f"{len(twice)} node names are used more than once.",
             "Make them unique: ortboost check --fix does.",
             fixable=True,
@@ -138,11 +114,8 @@ def names(context: Context) -> Iterator[Finding]:
         tensors.update(out.name for node in graph for out in node.outputs if out.name)
     shadows = sorted(name for name, count in tensors.items() if count > 1)
     if shadows:
-        yield Finding(
-            "TRT053",
-            "warn",
-            shadows[0],
-            "tensor",
+        yield warn(
+            (shadows[0], "tensor"),
             f"{len(shadows)} tensor names are used more than once, in subgraphs too.",
             "Make them unique: ortboost check --fix does.",
             fixable=True,
@@ -152,13 +125,10 @@ def names(context: Context) -> Iterator[Finding]:
 @rule("TRT054", "weights that are inputs")
 def weights_as_inputs(context: Context) -> Iterator[Finding]:
     """An initializer that is an input too cannot be folded, and asks for a profile."""
-    for value in (context.raw or context.model).graph.inputs:
+    for value in context.original.graph.inputs:
         if value.is_initializer():
-            yield Finding(
-                "TRT054",
-                "warn",
-                value.name or "?",
-                "input",
+            yield warn(
+                (value.name or "?", "input"),
                 "It is a weight and an input: the parser cannot take it for a constant.",
                 "Remove it from the inputs: ortboost check --fix does.",
                 fixable=True,

@@ -8,53 +8,32 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
-from ortboost.graph.query import is_standard, label
+from ortboost.deploy.rewrites.clamp_infinite import FP16_MAX
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, info, rule, warn
+from ortboost.graph.query import all_tensors
 
-__all__ = ["FP16_MAX"]
+__all__: list[str] = []
 
-FP16_MAX: Final = 65504.0
-"""Largest finite number of float16."""
-
-_FP16_TINY: Final = 2.0**-24
-_FRAGILE: Final = {
-    "LayerNormalization",
-    "InstanceNormalization",
-    "GroupNormalization",
-    "RMSNormalization",
-    "LpNormalization",
-    "Softmax",
-    "LogSoftmax",
-    "Exp",
-    "Pow",
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceProd",
-    "ReduceL2",
-    "ReduceSumSquare",
-    "ReduceLogSumExp",
-}
+_FRAGILE: Final = (
+    *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"),
+    *("LpNormalization", "Softmax", "LogSoftmax", "Exp", "Pow", "ReduceSum", "ReduceMean"),
+    *("ReduceProd", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp"),
+)
 
 
 @rule("TRT036", "infinities and numbers beyond float16")
 def ranges(context: Context) -> Iterator[Finding]:
     """Masks of ``-inf`` or ``-1e12`` turn into nan or -inf in half precision."""
-    for value, _ in context.initializers:
+    for value, _ in all_tensors(context.model):
         numbers = context.floats(value)
         if numbers is None or not numbers.size:
             continue
-        name = value.name or "?"
         if np.isnan(numbers).any():
-            yield Finding(
-                "TRT036", "warn", name, "tensor", "It holds nan.", "Look at how it was trained."
-            )
+            yield warn(value, "It holds nan.", "Look at how it was trained.")
         infinite = int(np.isinf(numbers).sum())
         if infinite:
-            yield Finding(
-                "TRT036",
-                "warn",
-                name,
-                "tensor",
+            yield warn(
+                value,
                 f"It holds {infinite} infinite numbers: inf - inf and 0 * inf are nan.",
                 "Use -65504 in masks: ortboost check --fix does.",
                 fixable=True,
@@ -63,20 +42,14 @@ def ranges(context: Context) -> Iterator[Finding]:
         if value.dtype == ir.DataType.FLOAT16:
             small = (finite > 0) & (finite < 2.0**-14)
             if small.any() and small.sum() * 2 > finite.size:
-                yield Finding(
-                    "TRT036",
-                    "warn",
-                    name,
-                    "tensor",
+                yield warn(
+                    value,
                     "More than half of it is subnormal in float16: precision is lost.",
                     "Keep this tensor and its operator in FLOAT.",
                 )
         elif value.dtype != ir.DataType.BFLOAT16 and finite.size and finite.max() > FP16_MAX:
-            yield Finding(
-                "TRT036",
-                "info",
-                name,
-                "tensor",
+            yield info(
+                value,
                 f"Its largest number, {finite.max():.3g}, does not fit in float16.",
                 "Keep its operator in FLOAT if the rest goes to float16.",
             )
@@ -85,20 +58,12 @@ def ranges(context: Context) -> Iterator[Finding]:
 @rule("TRT037", "operators that lose precision in float16")
 def fragile(context: Context) -> Iterator[Finding]:
     """Normalizations, softmax, exp, pow and sums in half precision."""
-    for node in context.nodes:
+    for node in context.standard(*_FRAGILE):
         first = next((value for value in node.inputs if value is not None), None)
-        if (
-            first is None
-            or not is_standard(node)
-            or first.dtype != ir.DataType.FLOAT16
-            or node.op_type not in _FRAGILE
-        ):
+        if first is None or first.dtype != ir.DataType.FLOAT16:
             continue
-        yield Finding(
-            "TRT037",
-            "warn",
-            label(node),
-            node.op_type,
+        yield warn(
+            node,
             "It runs in float16, where it may overflow or lose precision.",
             "Keep it in FLOAT with casts around it: ortboost export --precision fp16 does.",
         )

@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
-from ortboost.graph.query import input_at, is_standard, label
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.graph.query import input_at, is_read, is_standard, label
 
 __all__ = ["normalizes_batch"]
 
@@ -33,11 +33,8 @@ _INSTEAD: Final = {
 def training_leftovers(context: Context) -> Iterator[Finding]:
     """Losses, gradients, optimizers, and operators in training mode."""
     if "ortboost.catalogue" in context.model.metadata_props:
-        yield Finding(
-            "TRT001",
-            "error",
-            context.model.graph.name or "graph",
-            "model",
+        yield error(
+            (context.model.graph.name or "graph", "model"),
             "This is a training step of ortboost, not an inference graph.",
             "Export the trained program: ortboost export RUN -o model.onnx.",
         )
@@ -55,15 +52,12 @@ def training_leftovers(context: Context) -> Iterator[Finding]:
         elif (
             node.op_type == "BatchNormalization"
             and is_standard(node)
-            and normalizes_batch(node, context.model.opset_imports.get("", 18))
+            and normalizes_batch(node, context.opset)
         ):
             problem = "BatchNormalization is in training mode: it uses the statistics of the batch."
         if problem:
-            yield Finding(
-                "TRT001",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 problem,
                 "Strip it: ortboost check --fix does, or export the model for inference.",
                 fixable=node.op_type in (*_LOSSES, "Dropout", "BatchNormalization"),
@@ -78,10 +72,7 @@ def normalizes_batch(node: ir.Node, opset: int) -> bool:
     """
     if node.attributes.get_int("training_mode", 0) != 0:
         return True
-    return any(
-        out.uses() or out.is_graph_output() or (opset < 14 and bool(out.name))
-        for out in node.outputs[1:]
-    )
+    return any(is_read(out) or (opset < 14 and bool(out.name)) for out in node.outputs[1:])
 
 
 def _drops(context: Context, node: ir.Node) -> bool:
@@ -100,33 +91,24 @@ def foreign_domains(context: Context) -> Iterator[Finding]:
             continue
         name = f"{node.domain}::{node.op_type}"
         if node.op_type.startswith("TRT_"):
-            yield Finding(
-                "TRT002",
-                "info",
-                label(node),
-                name,
+            yield info(
+                (label(node), name),
                 "An operator of TensorRT itself: only a recent parser knows it.",
                 "Build with the release that the operator came with, or a later one.",
             )
             continue
         versions = context.target.plugin(node.op_type)
         if versions:
-            yield Finding(
-                "TRT002",
-                "warn",
-                label(node),
-                name,
+            yield warn(
+                (label(node), name),
                 f"A plugin must provide it (versions {', '.join(versions)} in "
                 f"TensorRT {context.target.release}).",
                 "Load the plugin library before parsing; its plugin_version attribute must be one "
                 "of these.",
             )
         elif versions is None:
-            yield Finding(
-                "TRT002",
-                "error",
-                label(node),
-                name,
+            yield error(
+                (label(node), name),
                 f"The domain '{node.domain}' is not of ONNX, and no plugin of TensorRT has the name.",
                 "Start from the export that no runtime has optimized; or write the operator in "
                 "standard ones, or as a plugin of your own."
@@ -138,11 +120,8 @@ def foreign_domains(context: Context) -> Iterator[Finding]:
 @rule("TRT003", "operators that TensorRT does not support")
 def unsupported(context: Context) -> Iterator[Finding]:
     """What the parser's table says no to."""
-    for node in context.nodes:
-        if not is_standard(node) or node.op_type in _LOSSES:
-            continue
-        known = context.target.operator(node.op_type)
-        if known is None or known.supported:
+    for node, known in context.known():
+        if node.op_type in _LOSSES or known.supported:
             continue
         fix = _INSTEAD.get(node.op_type, "Write it in supported operators, or as a plugin.")
         if node.op_type in _QOPERATORS:
@@ -150,11 +129,8 @@ def unsupported(context: Context) -> Iterator[Finding]:
         elif node.op_type.startswith(("Sequence", "Optional", "SplitTo", "ConcatFrom")):
             fix = "Use tensors: Split and Concat instead of sequences and optionals."
         folds = all(context.constness(out) == "folds" for out in node.outputs)
-        yield Finding(
-            "TRT003",
-            "error",
-            label(node),
-            node.op_type,
+        yield error(
+            node,
             f"TensorRT {context.target.release} does not support it"
             + (", but it can be computed beforehand." if folds else "."),
             "Fold constants: ortboost check --fix does." if folds else fix,
@@ -165,13 +141,10 @@ def unsupported(context: Context) -> Iterator[Finding]:
 @rule("TRT004", "operators that the table does not know")
 def unknown(context: Context) -> Iterator[Finding]:
     """Newer than the table, or misspelt."""
-    for node in context.nodes:
-        if is_standard(node) and context.target.operator(node.op_type) is None:
-            yield Finding(
-                "TRT004",
-                "error",
-                label(node),
-                node.op_type,
+    for node in context.standard():
+        if context.target.operator(node.op_type) is None:
+            yield error(
+                node,
                 f"The operators of TensorRT {context.target.release} do not include it.",
                 "Convert to an older opset, where it is written in older operators; or use a newer "
                 "TensorRT.",
@@ -187,22 +160,16 @@ def removed_plugins(context: Context) -> Iterator[Finding]:
         versions = context.target.plugin(node.op_type)
         version = node.attributes.get_string("plugin_version", "") or ""
         if versions == ():
-            yield Finding(
-                "TRT005",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"TensorRT {context.target.release} does not have the plugin "
                 "that other releases have.",
                 "Write it in standard operators (Clip, NonMaxSuppression, Split, LeakyRelu...), or "
                 "build with the release that has it.",
             )
         elif versions and version and version not in versions:
-            yield Finding(
-                "TRT005",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"Version {version} of the plugin is not in TensorRT {context.target.release}.",
                 f"Use version {' or '.join(versions)}; its inputs and attributes may differ.",
             )

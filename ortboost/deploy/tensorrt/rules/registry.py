@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.deploy.tensorrt.profiles import Profile
-from ortboost.deploy.tensorrt.table import Target
-from ortboost.graph.query import is_standard, known_shape
+from ortboost.deploy.tensorrt.table import Operator, Release
+from ortboost.graph.query import (
+    RANDOM_OPERATORS,
+    has_subgraph,
+    input_at,
+    is_standard,
+    known_shape,
+    label,
+)
 
-__all__ = ["RULES", "SEVERITIES", "Context", "Finding", "Rule", "rule"]
+__all__ = [
+    "RULES",
+    "SEVERITIES",
+    "About",
+    "Context",
+    "Finding",
+    "Rule",
+    "error",
+    "info",
+    "rule",
+    "warn",
+]
 
 SEVERITIES: Final = ("error", "warn", "info")
+
+About: TypeAlias = ir.Node | ir.Value | tuple[str, str]
+"""What a finding is about: a node, a stored tensor, or a name and what it names (``input``, ``model``)."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +67,29 @@ class Finding:
     fixable: bool = False
 
 
+def _finding(severity: str, about: About, reason: str, fix: str, fixable: bool) -> Finding:
+    if isinstance(about, ir.Node):
+        about = label(about), about.op_type
+    elif isinstance(about, ir.Value):
+        about = about.name or "?", "tensor"
+    return Finding("", severity, *about, reason, fix, fixable)  # the registry knows the rule
+
+
+def error(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
+    """A finding that forbids the target; the rule that yields it gives its id."""
+    return _finding("error", about, reason, fix, fixable)
+
+
+def warn(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
+    """A finding that may forbid the target or change numbers."""
+    return _finding("warn", about, reason, fix, fixable)
+
+
+def info(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
+    """A finding that is worth knowing."""
+    return _finding("info", about, reason, fix, fixable)
+
+
 @dataclass
 class Context:
     """What a rule may look at.
@@ -59,28 +104,52 @@ class Context:
     """
 
     model: ir.Model
-    target: Target
+    target: Release
     profiles: dict[str, Profile] | None = None
     path: Path | None = None
     raw: ir.Model | None = None
     _constant: dict[int, str] = field(default_factory=dict, repr=False)
 
     @property
+    def original(self) -> ir.Model:
+        """The model as loaded."""
+        return self.raw or self.model
+
+    @property
     def nodes(self) -> Iterator[ir.Node]:
         """All nodes, those of subgraphs too."""
         return iter(self.model.graph.all_nodes())
 
-    @functools.cached_property
-    def initializers(self) -> list[tuple[ir.Value, ir.TensorProtocol]]:
-        """All stored tensors."""
-        return [
-            (value, value.const_value)
-            for graph in self.model.graphs()
-            for value in graph.initializers.values()
-            if value.const_value is not None
-        ]
+    def standard(self, *op_types: str) -> Iterator[ir.Node]:
+        """The standard nodes, those of these operators if any are named."""
+        return (node for node in self.nodes if is_standard(node, *op_types))
 
-    @functools.cached_property
+    def known(self) -> Iterator[tuple[ir.Node, Operator]]:
+        """The nodes whose operator the target's table has, and what it says of them."""
+        for node in self.standard():
+            operator = self.target.operator(node.op_type)
+            if operator is not None:
+                yield node, operator
+
+    def given(self, node: ir.Node, name: str) -> ir.Value | None:
+        """The input with this formal name; ``None`` if left out, or no input in this opset."""
+        schema = self.schema(node)
+        formal = [] if schema is None else [entry.name for entry in schema.inputs]
+        return input_at(node, formal.index(name)) if name in formal else None
+
+    def schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
+        """What the standard says of an operator; ``None`` if this opset does not have it."""
+        try:
+            return onnx.defs.get_schema(node.op_type, self.opset)
+        except onnx.defs.SchemaError:
+            return None
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard opset."""
+        return self.model.opset_imports.get("", 18)
+
+    @property
     def inputs(self) -> list[ir.Value]:
         """Inputs of the main graph that the user feeds."""
         return [value for value in self.model.graph.inputs if not value.is_initializer()]
@@ -117,12 +186,7 @@ class Context:
         if value.is_initializer():
             return "stored"
         node = value.producer()
-        if node is None or node.op_type.startswith(("Random", "Bernoulli", "Multinomial")):
-            return "computed"
-        if any(
-            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-            for a in node.attributes.values()
-        ):
+        if node is None or has_subgraph(node) or node.op_type in RANDOM_OPERATORS:
             return "computed"
         if node.op_type in ("Shape", "Size") and is_standard(node) and node.inputs[0] is not None:
             shape = known_shape(node.inputs[0])
@@ -172,22 +236,23 @@ class Rule:
 RULES: dict[str, Rule] = {}
 """All rules by id, in the order in which they run."""
 
+Check: TypeAlias = Callable[[Context], Iterator[Finding]]
 
-def rule(
-    identifier: str, title: str
-) -> Callable[[Callable[[Context], Iterator[Finding]]], Callable[[Context], Iterator[Finding]]]:
-    """Enter a function in :data:`RULES`.
+
+def rule(identifier: str, title: str) -> Callable[[Check], Check]:
+    """Enter a function in :data:`RULES`; its findings get the id.
 
     Raises:
         ValueError: The id is taken.
     """
 
-    def enter(
-        check: Callable[[Context], Iterator[Finding]],
-    ) -> Callable[[Context], Iterator[Finding]]:
+    def enter(check: Check) -> Check:
+        def identified(context: Context) -> Iterator[Finding]:
+            return (dataclasses.replace(found, rule=identifier) for found in check(context))
+
         if identifier in RULES:
             raise ValueError(f"two rules have the id {identifier}")
-        RULES[identifier] = Rule(identifier, title, check)
+        RULES[identifier] = Rule(identifier, title, identified)
         return check
 
     return enter

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import onnx_ir as ir
 
 from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt.profiles import settle_profiles, suggestion
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
-from ortboost.graph.query import is_standard, known_shape, label
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, rule, warn
+from ortboost.graph.query import input_at, known_shape
 
 __all__: list[str] = []
-
-_DATA_DEPENDENT: Final = ("NonZero", "NonMaxSuppression")
 
 
 @rule("TRT040", "dynamic dimensions and their profiles")
@@ -24,16 +21,13 @@ def profiles(context: Context) -> Iterator[Finding]:
     if context.profiles is not None:
         try:
             settle_profiles(shapes, context.profiles.values())
-        except UsageError as error:
-            yield Finding("TRT040", "error", error.where, "input", error.what, error.fix)
+        except UsageError as refused:
+            yield error((refused.where, "input"), refused.what, refused.fix)
         return
     for name, dims in shapes.items():
         if dims is None or any(not isinstance(dim, int) for dim in dims):
-            yield Finding(
-                "TRT040",
-                "warn",
-                name,
-                "input",
+            yield warn(
+                (name, "input"),
                 "It has dimensions that are not fixed: the engine needs a profile.",
                 f"Build with --shape {suggestion(name, dims)}",
             )
@@ -45,11 +39,8 @@ def empty(context: Context) -> Iterator[Finding]:
     for value in context.inputs:
         dims = known_shape(value)
         if dims is not None and 0 in dims:
-            yield Finding(
-                "TRT041",
-                "error",
-                value.name or "?",
-                "input",
+            yield error(
+                (value.name or "?", "input"),
                 "It has a dimension of length 0.",
                 "Export with the real shape.",
             )
@@ -58,16 +49,11 @@ def empty(context: Context) -> Iterator[Finding]:
 @rule("TRT042", "shapes that depend on data")
 def data_dependent(context: Context) -> Iterator[Finding]:
     """The size of their outputs is known only after they ran."""
-    for node in context.nodes:
-        if not is_standard(node) or node.op_type not in _DATA_DEPENDENT:
-            continue
+    for node in context.standard("NonZero", "NonMaxSuppression"):
         if all(context.constness(out) == "folds" for out in node.outputs):
             continue
-        yield Finding(
-            "TRT042",
-            "warn",
-            label(node),
-            node.op_type,
+        yield warn(
+            node,
             "The size of its output is known only after it ran.",
             "Run the engine with an output allocator, or pad to a fixed size (TopK).",
         )
@@ -76,13 +62,8 @@ def data_dependent(context: Context) -> Iterator[Finding]:
 @rule("TRT043", "branches and loops")
 def control_flow(context: Context) -> Iterator[Finding]:
     """Branches of other ranks, loops that grow."""
-    for node in context.nodes:
-        if not is_standard(node):
-            continue
-        if node.op_type == "If":
-            yield from _branches(node)
-        elif node.op_type == "Loop":
-            yield from _loop(node, context)
+    for node in context.standard("If", "Loop"):
+        yield from _branches(node) if node.op_type == "If" else _loop(node, context)
 
 
 def _branches(node: ir.Node) -> Iterator[Finding]:
@@ -90,22 +71,16 @@ def _branches(node: ir.Node) -> Iterator[Finding]:
         return
     then, other = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
     for one, two in zip(then.outputs, other.outputs, strict=False):
-        shapes = known_shape(one), known_shape(two)
-        if None not in shapes and len(shapes[0] or ()) != len(shapes[1] or ()):
-            yield Finding(
-                "TRT043",
-                "error",
-                label(node),
-                node.op_type,
-                f"Its branches give outputs of rank {len(shapes[0] or ())} and {len(shapes[1] or ())}.",
+        ranks = [len(shape) for v in (one, two) if (shape := known_shape(v)) is not None]
+        if len(set(ranks)) > 1:
+            yield error(
+                node,
+                f"Its branches give outputs of rank {ranks[0]} and {ranks[1]}.",
                 "Reshape one of them.",
             )
         if one.name == two.name:
-            yield Finding(
-                "TRT043",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"Its branches call their outputs alike: '{one.name}'.",
                 "Give them different names.",
             )
@@ -119,23 +94,16 @@ def _loop(node: ir.Node, context: Context) -> Iterator[Finding]:
     for inner, outer in zip(body.inputs[2:], body.outputs[1 : carried + 1], strict=False):
         before, after = known_shape(inner), known_shape(outer)
         if before is not None and after is not None and before != after:
-            yield Finding(
-                "TRT043",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"The shape of '{inner.name}' changes from turn to turn.",
                 "Carry a tensor of a fixed shape.",
             )
-    trips = node.inputs[0] if node.inputs else None
-    if len(body.outputs) > carried + 1 and (
-        trips is None or context.constness(trips) == "computed"
-    ):
-        yield Finding(
-            "TRT043",
-            "error",
-            label(node),
-            node.op_type,
+    trips = input_at(node, 0)
+    fixed = trips is not None and context.constness(trips) != "computed"
+    if len(body.outputs) > carried + 1 and not fixed:
+        yield error(
+            node,
             "It collects outputs over a number of turns that is not fixed.",
             "Export with a fixed number of turns, or unroll it.",
         )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.tensorrt.rules.registry import Context, Finding, rule
-from ortboost.graph.query import is_standard, label
+from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.graph.query import all_tensors
 
 __all__ = ["TENSORRT_TYPES"]
 
@@ -30,15 +29,9 @@ TENSORRT_TYPES: Final = {
 
 _CASTED: Final = ir.DataType.DOUBLE
 _EXACT: Final = (
-    "Conv",
-    "ConvTranspose",
-    "DequantizeLinear",
-    "Einsum",
-    "Gemm",
-    "MatMul",
-    "QuantizeLinear",
+    *("Conv", "ConvTranspose", "DequantizeLinear", "Einsum", "Gemm", "MatMul", "QuantizeLinear"),
 )
-_CONTROL: Final = ("If", "Loop", "Scan")
+_ANY_TYPE: Final = ("Cast", "CastLike", "If", "Loop", "Scan")
 
 
 @rule("TRT030", "DOUBLE tensors")
@@ -48,11 +41,8 @@ def doubles(context: Context) -> Iterator[Finding]:
     for value, what in _values(context):
         if value.dtype == _CASTED and value.name not in seen:
             seen.add(value.name or "")
-            yield Finding(
-                "TRT030",
-                "warn",
-                value.name or "?",
-                what,
+            yield warn(
+                (value.name or "?", what),
                 "It is DOUBLE, which TensorRT casts to FLOAT and clamps.",
                 "Make it FLOAT: ortboost check --fix does.",
                 fixable=True,
@@ -62,21 +52,15 @@ def doubles(context: Context) -> Iterator[Finding]:
 @rule("TRT031", "UINT8 inside the graph")
 def bytes_inside(context: Context) -> Iterator[Finding]:
     """UINT8 is for inputs and outputs, with a Cast beside them."""
-    for node in context.nodes:
-        if not is_standard(node) or node.op_type in ("Cast", "CastLike", *_CONTROL):
+    for node in context.standard():
+        if node.op_type in _ANY_TYPE:
             continue
-        used = [
-            v
-            for v in (*node.inputs, *node.outputs)
-            if v is not None and v.dtype == ir.DataType.UINT8
-        ]
+        values = (*node.inputs, *node.outputs)
+        used = [v for v in values if v is not None and v.dtype == ir.DataType.UINT8]
         if used:
             quantized = node.op_type in ("QuantizeLinear", "DequantizeLinear")
-            yield Finding(
-                "TRT031",
-                "error",
-                label(node),
-                node.op_type,
+            yield error(
+                node,
                 f"'{used[0].name}' is UINT8, which is for inputs and outputs only.",
                 "Quantize to INT8, symmetrically: ortboost export --precision int8 --target tensorrt."
                 if quantized
@@ -101,11 +85,8 @@ def foreign_types(context: Context) -> Iterator[Finding]:
             kind = str(value.dtype)
         if kind and name not in seen:
             seen.add(name)
-            yield Finding(
-                "TRT032",
-                "error",
-                name,
-                what,
+            yield error(
+                (name, what),
                 f"It is {kind}, which TensorRT does not have.",
                 "Use tensors of FLOAT, FLOAT16, BFLOAT16, INT32, INT64 or BOOL; keep the rest outside.",
             )
@@ -116,11 +97,9 @@ def wide_bindings(context: Context) -> Iterator[Finding]:
     """From TensorRT 9 on such an input is bound as 64 bits."""
     for value in (*context.inputs, *context.model.graph.outputs):
         if value.dtype == ir.DataType.INT64:
-            yield Finding(
-                "TRT033",
-                "info",
-                value.name or "?",
-                "input" if value in context.inputs else "output",
+            what = "input" if value in context.inputs else "output"
+            yield info(
+                (value.name or "?", what),
                 "It is INT64: the engine wants a buffer of 64-bit integers (before TensorRT 9: 32).",
                 "Check the code that feeds the engine.",
             )
@@ -129,9 +108,8 @@ def wide_bindings(context: Context) -> Iterator[Finding]:
 @rule("TRT034", "element types that an operator does not take")
 def operator_types(context: Context) -> Iterator[Finding]:
     """The first input's type is not in the operator's list."""
-    for node in context.nodes:
-        known = context.target.operator(node.op_type) if is_standard(node) else None
-        if known is None or not known.types or node.op_type in (*_CONTROL, "Cast", "CastLike"):
+    for node, known in context.known():
+        if not known.types or node.op_type in _ANY_TYPE:
             continue
         value = next((v for v in node.inputs if v is not None), None)
         if value is None or value.dtype is None or context.constness(value) == "folds":
@@ -140,11 +118,9 @@ def operator_types(context: Context) -> Iterator[Finding]:
         if name is None or name == "UINT8" or name in known.types:  # those have rules of their own
             continue
         whole = name in ("INT32", "INT64", "BOOL") and node.op_type not in _EXACT
-        yield Finding(
-            "TRT034",
-            "warn" if whole else "error",  # for whole numbers the table is known to lag behind
-            label(node),
-            node.op_type,
+        found = warn if whole else error  # for whole numbers the table is known to lag behind
+        yield found(
+            node,
             f"'{value.name}' is {name}, and the operator takes {', '.join(known.types)}.",
             "Leave biases in FLOAT: ortboost export --precision int8 --target tensorrt does."
             if node.op_type == "DequantizeLinear"
@@ -155,33 +131,24 @@ def operator_types(context: Context) -> Iterator[Finding]:
 @rule("TRT035", "two types at one operator")
 def mixed_types(context: Context) -> Iterator[Finding]:
     """A strongly typed network does not cast by itself."""
-    version = context.model.opset_imports.get("", 18)
-    for node in context.nodes:
-        if not is_standard(node):
-            continue
-        try:
-            schema = onnx.defs.get_schema(node.op_type, version)
-        except onnx.defs.SchemaError:
+    for node in context.standard():
+        schema = context.schema(node)
+        if schema is None or not schema.inputs:
             continue
         types: dict[str, dict[ir.DataType, str]] = {}
         for position, value in enumerate(node.inputs):
-            if value is None or value.dtype is None or not schema.inputs:
+            if value is None or value.dtype is None:
                 continue
             formal = schema.inputs[min(position, len(schema.inputs) - 1)]
-            variable = formal.type_str
-            if "(" in variable or (
-                formal.option == formal.option.Variadic and not formal.is_homogeneous
-            ):
+            mixed = formal.option == formal.option.Variadic and not formal.is_homogeneous
+            if "(" in formal.type_str or mixed:
                 continue
-            types.setdefault(variable, {}).setdefault(value.dtype, value.name or "?")
+            types.setdefault(formal.type_str, {}).setdefault(value.dtype, value.name or "?")
         for found in types.values():
             if len(found) > 1:
                 names = ", ".join(f"'{name}' {dtype}" for dtype, name in found.items())
-                yield Finding(
-                    "TRT035",
-                    "error",
-                    label(node),
-                    node.op_type,
+                yield error(
+                    node,
                     f"Its inputs must have one type, and have several: {names}.",
                     "Insert an explicit Cast.",
                 )
@@ -190,7 +157,7 @@ def mixed_types(context: Context) -> Iterator[Finding]:
 def _values(context: Context) -> Iterator[tuple[ir.Value, str]]:
     for value in context.model.graph.inputs:
         yield value, "input"
-    for value, _ in context.initializers:
+    for value, _ in all_tensors(context.model):
         yield value, "tensor"
     for node in context.nodes:
         for output in node.outputs:

@@ -1,68 +1,27 @@
 from __future__ import annotations
 
-import sys
-import types
-
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
-import ortboost as ob
 from ortboost import api
-from ortboost.core.errors import DependencyError, ModelError, ParityError, UsageError
-from ortboost.deploy.evaluation import network_auto_process_eval
-from ortboost.deploy.export import export_network, write_verified
-from ortboost.deploy.pipeline import REWRITES
-from ortboost.deploy.precise import Precise, clamp_infinite
-from ortboost.deploy.slim import slim_step
+from ortboost.core.errors import ParityError, UsageError
+from ortboost.deploy.export import export_network
+from ortboost.deploy.precise import Precise
+from ortboost.deploy.rewrites.clamp_infinite import clamp_infinite
 from ortboost.deploy.targets import get_target
-from ortboost.deploy.verify import tolerance_for
+from ortboost.deploy.tolerance import tolerance_for
+from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.io import save_model
 from tests.support import (
     assert_three_lines,
-    model_path,
     run,
     small_convnet,
     small_mlp,
     text_model,
     weights,
 )
-
-
-def test_a_network_with_its_present_weights():
-    network = ob.load(model_path("resnet20"), device="cpu", threads=1)
-    for parameter in network.trainable_params():
-        parameter.set_data(parameter.asnumpy() * np.float32(1.1))
-    found = network_auto_process_eval(network)
-    assert found.parity.ok
-    assert "BatchNormalization" not in {node.op_type for node in found.model.graph}
-    assert next(r for r in found.reports if r.rewrite == "fold_bn").changed
-    x = weights(2, 3, 32, 32)
-    answer = run(found.model, {"x": x})["logits"]
-    np.testing.assert_allclose(answer, network(x).asnumpy(), rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_and_given_feeds():
-    x = {"x": weights(7, 1, 6, 6)}
-    found = network_auto_process_eval(small_convnet(), target="generic", feeds=[x])
-    assert found.parity.samples == 7
-    assert [node.op_type for node in found.model.graph][:2] == ["Conv", "Relu"]
-
-
-def test_a_wrong_rewrite_does_not_get_through(monkeypatch):
-    def wrong(model, _):
-        value = model.graph.initializers["fb"]
-        value.const_value = ir.tensor(value.const_value.numpy() + 1, name="fb")
-        return original(model, _)
-
-    original = REWRITES["fuse_gemm"]
-    monkeypatch.setitem(REWRITES, "fuse_gemm", wrong)
-    with pytest.raises(ParityError, match="'fuse_gemm'"):
-        network_auto_process_eval(small_convnet())
-    with pytest.raises(UsageError, match="Unknown target"):
-        network_auto_process_eval(small_convnet(), target="tpu")
-
 
 # ---- numbers that float16 does not have -----------------------------------------------------------
 
@@ -88,40 +47,6 @@ def test_int8_needs_data():
     with pytest.raises(UsageError, match="calibration") as info:
         export_network(small_mlp(), precise=Precise("int8"))
     assert_three_lines(info.value)
-
-
-# ---- onnxslim -------------------------------------------------------------------------------------
-
-
-def test_without_onnxslim(monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxslim", None)
-    with pytest.raises(DependencyError, match="not installed") as info:
-        slim_step()
-    assert_three_lines(info.value)
-
-
-def test_onnxslim_is_a_step_of_the_pipeline(monkeypatch):
-    """A stand-in that drops the Relu: what it gives back is taken, and held to the comparison."""
-    package = types.ModuleType("onnxslim")
-
-    def slim(proto):
-        model = ir.from_proto(proto)
-        node = next(node for node in model.graph if node.op_type == "Relu")
-        ir.convenience.replace_all_uses_with(node.outputs[0], node.inputs[0])
-        model.graph.remove(node)
-        return ir.to_proto(model)
-
-    package.slim = slim
-    monkeypatch.setitem(sys.modules, "onnxslim", package)
-    exported = export_network(small_mlp(), slim=True)
-    assert [node.op_type for node in exported.model.graph] == ["Gemm", "Gemm"]
-    assert exported.steps[-1].name == "onnxslim"
-    assert next(r for r in exported.reports if r.rewrite == "onnxslim").changed == {
-        "Relu": "1 -> 0"
-    }
-    monkeypatch.setattr("ortboost.deploy.slim.EXTERNAL_DATA_THRESHOLD", 10)
-    with pytest.raises(ModelError, match="too large"):
-        export_network(small_mlp(), slim=True)
 
 
 # ---- shorter formats ------------------------------------------------------------------------------

@@ -1,18 +1,20 @@
-"""Shapes and indices at run time, shared by the rules; constants where they are known."""
+"""Lengths and shapes at run time, shared by rules and rewrites; constants where they are known."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from ortboost.autodiff.portable.backward import Backward
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Site
 
 __all__ = [
     "INT64",
     "Size",
+    "computed",
     "dims",
     "joined",
     "length",
@@ -25,6 +27,12 @@ __all__ = [
 INT64 = ir.DataType.INT64
 Size = int | ir.Value
 """A length: a number, or an int64 vector of one element."""
+_ARITHMETIC = {
+    "Add": operator.add,
+    "Div": operator.floordiv,
+    "Mul": operator.mul,
+    "Sub": operator.sub,
+}
 
 
 def length(b: Site, value: ir.Value, axis: int) -> Size:
@@ -59,17 +67,25 @@ def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
     return pieces[0] if len(pieces) == 1 else b.op("Concat", *pieces, axis=0, dtype=INT64)
 
 
+def computed(b: Site, op_type: str, left: Size, right: Size) -> Size:
+    """The sum, difference, product or quotient of two lengths."""
+    if isinstance(left, int) and isinstance(right, int):
+        return int(_ARITHMETIC[op_type](left, right))
+    if isinstance(right, int) and right == (0 if op_type in ("Add", "Sub") else 1):
+        return left
+    if isinstance(left, int) and left == {"Add": 0, "Mul": 1}.get(op_type):
+        return right
+    return b.op(op_type, joined(b, [left]), joined(b, [right]), dtype=INT64)
+
+
 def product(b: Site, parts: Sequence[Size]) -> Size:
     """The product of lengths."""
-    number, result = 1, None
+    result: Size = 1
     for part in parts:
-        if isinstance(part, int):
-            number *= part
-        else:
-            result = part if result is None else b.op("Mul", result, part, dtype=INT64)
-    if result is None:
-        return number
-    return result if number == 1 else b.op("Mul", result, b.ints(number), dtype=INT64)
+        if not isinstance(part, int):
+            result = computed(b, "Mul", result, part)
+    number = math.prod(part for part in parts if isinstance(part, int))
+    return computed(b, "Mul", result, number)
 
 
 def reshape_like(b: Site, gradient: ir.Value, value: ir.Value) -> ir.Value:
@@ -97,16 +113,13 @@ def padded(
     """Zeros before and behind along some axes.
 
     Pads for all axes, not an axes input: onnxruntime (1.19 to 1.31), where it moves a Transpose
-    through a
-    Pad, permutes the pads as if they were those of all axes.
+    through a Pad, permutes the pads as if they were those of all axes.
     """
     each = [margins.get(axis, (0, 0)) for axis in range(rank)]
     pads = joined(b, [*(before for before, _ in each), *(after for _, after in each)])
     return b.op("Pad", value, pads, shape=shape)
 
 
-def zeros(b: Backward, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+def zeros(b: Site, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
     """Zeros in the shape of a value."""
-    kind = dtype or value.dtype or b.dtype
-    fill = ir.tensor([0.0], dtype=kind)
-    return b.op("ConstantOfShape", dims(b, value), dtype=kind, shape=value.shape, value=fill)
+    return b.filled(0, dims(b, value), dtype or value.dtype, value.shape)

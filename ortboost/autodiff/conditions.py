@@ -1,0 +1,81 @@
+"""Conditions on the form of a node, shared by the engines and the decompositions.
+
+Each answers with the reason why a node has no gradient in its form, or with ``None``.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ortboost.graph.query import constant, input_at, is_read, known_shape
+from ortboost.graph.rewriting import Refusal, Site
+
+__all__ = [
+    "column_major",
+    "empty_axes",
+    "fixed_axes",
+    "reduced_axes",
+    "unknown_axes",
+    "unknown_rank",
+]
+
+_AXES = "its axes are not constant; export with fixed axes"
+
+
+def unknown_rank(node: ir.Node, *indices: int) -> str | None:
+    """Whether the rank of an input is unknown: of any, or of those that are named."""
+    for index in indices or range(len(node.inputs)):
+        value = input_at(node, index)
+        if value is not None and known_shape(value) is None:
+            return f"the rank of '{value.name}' is unknown; give the model's inputs shapes"
+    return None
+
+
+def unknown_axes(node: ir.Node, index: int = 1) -> str | None:
+    """Whether the input with the axes is computed."""
+    axes = input_at(node, index)
+    return None if axes is None or constant(axes) is not None else _AXES
+
+
+def empty_axes(node: ir.Node) -> str | None:
+    """Whether a reduction has ``noop_with_empty_axes`` and no axes, or axes that are computed."""
+    axes = constant(input_at(node, 1))
+    if node.attributes.get_int("noop_with_empty_axes", 0) and (axes is None or axes.size == 0):
+        return "noop_with_empty_axes without axes: implementations disagree; remove the node"
+    return None
+
+
+def column_major(node: ir.Node) -> str | None:
+    """Whether the indices of a MaxPool are read and count columns first."""
+    read = len(node.outputs) > 1 and is_read(node.outputs[1])
+    if read and node.attributes.get_int("storage_order", 0) == 1:
+        return "its indices are column-major (storage_order=1); export them row-major"
+    return None
+
+
+def reduced_axes(site: Site) -> tuple[int, ...] | None:
+    """The axes that a reduction reduces, counted from the front; () for none, ``None`` if unknown."""
+    given, shape = site.array(1), known_shape(site.input(0))
+    if site.optional(1) is not None and given is None:
+        return None
+    if given is None or given.size == 0:
+        if site.integer("noop_with_empty_axes", 0):
+            return ()
+        return None if shape is None else tuple(range(len(shape)))
+    flat = [int(axis) for axis in given.reshape(-1)]
+    if shape is not None:
+        return tuple(sorted(axis % len(shape) for axis in flat))
+    return tuple(flat) if min(flat) >= 0 else None
+
+
+def fixed_axes(site: Site) -> tuple[int, ...]:
+    """The axes that a reduction reduces, () for none.
+
+    Raises:
+        Refusal: They are computed, or the rank is unknown.
+    """
+    site.rank()
+    axes = reduced_axes(site)
+    if axes is None:
+        raise Refusal(_AXES)
+    return axes

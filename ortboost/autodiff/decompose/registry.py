@@ -1,0 +1,26 @@
+"""The table of decompositions: operator to the rule that writes it with differentiable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ortboost.graph.rewriting import Rule
+
+__all__ = ["DECOMPOSITIONS", "decomposes"]
+
+DECOMPOSITIONS: dict[str, Rule] = {}
+"""Operator to rule; complete once :mod:`ortboost.autodiff.decompose` is imported."""
+
+
+R = TypeVar("R", bound=Rule)
+
+
+def decomposes(*op_types: str) -> Callable[[R], R]:
+    """Enter a rule for operators; used as a decorator. The docstring of the rule is its algebra."""
+
+    def enter(rule: R) -> R:
+        DECOMPOSITIONS.update(dict.fromkeys(op_types, rule))
+        return rule
+
+    return enter

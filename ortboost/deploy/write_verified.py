@@ -1,0 +1,212 @@
+"""Write a graph: run the written file, compare, and only then put it in place.
+
+A file that fails the comparison is not written, and the rewrite that made the difference is named.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.errors import FileError, ModelError, ParityError
+from ortboost.deploy.bisect import guilty_step
+from ortboost.deploy.export import Exported
+from ortboost.deploy.tolerance import Tolerance
+from ortboost.deploy.verify import Parity, compare
+from ortboost.graph.io import save_model
+from ortboost.runtime.session import TooNewError, open_session
+from ortboost.transforms.precision import emulate_precision
+
+__all__ = ["write_verified"]
+
+Batch: TypeAlias = Mapping[str, NDArray[Any]]
+Batches: TypeAlias = Sequence[Batch]
+Watch: TypeAlias = Callable[[int, Batch], None]
+
+_BASE = "the graph before any rewrite"
+
+
+def write_verified(
+    exported: Exported,
+    path: str | os.PathLike[str],
+    *,
+    expected: Batches,
+    feeds: Batches,
+    device: str = "cpu",
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+    tolerance: Tolerance | None = None,
+    watch: Watch | None = None,
+    judge: Callable[[Parity], Parity] | None = None,
+) -> Parity:
+    """Write the graph, run the written file, compare, and only then put it in place.
+
+    Args:
+        exported: The graph.
+        path: The target file.
+        expected: Outputs of the trained program, one mapping a batch.
+        feeds: The inputs they were computed from.
+        device: Where to run the file.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+        tolerance: Both and more, instead of them.
+        watch: Called with the number of each batch and the outputs of the written file.
+        judge: Called with the comparison before it decides; it may take outputs as right that it judges in
+            its own way, or raise to refuse the file.
+
+    Returns:
+        The comparison; it is also recorded in the file's ``metadata_props``.
+
+    Raises:
+        ParityError: An output is beyond the tolerance; ``path`` keeps what it had. The rewrite that does
+            it is named.
+        FileError: The folder cannot be written.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileError(
+            "The folder to export to does not exist.",
+            where=str(target.parent),
+            fix="Create it, or give another path.",
+        )
+    tolerance = tolerance or Tolerance(rtol, atol)
+    outputs = [value.name or "" for value in exported.model.graph.outputs]
+    tolerance.check(outputs)
+    batches = list(feeds)
+    with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=target.parent) as workshop:
+        file = Path(workshop) / target.name
+        # Bytes for a GPU are multiplied as the standard says: the kernels of a CPU may saturate.
+        exact = exported.precision == "int8" and not exported.target.cpu
+        run = _runner(exported.precision, file, outputs, device, exact)
+        if exported.precision == "fp16" and device == "cpu":
+            # What is compared is not the file itself then: first that it is accepted and right, too.
+            plain = _runner("fp32", file, outputs, device)
+            _Trial(plain, expected[:1], batches[:1], outputs, tolerance).require(exported, target)
+        trial = _Trial(run, expected, batches, outputs, tolerance)
+        parity = trial.require(exported, target, watch, judge)
+    exported.model.metadata_props["ortboost.parity"] = parity.summary
+    save_model(exported.model, target)
+    return parity
+
+
+_Run: TypeAlias = Callable[[ir.Model, Batches], Iterator[Batch]]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A way to run a graph, the batches to run it on, and what it has to answer."""
+
+    run: _Run
+    expected: Batches
+    feeds: Batches
+    outputs: Sequence[str]
+    tolerance: Tolerance
+
+    def compare(self, model: ir.Model, watch: Watch | None = None) -> Parity:
+        def answers() -> Iterator[Batch]:
+            for number, answer in enumerate(self.run(model, self.feeds)):
+                if watch is not None:
+                    watch(number, answer)
+                yield answer
+
+        return compare(self.expected, answers(), self.outputs, tolerance=self.tolerance)
+
+    def require(
+        self,
+        exported: Exported,
+        path: Path,
+        watch: Watch | None = None,
+        judge: Callable[[Parity], Parity] | None = None,
+    ) -> Parity:
+        """The comparison.
+
+        Raises:
+            ParityError: An output is beyond the tolerance, or a rewrite made what the runtime refuses.
+        """
+        try:
+            parity = self.compare(exported.model, watch)
+        except TooNewError:
+            raise
+        except ModelError as error:
+            guilty = self.guilty(exported)
+            if guilty is None or guilty == _BASE:
+                raise
+            raise ParityError(
+                f"The exported graph cannot be run. It is {guilty} that does it.",
+                where=f"{path}: {error.where}",
+                fix="Nothing was written. Export with --no-optimize, and report it.",
+            ) from error
+        if not parity.samples:
+            raise ParityError(
+                "There was no data to compare the export with.",
+                where=str(path),
+                fix="Give data with --verify, at least one sample.",
+            )
+        if judge is not None:
+            parity = judge(parity)
+        if not parity.ok:
+            parity.require(str(path), self.guilty(exported))
+        return parity
+
+    def guilty(self, exported: Exported) -> str | None:
+        """What makes the difference, in words; ``None`` if that cannot be told."""
+        if exported.base is None or not exported.steps:
+            return None
+        right = guilty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
+        return f"the rewrite '{right}'" if right else _BASE
+
+
+def _runner(
+    precision: str, path: Path, outputs: Sequence[str], device: str, exact: bool = False
+) -> _Run:
+    """How a graph is run to be compared.
+
+    The CPU computes 16 bits in float32 and does not round in between: an overflow would not show.
+    There the graph is run with every short tensor rounded explicitly.
+    """
+    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
+
+    def run(model: ir.Model, feeds: Batches) -> Iterator[Batch]:
+        if low is not None and device == "cpu":
+            model = model.clone()
+            emulate_precision(model, low)
+        return _answers(model, path, feeds, outputs, device, exact)
+
+    return run
+
+
+def _answers(
+    model: ir.Model,
+    path: Path,
+    feeds: Batches,
+    outputs: Sequence[str],
+    device: str,
+    exact: bool,
+) -> Iterator[Batch]:
+    """Save a graph and run it; the file is read by the runtime itself, whatever its size."""
+    save_model(model, path)
+    session = open_session(path, device=device, fuse_quantized=not exact)
+    inputs = {value.name: value.type for value in session.get_inputs()}
+    for feed in feeds:
+        given = {
+            name: array.astype(np.float16) if inputs[name] == "tensor(float16)" else array
+            for name, array in feed.items()
+            if name in inputs
+        }
+        try:
+            answers = session.run(list(outputs), given)
+        except Exception as error:  # the bindings raise bare exceptions of many kinds
+            raise ModelError(
+                "onnxruntime cannot run the exported graph.",
+                where=str(error).strip().splitlines()[0],
+                fix="Export with --no-optimize to find out whether a rewrite is guilty.",
+            ) from error
+        yield dict(zip(outputs, answers, strict=True))

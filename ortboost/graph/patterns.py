@@ -1,0 +1,113 @@
+"""Patterns of expressions: what a graph computes, written as it is read, matched from the last node backwards.
+
+    >>> erf = Op("Erf", Op("Div", "x", math.sqrt(2)))
+    >>> gelu = Op("Mul", 0.5, Op("Mul", "x", Op("Add", erf, 1.0)))
+
+A text is a variable, the same value wherever it stands; a number is a stored scalar; a tuple holds
+alternatives. The operands of Add and Mul may come in either order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import onnx_ir as ir
+
+from ortboost.graph.query import producer_of, scalar, sole_consumer
+
+__all__ = ["Found", "Op", "Pattern", "match", "matches"]
+
+Found: TypeAlias = Mapping[str, ir.Value]
+"""Variable, or name of an :class:`Op`, to the value that it stands for."""
+
+_COMMUTATIVE: Final = ("Add", "Mul")
+_CLOSE: Final = 1e-5
+
+
+@dataclass(frozen=True, init=False)
+class Op:
+    """A standard operator.
+
+    Args:
+        op_type: Its name.
+        *inputs: Patterns of its first inputs; further ones may be anything.
+        name: Under which its result is found.
+        alone: Whether one node alone must read the result.
+    """
+
+    op_type: str
+    inputs: tuple[Pattern, ...]
+    name: str = ""
+    alone: bool = False
+
+    def __init__(self, op_type: str, *inputs: Pattern, name: str = "", alone: bool = False) -> None:
+        for field, value in (
+            ("op_type", op_type),
+            ("inputs", inputs),
+            ("name", name),
+            ("alone", alone),
+        ):
+            object.__setattr__(self, field, value)
+
+
+Pattern: TypeAlias = "Op | str | float | tuple[Pattern, ...]"
+
+
+def match(value: ir.Value | None, pattern: Pattern) -> Found | None:
+    """The first way in which a value matches a pattern."""
+    return next(matches(value, pattern), None)
+
+
+def matches(
+    value: ir.Value | None, pattern: Pattern, found: Found | None = None
+) -> Iterator[Found]:
+    """All ways in which a value matches a pattern.
+
+    Args:
+        value: A result.
+        pattern: What it may be.
+        found: What variables stand for already.
+    """
+    known: dict[str, ir.Value] = dict(found or {})
+    if value is None:
+        return
+    if isinstance(pattern, str):
+        if known.setdefault(pattern, value) is value:
+            yield known
+    elif isinstance(pattern, tuple):
+        for one in pattern:
+            yield from matches(value, one, known)
+    elif isinstance(pattern, Op):
+        node = producer_of(value, pattern.op_type)
+        if node is None or (pattern.alone and sole_consumer(value) is None):
+            return
+        if pattern.name:
+            known[pattern.name] = value
+        orders = [tuple(node.inputs)]
+        if pattern.op_type in _COMMUTATIVE and len(set(node.inputs)) > 1:
+            orders.append(tuple(reversed(node.inputs)))
+        for inputs in orders:
+            if len(inputs) >= len(pattern.inputs):
+                yield from _all(inputs, pattern.inputs, known)
+    elif _is_number(value, pattern):
+        yield known
+
+
+def _all(
+    values: tuple[ir.Value | None, ...], patterns: tuple[Pattern, ...], found: Found
+) -> Iterator[Found]:
+    if not patterns:
+        yield found
+        return
+    for one in matches(values[0], patterns[0], found):
+        yield from _all(values[1:], patterns[1:], one)
+
+
+def _is_number(value: ir.Value, wanted: float) -> bool:
+    number = scalar(value)
+    if number is None or value.shape is None or len(value.shape) > 1:
+        return False
+    return math.isclose(number, wanted, rel_tol=_CLOSE)

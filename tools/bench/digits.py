@@ -1,0 +1,64 @@
+"""The digits that come with the models, as the benchmarks of training take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.runtime.stepper import Stepper
+
+__all__ = ["Arrays", "accuracy", "digits", "start_anew"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def digits(shape: Sequence[Any]) -> Arrays:
+    """The digits in the form that an input wants: flat, 1x8x8, enlarged to 3x32x32, or 16 tokens.
+
+    A token is a square of 2x2 pixels, each of 4 levels of grey.
+    """
+    with np.load(_ROOT / "models" / "digits.npz") as file:
+        found = {name: file[name] for name in file.files}
+    for name in ("x_train", "x_test"):
+        images = found[name]
+        if tuple(shape[1:]) == (3, 32, 32):
+            large = np.repeat(np.repeat(images, 4, axis=2), 4, axis=3)
+            images = np.repeat((large - 0.3) / 0.35, 3, axis=1)
+        if tuple(shape[1:]) == (16,):
+            levels = np.minimum(images.reshape(-1, 4, 2, 4, 2) * 4, 3).astype(np.int64)
+            squares = levels.transpose(0, 1, 3, 2, 4).reshape(-1, 16, 4)
+            found[name] = squares @ np.array([64, 16, 4, 1])
+            continue
+        found[name] = images.reshape(len(images), *shape[1:]).astype(np.float32)
+    return found
+
+
+def start_anew(stepper: Stepper, rng: np.random.Generator) -> None:
+    """Weights of another seed: the shipped ones with their signs drawn anew.
+
+    That keeps the scale of every weight, whatever initialization it came from.
+    """
+    for entry in stepper.catalogue.entries("parameter"):
+        if entry.role == "weight":
+            value = stepper.get(entry.name)
+            signs = rng.integers(0, 2, value.shape) * 2 - 1
+            stepper.set(entry.name, value * signs.astype(value.dtype))
+
+
+def accuracy(stepper: Stepper, images: str, labels: str, data: Arrays) -> float:
+    """Share of the test digits that are right."""
+    evaluator, right = stepper.evaluator(), 0
+    dense = any(s.name == labels and s.dtype == np.float32 for s in stepper.catalogue.batch)
+    for start in range(0, len(data["y_test"]), 60):
+        truth = data["y_test"][start : start + 60]
+        shown = np.eye(10, dtype=np.float32)[truth] if dense else truth
+        feeds = {images: data["x_test"][start : start + 60], labels: shown}
+        scores = evaluator.evaluate(feeds)[stepper.program.prediction]
+        right += int((scores.argmax(axis=1) == truth).sum())
+    return right / len(data["y_test"])
