@@ -44,6 +44,7 @@ class Comparison:
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     first: InnerDifference | None = None
     searched: bool = False
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -51,6 +52,7 @@ class Comparison:
             **self.parity.to_dict(),
             "compared_on": "made-up inputs" if self.made_up else "data",
             "metrics": {name: list(values) for name, values in self.metrics.items()},
+            "notes": list(self.notes),
             **({"first": self.first.to_dict() if self.first else None} if self.searched else {}),
         }
 
@@ -122,7 +124,7 @@ def compare(
             atols=atols,
         )
         challenger = ModelEvaluator(os.fspath(other), device=device)
-        feeds, lengths = collect(subject, data, split, batch_size, mapping)
+        feeds, lengths, unused = collect(subject, data, split, batch_size, mapping)
         feeds = [{**subject.evaluator.constants, **batch} for batch in feeds]
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
         if missing:
@@ -157,7 +159,8 @@ def compare(
                 tolerance,
                 device=subject.device,
             )
-    return Comparison(parity, data is None, scores.found(), first, bisect)
+    notes = (*unused, *scores.notes)
+    return Comparison(parity, data is None, scores.found(), first, bisect, notes)
 
 
 def _batch_of(sample: int, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortboost.api.export_subject import Data, WithConstants, batched, file_labels
+from ortboost.api.export_subject import Data, WithConstants, batched, file_labels, score_output
 from ortboost.api.run_folder import load_run
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
@@ -52,7 +52,7 @@ def evaluate(
         metrics: Names of metrics; accuracy for classifiers if not given.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array; the labels of a file are called ``labels``.
-        output: The output that holds the scores; that of the loss, or the first.
+        output: The output that holds the scores; that of the loss, or the first one of floats.
         class_axis: Of a file: the axis of the scores that counts the classes; found if not given, see
             :mod:`ortboost.transforms.class_axis`. A program knows it.
         ignore_index: Of a file: the label that does not count.
@@ -86,6 +86,7 @@ def evaluate(
             metrics = ()
     else:
         model, config = load_model(target), inputs or InputConfig()
+        output = score_output(model, output)
         known = file_labels(
             model,
             output,

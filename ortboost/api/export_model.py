@@ -183,14 +183,14 @@ def export(
             if trained
             else plain_subject(run, Path(folder), device, inputs)
         )
-        feeds, lengths = collect(subject, verify, split, batch_size, mapping)
+        feeds, lengths, unused = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         precise = None
         if precision != "fp32":
             batches: list[Mapping[str, NDArray[Any]]] = []
             ranges: dict[str, float] = {}
             if calibration is not None:
-                batches, _ = collect(subject, calibration, "train", batch_size, mapping)
+                batches = collect(subject, calibration, "train", batch_size, mapping).feeds
                 ranges = subject.ranges(batches) if precision != "int8" else {}
             precise = Precise(precision, keep_io_types, ranges, batches, int8)
         # The session of the model as it was is done with: of a large model that is gigabytes.
@@ -216,7 +216,7 @@ def export(
             judge=judge if precision == "int8" else None,
         )
     path = Path(out)
-    notes = [*wanted.notes, *_worthless(expected)]
+    notes = [*wanted.notes, *_worthless(expected), *unused, *scores.notes]
     ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
     if wanted.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
         notes.append(wanted.int64_note)
@@ -224,7 +224,13 @@ def export(
         notes.append(
             "The model is in training mode: compared with what it answers in inference mode."
         )
-    if precision in ("fp16", "bf16") and subject.device == "cpu":
+    low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
+    made = (out for node in exported.model.graph.all_nodes() for out in node.outputs)
+    if low is not None and not any(value.dtype is low for value in made):
+        notes.append(
+            f"No node computes in {precision}: every one was kept in float32 (--explain says why)."
+        )
+    elif low is not None and subject.device == "cpu":
         notes.append(
             f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds in its "
             "own ways, compare there too."

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +24,7 @@ from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, source_name
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
@@ -32,11 +32,13 @@ from ortboost.runtime.session import resolve_device
 from ortboost.training import Source, get_metric
 from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
 from ortboost.training.label_rule import LabelRule
+from ortboost.training.metrics import strict
 from ortboost.transforms.attach_loss import IGNORED
 from ortboost.transforms.class_axis import find_class_axis
 
 __all__ = [
     "Accuracies",
+    "Collected",
     "Data",
     "Subject",
     "WithConstants",
@@ -44,6 +46,7 @@ __all__ = [
     "collect",
     "file_labels",
     "plain_subject",
+    "score_output",
     "trained_subject",
 ]
 
@@ -215,15 +218,17 @@ def plain_subject(
     def export(**settings: Any) -> Exported:
         return export_network(loaded, inputs=config, **settings)
 
+    prediction = None
     try:
-        labels = file_labels(loaded)
+        prediction = score_output(loaded)
+        labels = file_labels(loaded, prediction)
     except (
         OrtBoostError
     ):  # no reason not to export it: an accuracy is measured where that is certain
         labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
     evaluator.inputs = batched(loaded, evaluator.inputs, config)
     return Subject(
-        evaluator, [*evaluator.inputs, labels], export, device, _LABELS, None, classes=False
+        evaluator, [*evaluator.inputs, labels], export, device, _LABELS, prediction, classes=False
     )
 
 
@@ -243,6 +248,34 @@ def batched(
     return tuple(dataclasses.replace(spec, batch_axis=axes[spec.name]) for spec in inputs)
 
 
+def score_output(model: ir.Model, output: str | None = None) -> str:
+    """The output of a plain model that holds scores.
+
+    Args:
+        model: The model as loaded.
+        output: Its name; the first output of floats if not given, as a classifier of scikit-learn
+            gives class numbers first.
+
+    Raises:
+        UsageError: There is no such output, or it holds no floats.
+    """
+    outputs = {value.name or "": value for value in model.graph.outputs}
+    scores = [name for name, v in outputs.items() if v.dtype is None or v.dtype in FLOAT_TYPES]
+    if output is None and scores:
+        return scores[0]
+    name = output or next(iter(outputs), "")
+    require_known(name, outputs, f"The model has no output '{name}'.", source_name(model))
+    if name not in scores:
+        raise UsageError(
+            f"The output '{name}' is {outputs[name].dtype}: class numbers, not scores.",
+            where=source_name(model),
+            fix=f"Measure on {' or '.join(scores)} (--output)."
+            if scores
+            else "Export the model with an output of scores.",
+        )
+    return name
+
+
 def file_labels(
     model: ir.Model,
     output: str | None = None,
@@ -255,7 +288,7 @@ def file_labels(
 
     Args:
         model: The model as loaded.
-        output: The output with the scores; the first if not given.
+        output: The output with the scores; see :func:`score_output`.
         class_axis: See :func:`ortboost.transforms.class_axis.find_class_axis`.
         ignored: A label that does not count.
         shifted: Whether each position is compared with the next label.
@@ -264,9 +297,8 @@ def file_labels(
         UsageError: There is no such output or axis.
         ModelError: The class axis is not certain.
     """
+    name = score_output(model, output)
     outputs = {value.name or "": value for value in model.graph.outputs}
-    name = output or next(iter(outputs), "")
-    require_known(name, outputs, f"The model has no output '{name}'.", source_name(model))
     infer_shapes(model)
     shape = known_shape(outputs[name]) or ()
     axis, rest = 1, shape[:1]
@@ -282,10 +314,24 @@ def file_labels(
     )
 
 
+class Collected(NamedTuple):
+    """Batches to compare on.
+
+    Args:
+        feeds: The batches.
+        lengths: How many samples of each are real, where some are padding.
+        notes: Why labels of the data are not among them.
+    """
+
+    feeds: list[Feeds]
+    lengths: list[int | None]
+    notes: tuple[str, ...] = ()
+
+
 def collect(
     subject: Subject, data: Any, split: str, batch_size: int, mapping: Mapping[str, str] | None
-) -> tuple[list[Feeds], list[int | None]]:
-    """The batches to compare on, and how many samples of each are real where some are padding.
+) -> Collected:
+    """The batches to compare on.
 
     Args:
         subject: What they are for; a model that is fixed to a batch size gets batches of it, padded.
@@ -295,7 +341,7 @@ def collect(
         mapping: Input name to the key of its array.
     """
     if data is None:
-        return [subject.made_up()], [None]
+        return Collected([subject.made_up()], [None])
     fixed = static_batch(subject.evaluator.inputs)
     if isinstance(data, Iterator):  # it may have to be read with labels and again without
         data = list(data)
@@ -303,17 +349,20 @@ def collect(
     def read(inputs: Sequence[TensorSpec]) -> list[Feeds]:
         return list(open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0))
 
+    notes: tuple[str, ...] = ()
     try:
         found = read(subject.inputs)
-    except OrtBoostError:  # a plain model can do without labels; if it was not that, it is said now
+    except OrtBoostError as error:  # a plain model can do without labels
         if subject.inputs == subject.evaluator.inputs:
             raise
         found = read(subject.evaluator.inputs)
+        if error.what != f"No array feeds the input '{subject.labels}'.":
+            notes = (f"no accuracy: the labels of the data do not fit. {error.what}",)
     if fixed is None:
-        return found, [None for _ in found]
+        return Collected(found, [None for _ in found], notes)
     axes = batch_axes(subject.inputs)
     lengths: list[int | None] = [batch_length(batch, axes=axes) for batch in found]
-    return [pad_batch(batch, fixed, axes=axes)[0] for batch in found], lengths
+    return Collected([pad_batch(b, fixed, axes=axes)[0] for b in found], lengths, notes)
 
 
 class Accuracies:
@@ -342,13 +391,15 @@ class Accuracies:
         self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
         self.judged: tuple[str, ...] = ()
         """The output that the accuracy is measured on, if there is one."""
+        self.notes: list[str] = []
+        """Why the labels of the data gave no accuracy, if they did not."""
         self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
 
     def add(self, number: int, answers: Feeds) -> None:
         """The outputs of one batch after."""
         if not self._wanted:
             return
-        accuracy = get_metric("accuracy").function
+        accuracy = strict(get_metric("accuracy")).function
         output = self._output or next(iter(answers))
         assert accuracy is not None
         assert self._labels is not None
@@ -359,13 +410,10 @@ class Accuracies:
                 scores = np.asarray(found[output], np.float32)[:length]
                 self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
             self.judged = (output,)
-        except (
-            UsageError,
-            ValueError,
-            IndexError,
-            KeyError,
-        ):  # labels of another kind: no accuracy
+        except (OrtBoostError, ValueError, IndexError, KeyError) as error:
             self._wanted, self.judged = False, ()
+            why = error.what if isinstance(error, OrtBoostError) else "they do not fit the scores."
+            self.notes.append(f"no accuracy was measured with the labels of the data: {why}")
 
     def require(self, most: float, where: str, parity: Parity) -> None:
         """Refuse an accuracy that fell by more than ``most``.

@@ -52,7 +52,7 @@ class ModelSize:
         trainable_elements: Numbers that would be trained.
         tensors: Number of stored tensors.
         nodes: Number of nodes.
-        macs: Multiply-accumulates.
+        macs: Multiply-accumulates; ``None`` where none could be counted.
         flops: Floating-point operations, twice as many.
         macs_by_op: Multiply-accumulates by operator.
         uncounted: Node to the reason why its work could not be counted.
@@ -73,7 +73,7 @@ class ModelSize:
     trainable_elements: int
     tensors: int
     nodes: int
-    macs: int
+    macs: int | None
     flops: int
     macs_by_op: Mapping[str, int]
     uncounted: Mapping[str, str]
@@ -219,7 +219,7 @@ def _describe(
         trainable_elements=sum(p.size for p in find_parameters(model).values() if p.trainable),
         tensors=len(tensors),
         nodes=sum(1 for _ in model.graph.all_nodes()),
-        macs=cost.total,
+        macs=None if cost.uncounted and not cost.total else cost.total,
         flops=cost.flops,
         macs_by_op=dict(cost.macs),
         uncounted=dict(cost.uncounted),

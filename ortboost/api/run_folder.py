@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from ortboost.training import Checkpoint, CheckpointStore
 __all__ = ["CHECKPOINTS", "LOG", "PLOT", "alone_in", "load_run"]
 
 CHECKPOINTS, LOG, PLOT = "checkpoints", "log.jsonl", "curves.png"
+_log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -71,6 +73,8 @@ def load_run(
         store = CheckpointStore(folder / CHECKPOINTS)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
         steps = store.steps()
+        if found is not None and steps and steps[-1] > found.step:
+            _warn_unvalidated(store, steps[-1], int(found.step))
         if found is None and steps:  # a damaged one is refused: an older one is not what was asked
             found = store.load(store.path(steps[-1]), program=program.fingerprint)
     if found is None:
@@ -81,3 +85,16 @@ def load_run(
             "or use --checkpoint initial for the weights as converted.",
         )
     return program, dict(found.state), found
+
+
+def _warn_unvalidated(store: CheckpointStore, newest: int, best: int) -> None:
+    """Say that the best checkpoint is old because nothing was validated since."""
+    with contextlib.suppress(FileError):
+        validated = store.load(store.path(newest)).progress.get("validated_step", -1)
+        if validated < best:
+            _log.warning(
+                "the best checkpoint is of step %d; none of the newer ones, up to step %d, was "
+                "validated (--checkpoint last takes the newest)",
+                best,
+                newest,
+            )

@@ -92,9 +92,15 @@ def train(
         raise UsageError(
             "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
         )
+    base = (config or TrainConfig()).with_settings(settings)
+    if resume and base.overwrite:
+        raise UsageError(
+            "A run cannot go on and start anew.",
+            where="--resume and --overwrite",
+            fix="Give --resume to go on, or --overwrite to remove the checkpoints that are there.",
+        )
     stepper = Stepper(program, device=device, threads=threads)
     inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
-    base = (config or TrainConfig()).with_settings(settings)
     drop_last = static_batch(inputs) is not None
     source = open_source(
         data,

@@ -74,8 +74,9 @@ def convert(
     from ortboost import api
 
     printer = console.printer()
+    base = read_program_config(config)
     settled = settle(
-        read_program_config(config),
+        base,
         inputs,
         {**loss.changes(), **labels.changes()},
         precision.changes(),
@@ -83,7 +84,7 @@ def convert(
         trained.changes(),
         network.changes(),
     )
-    settled, boost = boosts.apply(settled)
+    settled, boost = boosts.apply(settled, base)
     program = api.convert(model, out, settled, boost=boost, overwrite=overwrite, dry_run=dry_run)
     printer.result({"path": str(out), "dry_run": dry_run, **program.manifest()})
     _show(printer, program, f"{out} (not written)" if dry_run else str(out))

@@ -151,9 +151,15 @@ def export(
         f"\nnext: ortboost eval {quote(str(out))} --data {quote(str(verify or 'DATA'))}"
         + _labels(result)
         + given(map=reading.mapping)
-        if result.classes
+        if result.classes and not (device in ("auto", "cpu") and _needs_gpu(result))
         else f"\nnext: ortboost inspect {quote(str(out))}"
     )
+
+
+def _needs_gpu(result: ExportResult) -> bool:
+    """Whether the CPU has no kernels for what the file computes in."""
+    types = (out.dtype for node in result.exported.model.graph for out in node.outputs)
+    return any(str(dtype) == "BFLOAT16" for dtype in types)
 
 
 def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) -> None:
@@ -273,5 +279,7 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
     printer.line(f"\n{found.parity.samples} samples of {where}, {found.parity.tolerance}")
     for name, (before, after) in found.metrics.items():
         printer.line(f"{name}: {before:.4f} and {after:.4f}")
+    for note in found.notes:
+        printer.line(f"note: {note}")
     if found.searched:
         printer.line(found.first_text())

@@ -157,6 +157,8 @@ def _work(data: dict[str, Any]) -> str:
     shapes = ", ".join(f"{name} {shape_text(s)}" for name, s in data["macs_for"].items())
     missing = len(data["macs_uncounted"])
     note = f"; {missing} nodes could not be counted" if missing else ""
+    if missing and not data["macs"]:
+        return f"unknown{note}"
     return f"{data['macs']:,} multiply-accumulates for {shapes or 'no inputs'}{note}"
 
 

@@ -189,6 +189,12 @@ def _split(texts: Sequence[str] | None, option: str, form: str, example: str) ->
                 where=option,
                 fix=f"Write for example {example}.",
             )
+        if name.strip() in found:
+            raise UsageError(
+                f"'{name.strip()}' is given twice.",
+                where=f"{option}: {found[name.strip()]} and {value.strip()}",
+                fix="Give one of them.",
+            )
         found[name.strip()] = value.strip()
     return found
 

@@ -102,7 +102,7 @@ class UpdateOptions:
         "Parameters with a rate or decay of their own.", metavar="NAME:PATTERN:lr=X"
     )
     loss_scale: str | None = option(
-        "dynamic (default), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
+        "dynamic (from 65536, if not given), dynamic:init=4096,window=1000,hysteresis=2, fixed:1024, "
         "grouped:4096,groups=4 or off."
     )
     clip: str | None = option("value:C, norm:C (each tensor) or global-norm:C.")
@@ -227,18 +227,48 @@ class BoostOptions:
         metavar="SECTION.KEY=VALUE",
     )
 
-    def apply(self, config: ProgramConfig) -> tuple[ProgramConfig, BoostConfig | None]:
-        """The configuration with its own settings, and the boosts that are asked for, if any are."""
+    def apply(
+        self, config: ProgramConfig, base: ProgramConfig | None
+    ) -> tuple[ProgramConfig, BoostConfig | None]:
+        """The configuration with its own settings, and the boosts that are asked for, if any are.
+
+        Args:
+            config: With all other options.
+            base: Before them.
+
+        Raises:
+            UsageError: A boost is asked for that another option has set, too.
+        """
         from ortboost.cli.parse import parse_settings
         from ortboost.program.boost_config import resolve_boost
         from ortboost.program.boosted import split_settings, with_settings
 
         boost_sets, own_sets = split_settings(parse_settings(self.settings or []))
         level, chosen = _split_boosts(self.boost or [])
+        _refuse_twice(chosen, config, base)
         config = with_settings(config, own_sets).with_boosts(*chosen)
         if level is None and self.boost_config is None and not boost_sets:
             return config, None
         return config, resolve_boost(level or "O0", self.boost_config, boost_sets)
+
+
+def _refuse_twice(
+    chosen: Sequence[Boost], config: ProgramConfig, base: ProgramConfig | None
+) -> None:
+    """Refuse a boost that would silently replace what another option says."""
+    from ortboost.program.config import ProgramConfig
+
+    before = (base or ProgramConfig()).boosts
+    for boost in chosen:
+        replaced = set(config.boosts) - set(config.with_boosts(boost).boosts)
+        set_by_option = [other for other in replaced if other not in before]
+        if set_by_option and boost not in set_by_option:
+            raise UsageError(
+                f"The boost '{boost.name}' contradicts another option, which sets "
+                f"'{set_by_option[0].name}'.",
+                where="--boost, and --precision, --loss-scale, --clip or --accumulate",
+                fix="Give one of them.",
+            )
 
 
 def _split_boosts(texts: Sequence[str]) -> tuple[str | None, list[Boost]]:

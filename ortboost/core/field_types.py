@@ -320,7 +320,8 @@ def _explained(error: BaseException, path: list[str]) -> Exception:
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
         key = str(sorted(map(str, error.extra_fields))[0])
         known = [item.name for item in dataclasses.fields(error.cl)]
-        return ConfigError(f"Unknown key '{key}'.", where=where, fix=nearest(key, known))
+        fix = nearest(key, known) if known else "It has no settings."
+        return ConfigError(f"Unknown key '{key}'.", where=where, fix=fix)
     if isinstance(error, KeyError):
         return ConfigError(
             f"The key '{error.args[0]}' is missing.",

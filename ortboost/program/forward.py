@@ -19,7 +19,7 @@ from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
-from ortboost.graph.query import match_names, static_shape
+from ortboost.graph.query import is_standard, match_names, static_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
@@ -137,7 +137,14 @@ def _padding_rows(model: ir.Model, trained: Sequence[str], config: ProgramConfig
                 where=f"padding_idx, {source_name(model)}",
                 fix=nearest(name, trained),
             )
-        length = (static_shape(model.graph.initializers[name]) or (0,))[0]
+        table = model.graph.initializers[name]
+        if not any(is_standard(use.node, "Gather", "Cast", "Identity") for use in table.uses()):
+            raise UsageError(
+                f"'{name}' has a padding row, and no token is looked up in it.",
+                where=f"padding_idx, {source_name(model)}",
+                fix="Name the table of an embedding.",
+            )
+        length = (static_shape(table) or (0,))[0]
         if row >= length:
             raise UsageError(
                 f"'{name}' has no row {row}: it has {length}.",

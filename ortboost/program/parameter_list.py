@@ -118,6 +118,12 @@ def write_parameters(
             continue
         free.pop(found, None)
         lines.append(f"{found} {str(trained).lower()}")
+        for copy in _copies(array, free):  # as the exporter stores a tied weight
+            free.pop(copy)
+            lines += [
+                f"# a copy of {found}, trained apart from it:",
+                f"{copy} {str(trained).lower()}",
+            ]
     with atomic_path(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return tuple(lost)
@@ -129,12 +135,20 @@ def _array(tensor: Any) -> NDArray[Any]:
 
 def _same(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> str | None:
     """The tensor with the same numbers in the same order, or transposed."""
-    for name, other in stored.items():
-        if other.size != array.size:
-            continue
-        turned = array.T if array.ndim == 2 else array
-        if np.array_equal(other.reshape(-1), array.reshape(-1)) or (
-            other.shape == turned.shape and np.array_equal(other, turned)
-        ):
-            return name
-    return None
+    return next((name for name, other in stored.items() if _equal(array, other)), None)
+
+
+def _copies(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> list[str]:
+    """All of them; none of an array that is all zeros or ones, which others are, too."""
+    if array.size == 0 or array.min() == array.max():
+        return []
+    return [name for name, other in stored.items() if _equal(array, other)]
+
+
+def _equal(array: NDArray[Any], other: NDArray[Any]) -> bool:
+    if other.size != array.size:
+        return False
+    turned = array.T if array.ndim == 2 else array
+    return np.array_equal(other.reshape(-1), array.reshape(-1)) or (
+        other.shape == turned.shape and np.array_equal(other, turned)
+    )

@@ -153,6 +153,15 @@ def open_session(
                 fix=f"Use a model of {known[2]} or older, or an environment with a newer onnxruntime: "
                 "pip install 'ortboost[ort]'.",
             ) from error
+        foreign = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
+        if foreign:
+            raise DependencyError(
+                f"This step was made by the native engine: {foreign[1]} is in onnxruntime-training "
+                "only.",
+                where=f"onnxruntime {ort.__version__}",
+                fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), or "
+                "convert the model again with --engine portable.",
+            ) from error
         raise ModelError(
             "onnxruntime does not accept the model.",
             where=str(error).strip().splitlines()[0],

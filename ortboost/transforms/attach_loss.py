@@ -38,7 +38,7 @@ from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, producer_of
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
@@ -146,6 +146,8 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         + (", shifted by one position" if config.shift_labels else "")
     )
     producer = prediction.producer()
+    while producer is not None and is_standard(producer, "Identity"):
+        producer = producer_of(producer.inputs[0])
     if producer is not None and _TWICE.get(config.name) == producer.op_type:
         report.notes.append(
             f"the output '{prediction.name}' is a {producer.op_type} already, and {config.name} takes "

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import ortboost as ob
 from ortboost.autodiff.native.engine import NativeEngine
-from ortboost.core.errors import FileError, ModelError, UsageError
+from ortboost.core.errors import DependencyError, FileError, UsageError
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.stepper import Stepper
 from tests.support import GOLDEN, run, small_mlp
@@ -103,8 +103,9 @@ def test_its_step_is_not_for_every_runtime():
     if NativeEngine().unavailable() is None:
         assert Stepper(program, device="cpu").next_graph == "step"
     else:
-        with pytest.raises(ModelError, match="does not accept"):
+        with pytest.raises(DependencyError, match="made by the native engine") as caught:
             Stepper(program, device="cpu")
+        assert "--engine portable" in caught.value.fix
 
 
 def test_no_training_session_is_opened(native, opened, tmp_path):

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from ortboost import api
@@ -53,6 +54,78 @@ def caught(kind, function, *args, **kwargs):
         function(*args, **kwargs)
     assert_three_lines(info.value)
     return info.value
+
+
+# ---- what is measured ---------------------------------------------------------------------------
+
+CLASSIFIER = """<ir_version: 10, opset_import: ["" : 18]>
+net (float[N,4] x, float[4,3] w) => (int64[N] label, float[N,3] scores) {
+  scores = MatMul(x, w) label = ArgMax<axis = 1, keepdims = 0>(scores) }"""
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    """As scikit-learn's converter gives it: class numbers first, then their scores."""
+    table = weights(4, 3)
+    path = tmp_path / "net.onnx"
+    onnx.save(ir.to_proto(text_model(CLASSIFIER, w=table)), path)
+    x = weights(40, 4, seed=2)
+    labels = np.where(np.arange(40) < 30, (x @ table).argmax(1), 1)
+    right = float(((x @ table).argmax(1) == labels).mean())
+    return path, {"x": x, "labels": labels}, right
+
+
+@pytest.mark.parametrize("output", [None, "scores"])
+def test_class_numbers_are_never_read_as_scores(classifier, output):
+    path, data, right = classifier
+    assert api.evaluate(path, data, output=output, **CPU) == {"accuracy": pytest.approx(right)}
+    top = api.evaluate(path, data, output=output, metrics=("top2",), **CPU)["top2"]
+    assert right <= top <= 1
+    error = caught(UsageError, api.evaluate, path, data, output="label", **CPU)
+    assert "class numbers" in error.what
+    assert "scores" in error.fix
+
+
+def test_an_export_measures_the_scores(classifier, tmp_path):
+    path, data, right = classifier
+    found = api.export(path, tmp_path / "out.onnx", verify=data, device="cpu")
+    assert found.metrics["accuracy"] == (pytest.approx(right), pytest.approx(right))
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [(np.full(40, 3), "is no class"), (np.zeros((40, 3), np.int64), "do not fit")],
+)
+def test_labels_that_cannot_be_used_are_told(classifier, tmp_path, labels, words):
+    path, data, _ = classifier
+    data = {**data, "labels": labels}
+    found = api.export(path, tmp_path / "out.onnx", verify=data, device="cpu")
+    assert not found.metrics
+    assert any(words in note for note in found.notes), found.notes
+    compared = api.compare(path, path, data=data, device="cpu")
+    assert any(words in note for note in compared.notes)
+
+
+def test_a_best_checkpoint_that_nothing_was_compared_with_is_told(tmp_path, caplog):
+    folder = converted(tmp_path / "run")
+    api.train(folder, DIGITS, DIGITS, max_steps=3, batch_size=32, **CPU)
+    api.evaluate(folder, DIGITS, **CPU)
+    assert not caplog.records
+    api.train(folder, DIGITS, epochs=1, batch_size=32, resume=True, **CPU)
+    caplog.clear()
+    api.evaluate(folder, DIGITS, **CPU)
+    assert "is of step 3; none of the newer ones" in caplog.text
+    caplog.clear()
+    api.evaluate(folder, DIGITS, checkpoint="last", **CPU)
+    assert not caplog.records
+
+
+def test_a_run_cannot_go_on_and_start_anew(finished):
+    folder, _ = finished
+    error = caught(
+        UsageError, api.train, folder, DIGITS, epochs=1, resume=True, overwrite=True, **CPU
+    )
+    assert "go on and start anew" in error.what
 
 
 # ---- the way through --------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_the_sample_of_the_page_runs(noise, tmp_path):
     page = (ROOT / "docs" / "own_boost.md").read_text()
     code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     names: dict = {}
-    exec(code.replace("models/mlp.onnx", MLP).replace('"run"', repr(str(tmp_path / "run"))), names)
+    exec(code.replace("model.onnx", MLP).replace('"run"', repr(str(tmp_path / "run"))), names)
     assert [boost.name for boost in names["config"].boosts] == [
         "loss-scale",
         "clip",

@@ -29,6 +29,36 @@ def convert(model, run, *words):
     return main(["convert", model, "-o", str(run), *words])
 
 
+@pytest.mark.parametrize(
+    ("option", "boost"),
+    [
+        (("--precision", "bf16"), "mixed-precision"),
+        (("--loss-scale", "off"), "loss-scale"),
+        (("--loss-scale", "fixed:8"), "group-loss-scale"),
+        (("--accumulate", "2"), "grad-accumulation:steps=3"),
+        (("--clip", "value:2"), "clip:by=norm,limit=1"),
+    ],
+)
+def test_a_boost_that_contradicts_another_option_is_refused(tmp_path, capsys, option, boost):
+    assert convert(MLP, tmp_path / "run", *option, "--boost", boost) == 2
+    assert "contradicts another option" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert convert(MLP, tmp_path / "run", "--boost", boost) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--boost", "grad-freeze:p=0.4,p=0.5,groups=2"),
+        ("--optimizer-arg", "momentum=0.1", "--optimizer-arg", "momentum=0.2"),
+        ("--dim", "batch=4", "--dim", "batch=5"),
+    ],
+)
+def test_a_setting_given_twice_is_refused(tmp_path, capsys, words):
+    assert convert(MLP, tmp_path / "run", *words) == 2
+    assert "is given twice" in capsys.readouterr().err
+
+
 def test_a_level(tmp_path, capsys):
     assert convert(RESNET, tmp_path / "run", "--boost", "O1") == 0
     text = capsys.readouterr().out
@@ -84,8 +114,8 @@ def test_boosts_by_name(tmp_path, capsys):
     )
 
 
-def test_a_boost_by_name_is_stronger_than_a_level_and_an_option(tmp_path, capsys):
-    words = ["--boost", "O1", "--boost", "grad-freeze:p=0.2,groups=2", "--accumulate", "5"]
+def test_a_boost_by_name_is_stronger_than_a_level(tmp_path, capsys):
+    words = ["--boost", "O1", "--boost", "grad-freeze:p=0.2,groups=2"]
     assert convert(RESNET, tmp_path / "run", *words, "--boost", "grad-accumulation:steps=3") == 0
     config = Program.load(tmp_path / "run").config
     assert (config.grad_freeze, config.accumulate) == (FreezeConfig(2, freeze_p=0.2), 3)

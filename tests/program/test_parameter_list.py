@@ -86,3 +86,21 @@ def test_names_of_the_exporter_are_found_by_the_numbers(tmp_path):
     assert write_parameters(path, model, named.items()) == ("gone",)
     assert read_parameters(path) == {"kept": True, "val_1": False, "val_2": True}
     assert "# gone true" in path.read_text()
+
+
+def test_copies_of_a_tied_weight_are_in_the_list(tmp_path):
+    """The dynamo exporter stores the table of a tied output layer a second time, transposed."""
+    table, ones = weights(5, 4), np.ones(4, np.float32)
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[N] i, float[5,4] emb, float[4,5] val_1, float[4] bias, float[4] eps) => (y) {
+          e = Gather(emb, i) a = Add(e, bias) b = Mul(a, eps) y = MatMul(b, val_1) }""",
+        emb=table,
+        val_1=table.T,
+        bias=ones,
+        eps=ones,
+    )
+    path = tmp_path / "list.txt"
+    named = {"emb": Tensor(table), "bias": Tensor(ones)}
+    assert write_parameters(path, model, named.items()) == ()
+    assert read_parameters(path) == {"emb": True, "val_1": True, "bias": True}

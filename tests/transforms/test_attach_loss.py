@@ -469,6 +469,12 @@ def test_a_model_that_squashes_its_scores_already_is_noted(op, loss, noted):
         assert f"'y' is a {op} already" in notes[0]
 
 
+def test_a_name_for_the_scores_hides_no_softmax():
+    model = text_model("m (float[N, 3] x) => (float[N, 3] y) { p = Softmax(x) y = Identity(p) }")
+    notes = attach_loss(model, LossConfig()).report.notes
+    assert "'y' is a Softmax already" in notes[0]
+
+
 def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):
     monkeypatch.setattr("ortboost.transforms.attach_loss.infer_shapes", lambda model: None)
     model, found = attached(LossConfig(class_axis=-1), through("batch,steps,4"))

@@ -11,7 +11,7 @@ from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
-from tests.support import native_only, stepper, text_model, weights
+from tests.support import native_only, small_mlp, stepper, text_model, weights
 
 IDS = np.array([[0, 2, 1], [3, 0, 0]])
 
@@ -86,6 +86,11 @@ def test_it_is_told():
 def test_a_table_that_is_not_trained():
     with pytest.raises(UsageError, match="'v' has a padding row"):
         build_program(model(), ProgramConfig(padding_idx={"v": 0}))
+
+
+def test_a_table_in_which_nothing_is_looked_up():
+    with pytest.raises(UsageError, match="no token is looked up in it"):
+        build_program(small_mlp(), ProgramConfig(padding_idx={"w1": 0}))
 
 
 def test_a_row_that_is_not_there():

@@ -9,9 +9,11 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from ortboost.core.errors import UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.deploy.int8.config import Int8Config
-from ortboost.graph.query import is_standard
+from ortboost.graph.io import source_name
+from ortboost.graph.query import is_standard, match_names
 
 __all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activations"]
 
@@ -27,8 +29,25 @@ _ISLANDS: Final = (
 
 
 def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.Node]:
-    """The nodes to quantize; the reasons of the others go to the report."""
+    """The nodes to quantize; the reasons of the others go to the report.
+
+    Raises:
+        UsageError: A pattern of ``skip`` matches no node that could be quantized, and no weight.
+    """
     found = []
+    names = [
+        name
+        for node in model.graph.all_nodes()
+        if node.op_type in config.ops and is_standard(node)
+        for name in _names(node)
+    ]
+    _, idle = match_names(names, config.skip)
+    if idle:
+        raise UsageError(
+            f"The pattern '{idle[0]}' matches no layer that could be quantized.",
+            where=f"skip, {source_name(model)}",
+            fix=nearest(idle[0], names),
+        )
     for node in model.graph.all_nodes():
         if node.op_type not in config.ops or not is_standard(node):
             continue
@@ -40,12 +59,13 @@ def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.N
     return found
 
 
+def _names(node: ir.Node) -> list[str]:
+    """What a pattern may match: the node and its weight."""
+    return [node.name or "", *(v.name or "" for v in node.inputs[1:2] if v is not None)]
+
+
 def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
-    names = [
-        node.name or "",
-        *(value.name or "" for value in node.inputs[1:2] if value is not None),
-    ]
-    pattern = next((p for p in config.skip if fnmatch.filter(names, p)), None)
+    pattern = next((p for p in config.skip if fnmatch.filter(_names(node), p)), None)
     if pattern is not None:
         return f"skipped by the pattern '{pattern}'"
     if node.graph is not model.graph:

@@ -342,6 +342,12 @@ def test_nodes_are_skipped_by_the_name_of_their_weight_too():
     assert "pattern 'cw'" in next(iter(report.kept.values()))
 
 
+def test_a_pattern_that_skips_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"'fd\*' matches no layer") as caught:
+        quantize_int8(small_mlp(), feeds(4), Int8Config(skip=("fc1", "fd*")))
+    assert_three_lines(caught.value)
+
+
 def test_an_input_that_is_not_finite_is_left_alone():
     model = small_mlp()
     data = feeds(4)
