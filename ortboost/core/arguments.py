@@ -11,10 +11,10 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from ortboost.core.errors import ArgumentTypeError, ArgumentValueError
+from ortboost.core.errors import ArgumentTypeError, ArgumentValueError, nearest
 from ortboost.core.field_types import check_value
 from ortboost.core.field_words import UnfitError, said, shown
 
@@ -46,7 +46,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise _misfit(_owner(function, args), str(error), signature, kwargs) from None
         hints = _hints(function)
         for name, value in given.items():
             kind = signature.parameters[name].kind
@@ -84,6 +87,21 @@ def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
             where=f"{owner}, {name}",
             fix=f"Give {said(hint)}.",
         ) from None
+
+
+def _misfit(
+    owner: str, said: str, signature: inspect.Signature, given: Mapping[str, object]
+) -> ArgumentTypeError:
+    """The error for a call that the signature does not allow, with the nearest name."""
+    known = [name for name in signature.parameters if name != "self"]
+    unknown = next((name for name in given if name not in known), None)
+    if unknown is None:
+        return ArgumentTypeError(
+            f"The call does not fit: {said}.", where=owner, fix=f"Arguments: {', '.join(known)}."
+        )
+    return ArgumentTypeError(
+        f"There is no argument '{unknown}'.", where=owner, fix=nearest(unknown, known)
+    )
 
 
 def _owner(function: Callable[..., Any], args: Sequence[Any]) -> str:

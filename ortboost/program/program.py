@@ -47,7 +47,7 @@ _FORMAT = 1
 _GRAPH = re.compile(r"(step|flush)(\.\d+)?")  # nothing else is read: a name is part of a path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Program:
     """A boosted training program.
 
@@ -74,6 +74,14 @@ class Program:
     prediction: str
     reports: tuple[Report, ...]
     variants: Mapping[str, ir.Model] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line: notebooks show it."""
+        tensors = len(self.catalogue.state)
+        return (
+            f"<Program of {self.source}: {', '.join(self.graphs)}; {tensors} state tensors, "
+            f"{self.engine} engine>"
+        )
 
     @property
     def graphs(self) -> dict[str, ir.Model]:

@@ -183,3 +183,19 @@ def test_one_value_is_checked_as_an_argument_is():
     with pytest.raises(ArgumentValueError) as caught:
         check_argument("layer", "number", 4, Annotated[int, Range(0, 3)])
     assert caught.value.where == "layer, number"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Sampled(nummer=3), "did you mean 'number'"),
+        (lambda: Sampled(), "missing a required argument"),
+        (lambda: Sampled(1, 2), "too many positional arguments"),
+    ],
+)
+def test_a_call_that_does_not_fit(call, words):
+    with pytest.raises(ArgumentTypeError) as caught:
+        call()
+    assert_three_lines(caught.value)
+    assert words in str(caught.value)
+    assert "Sampled" in caught.value.where

@@ -334,3 +334,10 @@ def test_a_changed_number_in_the_initial_state_is_noticed(folder):
     data[-1] ^= 1  # the file stays well-formed
     path.write_bytes(data)
     assert "initial state" in damaged(folder, "state.safetensors").what
+
+
+def test_it_is_shown_in_one_line():
+    text = repr(build_program(small_mlp()))
+    assert "portable engine" in text
+    assert "\n" not in text
+    assert len(text) < 200
