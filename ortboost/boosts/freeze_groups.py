@@ -58,11 +58,12 @@ def freeze_groups(
     layers = find_layers(model, trained)
     number = config.param_groups
     if len(layers) < number:
+        most = max(1, min(len(layers), number // 2))
         raise ConfigError(
             f"{number} groups are wanted, and the network has {len(layers)} layers to train.",
             where="grad_freeze, param_groups",
-            fix=f"Use {max(1, min(len(layers), number // 2))} or less: --set grad_freeze.param_groups=N, "
-            "param_groups of FreezeConfig.",
+            fix=f"Use {most} or less: --boost grad-freeze:groups={most}, with a level --set "
+            f"grad_freeze.param_groups={most}; param_groups of FreezeConfig.",
         )
     costs = np.array([layer.cost for layer in layers], np.float64)
     if config.freeze_type == COST and not costs.any():
