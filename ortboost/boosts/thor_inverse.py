@@ -100,9 +100,7 @@ def _half(size: int) -> int:
     return LEAF * -(-size // (2 * LEAF))
 
 
-def _steps(
-    b: Builder, smallest: ir.Value, largest: ir.Value
-) -> tuple[ir.Value, list[ir.Value]]:
+def _steps(b: Builder, smallest: ir.Value, largest: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
     """The factor of the first guess, and `c` of each step, ``[count, 1, 1]``."""
     two, one = b.const(2.0, _DOUBLE), b.const(1.0, _DOUBLE)
     start = b.op("Div", two, b.op("Add", smallest, largest))
