@@ -252,9 +252,7 @@ class _Plan:
     values: Mapping[str, NDArray[Any]]
     buffers_next: Mapping[str, str]
 
-    def context(
-        self, model: ir.Model, trained: Sequence[Parameter], number: int
-    ) -> GraphContext:
+    def context(self, model: ir.Model, trained: Sequence[Parameter], number: int) -> GraphContext:
         """The same knowledge of another graph, with a memory that may go on by itself."""
         return dataclasses.replace(
             self.graph,
