@@ -140,6 +140,10 @@ class Thor(UpdateSplitter):
     def rewrite_forward(self, graph: GraphContext) -> Report:
         """Find the layers, and count the terms of the loss."""
         layers, plain = find_layers(graph.model, graph.trained)
+        for layer in [*layers] if self.mode == "mindspore" else ():
+            if isinstance(layer, Layer) and layer.kind == "conv" and not _known_to_mindspore(layer):
+                layers.remove(layer)
+                plain[layer.weight] = "MindSpore has factors for plain 2-d convolutions only"
         graph.memory[self.name] = layers
         report = Report("thor", kept=plain)
         for layer in layers:
@@ -248,7 +252,12 @@ class Thor(UpdateSplitter):
         return self._blocks(layer, side).shape
 
     def _blocks(self, layer: Layer, side: str) -> Blocks:
-        return Blocks(layer.inputs if side == "a" else layer.outputs, self.block, layer.groups)
+        length = layer.inputs if side == "a" else layer.outputs
+        return Blocks(length, self._limit(layer), layer.groups)
+
+    def _limit(self, layer: Layer) -> int:
+        whole = self.mode == "mindspore" and layer.kind == "embedding"
+        return 0 if whole else self.block
 
     # ---- the update ---------------------------------------------------------------------------
 
@@ -283,7 +292,7 @@ class Thor(UpdateSplitter):
             name, gradient = layer.weight, gradients[layer.weight]
             if isinstance(layer, Layer):
                 inverses = states[name, "a"], states[name, "g"]
-                found[name] = precondition(b, layer, gradient, *inverses, self.block)
+                found[name] = precondition(b, layer, gradient, *inverses, self._limit(layer))
             elif self.mode == "paper":
                 found[name] = b.op("Mul", gradient, states[name, "f"])
             else:
@@ -455,6 +464,13 @@ class Thor(UpdateSplitter):
             f"{inverse / 1e6:.3g} million multiply-accumulates for the inverses, {plain / 1e6:.3g} at each update",
         ]
         return "; ".join(parts)
+
+
+def _known_to_mindspore(layer: Layer) -> bool:
+    """Whether it is a convolution in two dimensions, without groups and dilation."""
+    dilations = (layer.attributes or {}).get("dilations")
+    dilated = dilations is not None and any(d != 1 for d in dilations.as_ints())
+    return len(layer.kernel) == 2 and layer.groups == 1 and not dilated
 
 
 def _state(what: str, side: str, weight: str) -> str:

@@ -25,7 +25,7 @@ input, it is the diagonal of `F`:
 - convolution: patches are those of padding ``same``, whatever the layer has; `a` and `D` are averaged over the batch
   before their products; `R` counts positions, those of the patches for `A` and of the output for `G`, and so does `s`; `u`
   is divided by the `s` of `A`;
-- embedding: `A` holds the number of each id, divided by `B`;
+- embedding: `A` holds the number of each id, divided by `B`; `G` is not cut into blocks;
 - layer normalization: `f = (dL/dw)^2 / B`, at every step.
 
 Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent Computation", AAAI 2021
@@ -197,7 +197,8 @@ class FactorMaker:
         }
 
     def _output_blocks(self, layer: Layer) -> Blocks:
-        return Blocks(layer.outputs, self.block, layer.groups)
+        whole = self.batch_size is not None and layer.kind == "embedding"
+        return Blocks(layer.outputs, 0 if whole else self.block, layer.groups)
 
     def _input(self, layer: Layer) -> ir.Value:
         return _single(self.b, self.values[layer.source])

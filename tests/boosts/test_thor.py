@@ -1,5 +1,7 @@
 """THOR against a float64 replay, with both engines."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.boosts import thor_replay as replay
-from tests.support import ENGINES, stepper, text_model, weights
+from tests.support import ENGINES, GOLDEN, stepper, text_model, weights
 
 RATE = 0.05
 
@@ -197,3 +199,89 @@ def test_factors_are_averaged_over_a_window_of_accumulation(network, engine):
 def test_factors_are_unscaled_with_the_scale_that_was_used(network, scale, divisor):
     boosts = (Thor(0.03, frequency=2), LossScale(scale))
     compare(network, "portable", boosts, replay.Thor(0.03, 2))
+
+
+# ---- MindSpore ------------------------------------------------------------------------------------
+
+MINDSPORE = {
+    "dense": """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,130] x, PARAMETERS) => (float[batch,5] logits) {
+          h1 = Gemm<transB = 1>(x, "fc1.weight", "fc1.bias")
+          r1 = Relu(h1)
+          h2 = Gemm<transB = 1>(r1, "fc2.weight", "fc2.bias")
+          r2 = Relu(h2)
+          logits = Gemm<transB = 1>(r2, "fc3.weight")
+        }""",
+    "conv": """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,3,9,8] x, PARAMETERS) => (float[batch,5] logits) {
+          c1 = Conv<strides = [2, 2], auto_pad = "SAME_UPPER">(x, "conv1.weight")
+          r1 = Relu(c1)
+          c2 = Conv(r1, "conv2.weight")
+          r2 = Relu(c2)
+          p = GlobalAveragePool(r2)
+          f = Flatten(p)
+          logits = Gemm<transB = 1>(f, "fc.weight", "fc.bias")
+        }""",
+    "text": """<ir_version: 10, opset_import: ["" : 18]>
+        net (int64[batch,4] x, PARAMETERS) => (float[rows,5] logits) {
+          e = Gather("table.embedding_table", x)
+          n = LayerNormalization<axis = -1>(e, "norm.gamma", "norm.beta")
+          size = Constant<value_ints = [-1, 8]>()
+          f = Reshape(n, size)
+          h = Gemm<transB = 1>(f, "fc1.weight", "fc1.bias")
+          r = Relu(h)
+          logits = Gemm<transB = 1>(r, "fc2.weight", "fc2.bias")
+        }""",
+}
+
+
+def mindspore_model(name, stored):
+    """The net with MindSpore's names and first weights."""
+    text = MINDSPORE[name]
+    found = {k.split("/")[1]: v[0] for k, v in stored.items() if k.startswith(f"{name}/")}
+    first = {k: v for k, v in found.items() if k not in ("x", "labels")}
+    short = {key: f"p{index}" for index, key in enumerate(first)}
+    for key, value in short.items():
+        text = text.replace(f'"{key}"', value)
+    declared = ", ".join(
+        f"float[{','.join(map(str, first[key].shape))}] {value}" for key, value in short.items()
+    )
+    model = text_model(
+        text.replace("PARAMETERS", declared), **{short[key]: value for key, value in first.items()}
+    )
+    return model, short
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("network", MINDSPORE)
+def test_weights_follow_mindspore(network, engine):
+    with np.load(GOLDEN / "mindspore" / "thor.npz") as file:
+        stored = {key: file[key] for key in file.files}
+    meta = json.loads(str(stored.pop("meta")))
+    run = meta["runs"][network]
+    model, short = mindspore_model(network, stored)
+    boost = Thor(
+        tuple(meta["damping"]),
+        frequency=3,
+        mode="mindspore",
+        batch_size=run["batch"],
+        clip=run["clip"],
+    )
+    config = ProgramConfig(
+        engine=engine,
+        boosts=(boost, OFF),
+        optimizer=Momentum(run["momentum"]),
+        weight_decay=run["weight_decay"],
+        decay="all",
+        padding_idx={},
+    )
+    training = stepper(build_program(model, config))
+    for step, rate in enumerate(meta["rates"]):
+        feeds = {key: stored[f"{network}/{key}"][step] for key in ("x", "labels")}
+        training.step(feeds, {"learning_rate": rate})
+        if step + 1 not in meta["steps"]:
+            continue
+        for key, name in short.items():
+            expected = stored[f"{network}/{key}"][1 + meta["steps"].index(step + 1)]
+            error = np.linalg.norm(training.get(name) - expected) / np.linalg.norm(expected)
+            assert error < 1e-5, f"{key}, step {step + 1}: {error}"
