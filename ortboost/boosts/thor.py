@@ -478,7 +478,7 @@ def _state(what: str, side: str, weight: str) -> str:
 
 
 def _units(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    return np.broadcast_to(np.eye(shape[1]), shape)
+    return np.tile(np.eye(shape[1]), (shape[0], 1, 1))
 
 
 def _padded(size: int) -> int:

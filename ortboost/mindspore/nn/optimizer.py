@@ -12,6 +12,7 @@ import glob
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from ortboost.boosts.base import Boost
 from ortboost.mindspore.core.arguments import (
     NotInThisVersionError,
     check_range,
@@ -92,6 +93,10 @@ class Optimizer(Cell):
     def adapted(self) -> tuple[str, ...] | None:
         """Patterns of the parameters that LARS adapts; ``None`` without LARS."""
         return None
+
+    def boosts(self) -> tuple[Boost, ...]:
+        """Boosts that belong to the rule."""
+        return ()
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """The parameter groups as the program knows them."""
