@@ -110,7 +110,8 @@ class StepContext:
     Args:
         b: Gets the nodes.
         trained: What this graph trains.
-        states: State name to its value before the step: parameters, slots, what ``states`` declared.
+        states: State name to its value before the step: parameters, slots, what ``states`` declared;
+            and the inputs called ``learning_rate``.
         memory: See :class:`GraphContext`.
         number: See :class:`GraphContext`.
         window: See :class:`GraphContext`.

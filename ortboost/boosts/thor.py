@@ -2,6 +2,7 @@ r"""THOR: gradients preconditioned with the inverse Fisher matrix of each layer.
 
     F  ~  s A (x) G                           from a layer's inputs and output gradients
     u  =  G^-1  dL/dW  A^-1                   damped, in blocks; see ortboost.boosts.thor_factors
+    u  <- u min(1, sqrt(k / (lr^2 sum(u dL/dW))))         with kl_clip = k, the sum over all layers
     u  <- u + wd w,   u <- u min(1, 1/|u|)    with clip
     v  <- mu v + u,   w <- w - lr v           the optimizer: Momentum for MindSpore's `nn.thor`
 
@@ -12,8 +13,10 @@ applied updates: a step that overflows is tried again with the same one.
 An inverse that does not come out accurate is not taken: its block goes on with the old one, at first the unit matrix, and is
 counted in the state ``ortboost/thor/kept_blocks``.
 
-Sources: see :mod:`ortboost.boosts.thor_factors`; which arguments there are, MindSpore 2.10's `nn.thor`; the running average
-and the correction `pi` of the damping, Martens and Grosse, 2015, sections 5 and 6.3.
+Sources: see :mod:`ortboost.boosts.thor_factors`; which arguments there are, MindSpore 2.10's `nn.thor`; the running
+average and the correction `pi` of the damping, Martens and Grosse, 2015, sections 5 and 6.3; the bound on the change of
+the outputs, Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored approximations",
+ICLR 2017.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 _DOUBLE = ir.DataType.DOUBLE
 _Damping = Annotated[float, Range(above=0, below=1e30)]
 _TERMS: Final = "ortboost/thor/terms"
+LEARNING_RATE: Final = "learning_rate"
+"""Name of the input with the learning rate."""
 KEPT: Final = "ortboost/thor/kept_blocks"
 """The state that counts the blocks whose new inverse was not accurate."""
 
@@ -76,6 +81,8 @@ class Thor(UpdateSplitter):
         block: Most rows of a factor that are inverted together; 0 for whole factors.
         factor_decay: Share of the former factors in a running average, 0 for none.
         pi: Divide the damping between the two factors by their mean eigenvalues.
+        kl_clip: Bound of the change of the network's outputs by one update, as a divergence to second order; 0 for
+            none. It keeps the first updates, whose factors are poor, from leading astray; 0.001 is usual.
         clip: Shorten each update, decay included, to a norm of 1 at most.
 
     Raises:
@@ -94,6 +101,7 @@ class Thor(UpdateSplitter):
     block: Annotated[int, Range(0)] = 128
     factor_decay: Annotated[float, Range(0, below=1)] = 0.0
     pi: bool = False
+    kl_clip: Annotated[float, Range(0, below=1e30)] = 0.0
     clip: bool = False
 
     name: ClassVar[str] = "thor"
@@ -287,21 +295,43 @@ class Thor(UpdateSplitter):
         }
         if not update.number and states:
             states = self._refreshed(update, states)
-        b, found = update.b, dict(gradients)
+        b, steps = update.b, dict[str, ir.Value]()
         for layer in layers:
             name, gradient = layer.weight, gradients[layer.weight]
             if isinstance(layer, Layer):
                 inverses = states[name, "a"], states[name, "g"]
-                found[name] = precondition(b, layer, gradient, *inverses, self._limit(layer))
+                steps[name] = precondition(b, layer, gradient, *inverses, self._limit(layer))
             elif self.mode == "paper":
-                found[name] = b.op("Mul", gradient, states[name, "f"])
+                steps[name] = b.op("Mul", gradient, states[name, "f"])
             else:
                 root = b.op("Cast", self._root(update), dtype=_FLOAT, to=_FLOAT)
                 square = b.op("Mul", gradient, gradient)
                 size = b.const(float(self.batch_size or 1))
                 divisor = b.op("Add", b.op("Div", square, size), root)
-                found[name] = b.op("Div", gradient, divisor)
-        return found
+                steps[name] = b.op("Div", gradient, divisor)
+        if self.kl_clip and steps:
+            factor = self._trusted(update, gradients, steps)
+            steps = {name: b.op("Mul", step, factor) for name, step in steps.items()}
+        return {**gradients, **steps}
+
+    def _trusted(
+        self,
+        update: UpdateContext,
+        gradients: Mapping[str, ir.Value],
+        steps: Mapping[str, ir.Value],
+    ) -> ir.Value:
+        """`min(1, sqrt(k / (lr^2 sum(u dL/dW))))`; `lr` is that of all without one of their own."""
+        b = update.b
+        products = [
+            b.op("ReduceSum", b.op("Mul", step, gradients[name]), keepdims=0, shape=())
+            for name, step in steps.items()
+        ]
+        total = b.op("Sum", *products) if len(products) > 1 else products[0]
+        rate = update.states[LEARNING_RATE]
+        change = b.op("Mul", b.op("Mul", rate, rate), total)
+        change = b.op("Max", change, b.const(1e-30))
+        ratio = b.op("Sqrt", b.op("Div", b.const(self.kl_clip), change))
+        return b.op("Min", ratio, b.const(1.0))
 
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value

@@ -257,7 +257,7 @@ class Thor:
                     eye = np.eye(len(factor))
                     self.inverses[name].append(np.linalg.inv(in_blocks(factor, cut) + delta * eye))
 
-    def update(self, layers, p, grads, factors, rate):
+    def update(self, layers, p, grads, factors, rate, decay=None):
         """One update; ``factors`` are used if it is one of second order."""
         damping = self.damping
         if isinstance(damping, tuple):
@@ -280,7 +280,7 @@ class Thor:
                     g @ m @ a if rows_out else a @ m @ g
                     for a, g, m in zip(inverses[::2], inverses[1::2], matrices)
                 ]).reshape(gradient.shape)  # fmt: skip
-            u = u + self.weight_decay * p[name]
+            u = u + (self.weight_decay if decay is None else decay.get(name, 0)) * p[name]
             if self.clip:
                 u = u / max(1.0, np.linalg.norm(u))
             v = self.momentum * self.velocity.get(name, 0) + u
