@@ -1,18 +1,29 @@
 """THOR against a float64 replay, with both engines."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from ortboost.boosts import GradAccumulation, LossScale, Thor
+from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.boosts import thor_replay as replay
-from tests.support import ENGINES, GOLDEN, stepper, text_model, weights
+from tests.support import (
+    ENGINES,
+    GOLDEN,
+    assert_three_lines,
+    batch_for,
+    small_mlp,
+    stepper,
+    text_model,
+    weights,
+)
 
 RATE = 0.05
 
@@ -115,6 +126,12 @@ def text():
 NETWORKS = {"dense": dense, "conv": conv, "text": text}
 
 
+def assert_follows(training, p):
+    for name, expected in p.items():
+        error = np.linalg.norm(training.get(name) - expected) / np.linalg.norm(expected)
+        assert error < 1e-5, f"{name}: {error}"
+
+
 def compare(network, engine, boosts, mine, steps=6, optimizer=None, micro=1, **fields):
     """Weights of the program and of the replay, step by step."""
     model, layers, draw, shape, loss = NETWORKS[network]()
@@ -138,12 +155,8 @@ def compare(network, engine, boosts, mine, steps=6, optimizer=None, micro=1, **f
             window.append((grads, mine.factors_of(layers, terms)))
         grads, factors = (replay.mean_of(found) for found in zip(*window, strict=True))
         mine.update(layers, p, grads, factors, RATE)
-        for name, expected in p.items():
-            found = training.get(name)
-            error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
-            assert error < 1e-5, f"{name}: {error}"
+        assert_follows(training, p)
     assert training.get("ortboost/thor/kept_blocks") == 0
-    return training
 
 
 OFF = LossScale(NO_SCALE)
@@ -164,6 +177,7 @@ def test_weights_follow_the_replay(network, engine):
         {"pi": True},
         {"factor_decay": 0.8},
         {"clip": True},
+        {"kl_clip": 1e-3},
         {"damping": (0.1, 0.3, 0.02, 0.05)},
         {"damping_decay": 0.7, "frequency": 1},
     ],
@@ -199,6 +213,171 @@ def test_factors_are_averaged_over_a_window_of_accumulation(network, engine):
 def test_factors_are_unscaled_with_the_scale_that_was_used(network, scale, divisor):
     boosts = (Thor(0.03, frequency=2), LossScale(scale))
     compare(network, "portable", boosts, replay.Thor(0.03, 2))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_sum_has_the_factors_of_the_mean_and_larger_gradients(network):
+    model, layers, draw, shape, fields = NETWORKS[network]()
+    p = {name: v.const_value.numpy().astype(float) for name, v in model.graph.initializers.items()}
+    loss = dataclasses.replace(fields.get("loss", LossConfig()), reduction="sum")
+    training = stepper(build_program(model, ProgramConfig(loss=loss, boosts=(Thor(0.03), OFF))))
+    mine, rng = replay.Thor(0.03, 100), np.random.default_rng(7)
+    for _ in range(3):
+        x, labels = draw(rng), rng.integers(0, 5, shape)
+        _, grads, terms = replay.gradients(layers, p, x, labels)
+        training.step({"x": x, "labels": labels}, {"learning_rate": RATE / terms})
+        grads = {name: terms * value for name, value in grads.items()}
+        mine.update(layers, p, grads, mine.factors_of(layers, terms), RATE / terms)
+    assert_follows(training, p)
+
+
+def test_labels_that_do_not_count_are_no_terms():
+    model, layers, draw, shape, _ = text()
+    p = {name: v.const_value.numpy().astype(float) for name, v in model.graph.initializers.items()}
+    config = ProgramConfig(
+        loss=LossConfig(class_axis=-1, ignore_index=-1), boosts=(Thor(0.03), OFF), padding_idx={}
+    )
+    training = stepper(build_program(model, config))
+    mine, rng = replay.Thor(0.03, 100), np.random.default_rng(7)
+    for _ in range(3):
+        x, labels = draw(rng), rng.integers(-1, 5, shape)
+        training.step({"x": x, "labels": labels}, {"learning_rate": RATE})
+        mine.step(layers, p, x, labels, RATE)
+    assert_follows(training, p)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_is_left_of_a_window_is_preconditioned_too(first):
+    """In both graphs: the flush comes at an update of second order, or after one."""
+    model, layers, draw, shape, _ = dense()
+    p = {name: v.const_value.numpy().astype(float) for name, v in model.graph.initializers.items()}
+    boosts = (Thor(0.03, frequency=2), OFF, GradAccumulation(3))
+    training = stepper(build_program(model, ProgramConfig(boosts=boosts)))
+    mine, rng = replay.Thor(0.03, 2), np.random.default_rng(7)
+    for update in range(first + 1):
+        window = []
+        for _ in range(3 if update < first else 2):
+            x, labels = draw(rng), rng.integers(0, 5, shape)
+            training.step({"x": x, "labels": labels}, {"learning_rate": RATE})
+            _, grads, terms = replay.gradients(layers, p, x, labels)
+            window.append((grads, mine.factors_of(layers, terms)))
+        grads, factors = (replay.mean_of(found) for found in zip(*window, strict=True))
+        mine.update(layers, p, grads, factors, RATE)
+    assert training.flush({"learning_rate": RATE})
+    assert_follows(training, p)
+
+
+# ---- graphs and states ----------------------------------------------------------------------------
+
+
+def test_an_overflow_is_tried_again_with_the_same_graph():
+    program = build_program(small_mlp(), ProgramConfig(boosts=(Thor(frequency=3),)))
+    training, batch = stepper(program), batch_for(program)
+    bad = {**batch, "x": np.full_like(batch["x"], np.inf)}
+    ran = []
+    for feeds in (bad, batch, bad, batch, batch, bad, bad, batch, batch):
+        ran.append(training.next_graph)
+        before = training.state()
+        result = training.step(feeds, {"learning_rate": 0.1})
+        assert result.overflow == (feeds is bad)
+        if result.overflow:
+            changed = {n for n, v in training.state().items() if v.tobytes() != before[n].tobytes()}
+            assert not any("thor" in name or "weight" in name for name in changed)
+    second, first = "step", "step.1"
+    assert ran == [second, second, first, first, first, second, second, second, first]
+
+
+def test_only_the_graph_of_second_order_writes_factors_and_inverses():
+    boosts = (Thor(frequency=3, factor_decay=0.5), GradAccumulation(2))
+    program = build_program(small_mlp(), ProgramConfig(boosts=boosts))
+    assert set(program.graphs) == {"step", "step.1", "flush", "flush.1"}
+    for name in program.graphs:
+        entries = [
+            e for e in program.catalogue_of(name).state if e.name.startswith("ortboost/thor")
+        ]
+        written = {e.name.split("/")[2].rstrip("abfg_") for e in entries if e.next is not None}
+        expected = {
+            "step": {"inverse", "factor", "window", "kept_blocks"},
+            "flush": {"inverse", "factor", "kept_blocks"},
+        }
+        assert {name.rstrip("s") for name in written} == {
+            n.rstrip("s") for n in expected.get(name, set())
+        }
+
+
+def test_every_update_may_be_of_second_order():
+    program = build_program(small_mlp(), ProgramConfig(boosts=(Thor(frequency=1),)))
+    assert set(program.graphs) == {"step"}
+
+
+def test_an_inverse_that_is_not_accurate_is_not_taken():
+    """The damping is too small for float64: the layer goes on with the unit matrix, and it is counted."""
+    config = ProgramConfig(boosts=(Thor(damping=1e-25), OFF))
+    training = stepper(build_program(small_mlp(), config))
+    plain = stepper(build_program(small_mlp(), ProgramConfig(boosts=(OFF,))))
+    batch = batch_for(training.program, 2)
+    for one in (training, plain):
+        one.step(batch, {"learning_rate": 0.1})
+    kept = training.get("ortboost/thor/kept_blocks")
+    inverses = {
+        e.name: training.get(e.name) for e in training.catalogue.state if e.role == "inverse"
+    }
+    assert kept == len(inverses) == 4
+    for value in inverses.values():
+        np.testing.assert_array_equal(value, np.eye(value.shape[1])[None])
+    for name in ("w1", "b1", "w2", "b2"):
+        np.testing.assert_array_equal(training.get(name), plain.get(name))
+
+
+def test_the_report_says_what_is_preconditioned_and_why_the_rest_is_not():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,4] x, float[4,4] shared, float[4] s, float[4,3] w) => (float[batch,3] y) {
+          h = MatMul(x, shared)
+          i = MatMul(h, shared)
+          j = Mul(i, s)
+          y = MatMul(j, w)
+        }""",
+        shared=weights(4, 4),
+        s=weights(4),
+        w=weights(4, 3),
+    )
+    program = build_program(model, ProgramConfig(boosts=(Thor(),)))
+    report = next(r for r in program.reports if r.rewrite == "thor")
+    assert set(report.changed) == {"w"}
+    assert report.kept["shared"] == "2 nodes read it"
+    assert "Mul" in report.kept["s"]
+    assert "the loss is a mean; its terms are the labels" in report.notes
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"damping": 0.0},
+        {"damping": ()},
+        {"damping": (0.1, -1.0)},
+        {"frequency": 0},
+        {"block": -1},
+        {"mode": "gpu"},
+        {"mode": "mindspore"},
+        {"mode": "mindspore", "batch_size": 8, "pi": True},
+        {"factor_decay": 1.0},
+        {"damping_decay": 0.0},
+        {"kl_clip": -1.0},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(settings):
+    with pytest.raises(ConfigError) as caught:
+        Thor(**settings)
+    assert_three_lines(caught.value)
+
+
+def test_factors_of_mindspore_are_those_of_one_batch():
+    boosts = (Thor(mode="mindspore", batch_size=8), GradAccumulation(2))
+    with pytest.raises(ConfigError, match="one batch") as caught:
+        build_program(small_mlp(), ProgramConfig(boosts=boosts))
+    assert_three_lines(caught.value)
 
 
 # ---- MindSpore ------------------------------------------------------------------------------------

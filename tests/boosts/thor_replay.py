@@ -46,7 +46,7 @@ class Conv:
         x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
         size = [
             (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(x.shape[2:], kernel, self.strides, self.dilations)
+            for n, k, s, d in zip(x.shape[2:], kernel, self.strides, self.dilations, strict=True)
         ]
         found = np.zeros((len(x), *size, x.shape[1], *kernel))
         for i, j in itertools.product(*map(range, kernel)):
@@ -85,7 +85,7 @@ class Conv:
         if self.bias is not None:
             grads[self.bias] = self.d.sum((0, 1))
         # the transpose of cutting patches, column by column of its matrix
-        n, _, c, *_ = back.shape
+        n = len(back)
         index = np.arange(1, 1 + np.prod(self.shape[1:])).reshape(1, *self.shape[1:]).astype(float)
         places = self.patches(index, self.kernel)[0][0].astype(int).ravel()
         x = np.zeros((n, 1 + int(np.prod(self.shape[1:]))))
@@ -94,7 +94,7 @@ class Conv:
         return x[:, 1:].reshape(self.shape)
 
     def rows(self):
-        n, t, c, *_ = self.cut.shape
+        n, t = self.cut.shape[:2]
         a = self.cut.reshape(n * t, self.group, -1)
         d = self.d.reshape(n * t, self.group, -1)
         return [(a[:, g], d[:, g]) for g in range(self.group)]
@@ -154,14 +154,16 @@ class MeanPool:
 
 
 def cross_entropy(logits, labels):
-    """Mean over all labels, its gradient, and their number."""
+    """Mean over the labels from 0 on, its gradient, and their number."""
     flat = logits.reshape(-1, logits.shape[-1])
+    counts = labels.ravel() >= 0
     e = np.exp(flat - flat.max(1, keepdims=True))
     soft = e / e.sum(1, keepdims=True)
-    picked = np.arange(len(flat)), labels.ravel()
+    picked = np.flatnonzero(counts), labels.ravel()[counts]
     loss = -np.log(soft[picked]).mean()
     soft[picked] -= 1
-    return loss, (soft / len(flat)).reshape(logits.shape), len(flat)
+    soft[~counts] = 0
+    return loss, (soft / counts.sum()).reshape(logits.shape), counts.sum()
 
 
 def gradients(layers, p, x, labels):
@@ -198,7 +200,7 @@ class Thor:
     """The optimizer; ``mode="paper"``."""
 
     def __init__(self, damping, frequency, momentum=0.9, block=128, factor_decay=0.0, pi=False,
-                 weight_decay=0.0, clip=False, nesterov=False, damping_decay=1.0):  # fmt: skip
+                 weight_decay=0.0, clip=False, nesterov=False, damping_decay=1.0, kl_clip=0.0):  # fmt: skip
         self.damping, self.frequency, self.momentum, self.block = (
             damping,
             frequency,
@@ -207,6 +209,7 @@ class Thor:
         )
         self.factor_decay, self.pi, self.weight_decay = factor_decay, pi, weight_decay
         self.clip, self.nesterov, self.damping_decay = clip, nesterov, damping_decay
+        self.kl_clip = kl_clip
         self.count, self.factors, self.inverses, self.velocity = 0, {}, {}, {}
 
     def factors_of(self, layers, terms):
@@ -257,6 +260,22 @@ class Thor:
                     eye = np.eye(len(factor))
                     self.inverses[name].append(np.linalg.inv(in_blocks(factor, cut) + delta * eye))
 
+    def preconditioned(self, name, gradient, by_weight):
+        u = gradient
+        inverses = self.inverses.get(name)
+        if inverses is not None and inverses[0].ndim == 1:
+            u = gradient * inverses[0]
+        elif inverses is not None:
+            layer = by_weight[name]
+            rows_out = isinstance(layer, Conv) or getattr(layer, "turned", False)
+            groups = len(inverses) // 2
+            matrices = gradient.reshape(groups, gradient.shape[0] // groups, -1)
+            u = np.stack([
+                g @ m @ a if rows_out else a @ m @ g
+                for a, g, m in zip(inverses[::2], inverses[1::2], matrices)
+            ]).reshape(gradient.shape)  # fmt: skip
+        return u
+
     def update(self, layers, p, grads, factors, rate, decay=None):
         """One update; ``factors`` are used if it is one of second order."""
         damping = self.damping
@@ -266,20 +285,12 @@ class Thor:
         if self.count % self.frequency == 0:
             self.refresh(factors, layers, root)
         by_weight = {layer.weight: layer for layer in layers if hasattr(layer, "weight")}
-        for name, gradient in grads.items():
-            u = gradient
-            inverses = self.inverses.get(name)
-            if inverses is not None and inverses[0].ndim == 1:
-                u = gradient * inverses[0]
-            elif inverses is not None:
-                layer = by_weight[name]
-                rows_out = isinstance(layer, Conv) or getattr(layer, "turned", False)
-                groups = len(inverses) // 2
-                matrices = gradient.reshape(groups, gradient.shape[0] // groups, -1)
-                u = np.stack([
-                    g @ m @ a if rows_out else a @ m @ g
-                    for a, g, m in zip(inverses[::2], inverses[1::2], matrices)
-                ]).reshape(gradient.shape)  # fmt: skip
+        steps = {name: self.preconditioned(name, g, by_weight) for name, g in grads.items()}
+        if self.kl_clip:
+            change = rate**2 * sum((steps[n] * grads[n]).sum() for n in self.inverses)
+            for name in self.inverses:
+                steps[name] = steps[name] * min(1.0, np.sqrt(self.kl_clip / change))
+        for name, u in steps.items():
             u = u + (self.weight_decay if decay is None else decay.get(name, 0)) * p[name]
             if self.clip:
                 u = u / max(1.0, np.linalg.norm(u))

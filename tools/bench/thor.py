@@ -124,7 +124,7 @@ def _stack(sizes: Sequence[int], activation: str) -> tuple[tuple[Any, ...], ...]
 TASKS: Mapping[str, Task] = {
     "autoencoder": Task(
         _stack((64, 100, 50, 25, 6, 25, 50, 100, 64), "tanh"),
-        (64,), _digits_twice, "mse", 0.022, 128, 3000,
+        (64,), _digits_twice, "mse", 0.022, 128, 2000,
     ),
     "lenet": Task(
         (
@@ -132,10 +132,10 @@ TASKS: Mapping[str, Task] = {
             ("conv", 6, 16, 5, 0), ("relu",), ("pool",), ("flatten",),
             *_stack((400, 120, 84, 10), "relu"),
         ),
-        (1, 28, 28), _mnist, "softmax-cross-entropy", 0.97, 64, 1500,
+        (1, 28, 28), _mnist, "softmax-cross-entropy", 0.97, 64, 600,
     ),
     "mlp": Task(
-        _stack((64, 128, 64, 10), "relu"), (64,), _digits, "softmax-cross-entropy", 0.97, 64, 1500
+        _stack((64, 128, 64, 10), "relu"), (64,), _digits, "softmax-cross-entropy", 0.97, 64, 800
     ),
 }  # fmt: skip
 
@@ -219,12 +219,12 @@ class Setting:
 def trials(optimizer: str, count: int, frequency: int) -> Iterator[Setting]:
     """The grid of an optimizer: the same number of trials for each."""
     if optimizer == "momentum":
-        yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(3e-3, 1.0, count))
+        yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(1e-2, 3.0, count))
     elif optimizer == "adamw":
         yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(3e-4, 3e-2, count))
     else:
-        dampings = (0.003, 0.03) if optimizer == "kfac" else (0.01, 0.1)
-        rates = np.geomspace(1e-2, 0.3, count // len(dampings))
+        dampings = (0.001, 0.01)
+        rates = np.geomspace(3e-2, 1.0, count // len(dampings))
         for rate, damping in itertools.product(rates, dampings):
             yield Setting(optimizer, float(rate), damping, frequency)
 
@@ -315,14 +315,16 @@ class Result:
     last: float
 
 
-def train(task: Task, data: Arrays, setting: Setting, seed: int, options: Any) -> Result:
+def train(
+    task: Task, data: Arrays, setting: Setting, seed: int, options: Any, steps: int
+) -> Result:
     """Train until the target is reached, or the steps are used up."""
     kind = TorchTraining if setting.optimizer == "kfac" else OrtTraining
     training = kind(task, setting, seed, options.thor)
     order, spent, last = np.random.default_rng([seed, 2]), 0.0, math.nan
     count, index = len(data["x_train"]), 0
     chosen = np.zeros(0, np.int64)
-    while index < task.steps:
+    while index < steps:
         if len(chosen) < task.batch:
             chosen = order.permutation(count)
         part, chosen = chosen[: task.batch], chosen[task.batch :]
@@ -346,13 +348,15 @@ def compare(name: str, options: Any) -> dict[str, Any]:
     task = TASKS[name]
     data, found = task.data(), {}
     for optimizer in options.optimizer:
-        tried = []
+        tried: list[tuple[float, float, Setting]] = []
         for setting in trials(optimizer, options.trials, options.frequency):
-            result = train(task, data, setting, 1000, options)
+            # A trial that is slower than the best so far need not end.
+            limit = min((int(one[0]) for one in tried if one[0] < math.inf), default=task.steps)
+            result = train(task, data, setting, 1000, options, limit)
             tried.append((result.steps or math.inf, -abs(result.last - task.target), setting))
             _say(f"{name} {optimizer} {setting}: {result}")
         best = min(tried, key=lambda one: one[:2])[2]
-        runs = [train(task, data, best, seed, options) for seed in range(options.seeds)]
+        runs = [train(task, data, best, seed, options, task.steps) for seed in range(options.seeds)]
         for run in runs:
             _say(f"{name} {optimizer} {best}, best: {run}")
         found[optimizer] = {
@@ -437,9 +441,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=8, help="of each optimizer")
     parser.add_argument("--frequency", type=int, default=10)
-    parser.add_argument("--every", type=int, default=5, help="steps from test to test")
+    parser.add_argument("--every", type=int, default=10, help="steps from test to test")
     parser.add_argument(
-        "--thor", type=lambda t: dict(p.split("=") for p in t.split(",")), default={}
+        "--thor",
+        type=lambda t: dict(p.split("=") for p in t.split(",")),
+        default={"kl_clip": "0.001"},
     )
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--batch", type=int, default=32, help="of --cost")
@@ -467,7 +473,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(table(heads, [_row(t, o, runs) for t, runs in found.items() for o in runs]))
     if options.json:
-        write_json(options.json, about, found)
+        write_json(options.json, {"machine": about, "runs": found})
 
 
 def _value(text: str) -> Any:
