@@ -18,6 +18,7 @@ from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.table import register, registered
+from ortboost.boosts.thor import Thor
 
 __all__ = [
     "Boost",
@@ -32,6 +33,7 @@ __all__ = [
     "LossScale",
     "MixedPrecision",
     "State",
+    "Thor",
     "UpdateContext",
     "register",
     "registered",

@@ -8,9 +8,11 @@ methods at the stages of a conversion, for all boosts in the order of :mod:`ortb
     ``rewrite_network``         the network as the file has it, without a loss: training and inference
     ``rewrite_forward``         the training graph with its loss: training only
     ``rewrite_decomposed``      the same, with its layers taken apart and parameters as inputs
+    ``watched``                 before a graph is differentiated: which inner values it needs
     ``rewrite_gradients``       each differentiated graph, *in reverse order*: what was put in last is
                                 resolved first
     ``states``                  the state that the update keeps for it
+    ``observe``                 with accumulation: each step that is not skipped
     ``transform_gradients``     within the update: un-scaled, finite gradients
     ``after_decay``             within the update: each gradient, after the weight decay
     ==========================  ====================================================================
@@ -58,12 +60,15 @@ class State:
         initial: The first value, which decides shape and dtype.
         kind: ``counter``, or ``slot`` for what belongs to a parameter.
         role: What a slot holds.
+        moves: When it gets a new value: with each ``update``; at each ``step`` that is not skipped, also within a
+            window of accumulation; or ``never`` in this graph, which only reads it.
     """
 
     name: str
     initial: NDArray[np.generic]
     kind: Literal["counter", "slot"] = "counter"
     role: str = ""
+    moves: Literal["update", "step", "never"] = "update"
 
 
 @dataclass
@@ -81,6 +86,8 @@ class GraphContext:
         fp32_operators: Operators that the engine has only in float32, with the reason.
         memory: What a boost found at one stage and needs at a later one, by its name. Only the boost
             knows the type.
+        number: Which of the step graphs it is, as the boost that splits the update numbers them.
+        window: Steps of an update: 1 without accumulation.
     """
 
     model: ir.Model
@@ -92,6 +99,8 @@ class GraphContext:
     trained: Sequence[Parameter] = ()
     fp32_operators: Mapping[str, str] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
+    window: int = 1
 
 
 @dataclass
@@ -101,14 +110,22 @@ class StepContext:
     Args:
         b: Gets the nodes.
         trained: What this graph trains.
-        states: State name to its value before the step: parameters, slots, what ``states`` declared.
+        states: State name to its value before the step: parameters, slots, what ``states`` declared;
+            and the inputs called ``learning_rate``.
         memory: See :class:`GraphContext`.
+        number: See :class:`GraphContext`.
+        window: See :class:`GraphContext`.
+        unscale: What un-scales a gradient by multiplication, float32 scalar; ``None`` for 1, and where
+            each group of layers has a scale of its own.
     """
 
     b: Builder
     trained: Sequence[Parameter]
     states: Mapping[str, ir.Value]
     memory: Mapping[str, Any]
+    number: int = 0
+    window: int = 1
+    unscale: ir.Value | None = None
 
 
 @dataclass
@@ -121,8 +138,8 @@ class UpdateContext(StepContext):
             others keep their value, and on a skipped step all do.
     """
 
-    step: ir.Value
-    next_of: dict[str, ir.Value]
+    step: ir.Value = field(kw_only=True)
+    next_of: dict[str, ir.Value] = field(kw_only=True)
 
 
 class Boost:
@@ -184,6 +201,13 @@ class Boost:
         """
         return None
 
+    def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
+        """Inner values that the graph of gradients must keep, and those whose gradients are wanted.
+
+        ``rewrite_gradients`` finds them among the outputs, the gradient of `v` as ``v_grad``.
+        """
+        return (), ()
+
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Rewrite a graph of gradients: its outputs are the loss and ``X_grad`` for each trained `X`."""
 
@@ -194,6 +218,14 @@ class Boost:
             trained: What the graph trains.
         """
         return ()
+
+    def states_of(self, graph: GraphContext) -> Sequence[State]:
+        """The same, for a boost whose states depend on what it found in the graph."""
+        return self.states(graph.trained)
+
+    def observe(self, step: StepContext) -> Mapping[str, ir.Value]:
+        """The next values of its states that move at each step; with accumulation only."""
+        return {}
 
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]

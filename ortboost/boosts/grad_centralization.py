@@ -41,7 +41,7 @@ from ortboost.core.report import Report
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import match_names
 
-__all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize"]
+__all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 
 HEAD_MARK = "ortboost.full_norm"
 """Metadata key of the weight of a full-normalization head; its gradient is not centralized."""
@@ -149,7 +149,7 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
     if HEAD_MARK in value.metadata_props:
         return "the weight of a full-normalization head"
     found: dict[tuple[int, ...], ir.Node] = {}
-    for node, index, perm in _layers(value, tuple(range(rank))):
+    for node, index, perm in readers_of(value, tuple(range(rank))):
         if node.op_type in ("Conv", "ConvTranspose") and node.attributes.get_int("group", 1) > 1:
             return f"'{node.name}' is a grouped convolution"
         axes = _input_axes(node, index, rank)
@@ -166,17 +166,17 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
     )
 
 
-def _layers(
+def readers_of(
     value: ir.Value, perm: tuple[int, ...]
 ) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
     """What reads a weight: the node, at which input, and which axis of the weight each of its axes is."""
     for usage in value.uses():
         node = usage.node
         if usage.idx == 0 and node.op_type in ("Cast", "Identity"):
-            yield from _layers(node.outputs[0], perm)
+            yield from readers_of(node.outputs[0], perm)
         elif node.op_type == "Transpose":
             turn = node.attributes.get_ints("perm", range(len(perm))[::-1])
-            yield from _layers(node.outputs[0], tuple(perm[axis] for axis in turn))
+            yield from readers_of(node.outputs[0], tuple(perm[axis] for axis in turn))
         else:
             yield node, usage.idx, perm
 

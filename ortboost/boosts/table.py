@@ -8,6 +8,8 @@ taste:
   second adds nodes;
 - ``grad-centralization`` before ``mixed-precision``: layers are found before casts come between them. Within
   the update it acts after the weight decay, as in MindSpore's optimizers, whatever its place here;
+- ``thor`` before ``mixed-precision`` for the same reason, and before ``clip``: the norm is that of the
+  preconditioned update;
 - ``mixed-precision`` before ``group-loss-scale``: the boundaries between groups have the type of the tensors
   that they are in;
 - ``loss-scale`` before ``grad-accumulation``: what is summed is un-scaled by the scale that was used,
@@ -40,6 +42,7 @@ from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
+from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
 
 __all__ = ["ENTRY_POINTS", "arranged", "boost_from_dict", "find_boost", "register", "registered"]
@@ -52,6 +55,7 @@ _TABLE: list[type[Boost]] = [
     LessBN,
     FullNormHead,
     GradCentralization,
+    Thor,
     MixedPrecision,
     LossScale,
     GroupLossScale,

@@ -19,6 +19,7 @@ from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import SCALES, ScaleConfig
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.graph.input_config import InputConfig
+from ortboost.optimizers import Optimizer, optimizer_from_dict
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "parse_kind",
     "parse_loss_scale",
     "parse_mapping",
+    "parse_optimizer",
     "parse_pairs",
     "parse_precision",
     "parse_settings",
@@ -127,6 +129,32 @@ def parse_boost(text: str) -> Boost:
         if isinstance(value, str) and "|" in value:
             pairs[key] = [parse_value(item) for item in value.split("|") if item]
     return boost_from_dict({"name": name, **pairs})
+
+
+def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tuple[Boost, ...]]:
+    """Read ``NAME`` or ``NAME:KEY=VALUE,...``; ``thor`` is Momentum and the boost of that name.
+
+    Args:
+        text: The text.
+        pairs: Further hyper-parameters.
+
+    Raises:
+        UsageError: It is not of the form.
+        ConfigError: An unknown optimizer or hyper-parameter, or a value that makes no sense.
+
+    Example:
+        >>> rule, (boost,) = parse_optimizer("thor:frequency=50,momentum=0.8", {})
+        >>> rule.momentum, boost.frequency
+        (0.8, 50)
+    """
+    name, found = parse_kind(text, "--optimizer", "thor:frequency=100,damping=0.03")
+    found |= pairs
+    if name != "thor":
+        return optimizer_from_dict({"name": name, **found}), ()
+    rule: dict[str, Any] = {k: found.pop(k) for k in ("momentum", "nesterov") if k in found}
+    return optimizer_from_dict({"name": "momentum", **rule}), (
+        boost_from_dict({"name": name, **found}),
+    )
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:

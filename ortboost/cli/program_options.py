@@ -88,7 +88,11 @@ class LabelOptions:
 class UpdateOptions:
     """How parameters are updated."""
 
-    optimizer: str | None = option("momentum (default), sgd, adam, adamw or lars.")
+    optimizer: str | None = option(
+        "momentum (default), sgd, adam, adamw, lars or thor; with hyper-parameters, as "
+        "thor:frequency=100,damping=0.03.",
+        metavar="NAME:KEY=VALUE",
+    )
     optimizer_arg: _Texts = option(
         "Hyper-parameter of the optimizer (repeatable).", metavar="KEY=VALUE"
     )
@@ -110,15 +114,21 @@ class UpdateOptions:
 
     def changes(self) -> dict[str, Any]:
         """The fields of a configuration that were given."""
-        from ortboost.cli.parse import parse_clip, parse_group, parse_loss_scale, parse_pairs
-        from ortboost.optimizers import optimizer_from_dict
+        from ortboost.cli.parse import (
+            parse_clip,
+            parse_group,
+            parse_loss_scale,
+            parse_optimizer,
+            parse_pairs,
+        )
 
-        rule = None
+        rule, boosts = None, None
         if self.optimizer is not None or self.optimizer_arg:
             pairs = parse_pairs(self.optimizer_arg, "--optimizer-arg")
-            rule = optimizer_from_dict({"name": self.optimizer or "momentum", **pairs})
+            rule, boosts = parse_optimizer(self.optimizer or "momentum", pairs)
         return _given(
             optimizer=rule,
+            boosts=boosts,
             learning_rate=self.lr,
             weight_decay=self.weight_decay,
             decay=self.decay,
@@ -327,6 +337,7 @@ def settle(
         for item in dataclasses.fields(said)
     }
     fields = {key: value for part in changes for key, value in part.items()}
+    config = config.with_boosts(*fields.pop("boosts", ()))
     config = dataclasses.replace(
         config,
         inputs=dataclasses.replace(config.inputs, **merged),

@@ -204,13 +204,13 @@ def _build_graphs(
     initial: dict[str, NDArray[Any]] = {}
     for number, trained in enumerate(groups):
         group = number if separate else None
-        step, catalogue, values = _build_step(plan, trained, group)
+        step, catalogue, values = _build_step(plan, trained, group, number)
         graphs[names.graph_name(STEP_GRAPH, number)] = step
         _stamp(step, catalogue, STEP_GRAPH)
         catalogues.append(catalogue)
         initial = {**values, **initial}
         if plan.config.gatherer is not None:
-            flush, catalogue = _build_flush(plan, trained, group, step)
+            flush, catalogue = _build_flush(plan, trained, group, number, step)
             graphs[names.graph_name(FLUSH_GRAPH, number)] = flush
             _stamp(flush, catalogue, FLUSH_GRAPH)
             catalogues.append(catalogue)
@@ -252,10 +252,16 @@ class _Plan:
     values: Mapping[str, NDArray[Any]]
     buffers_next: Mapping[str, str]
 
-    def context(self, model: ir.Model, trained: Sequence[Parameter]) -> GraphContext:
+    def context(self, model: ir.Model, trained: Sequence[Parameter], number: int) -> GraphContext:
         """The same knowledge of another graph, with a memory that may go on by itself."""
-        memory = dict(self.graph.memory)
-        return dataclasses.replace(self.graph, model=model, trained=trained, memory=memory)
+        return dataclasses.replace(
+            self.graph,
+            model=model,
+            trained=trained,
+            memory=dict(self.graph.memory),
+            number=number,
+            window=1 if self.config.gatherer is None else self.config.gatherer.steps,
+        )
 
     def entries(self) -> list[StateEntry]:
         """Parameters, buffers and scale as state."""
@@ -272,17 +278,16 @@ class _Plan:
 
 
 def _build_step(
-    plan: _Plan, trained: Sequence[Parameter], group: int | None
+    plan: _Plan, trained: Sequence[Parameter], group: int | None, number: int
 ) -> tuple[ir.Model, Catalogue, dict[str, NDArray[Any]]]:
     """Differentiate, append the update, order inputs and outputs, describe it all."""
     config, loss = plan.config, plan.forward.loss
     entries = plan.entries()
     states = {entry.name for entry in entries}
-    names_ = [p.name for p in trained]
-    step = plan.engine.differentiate(plan.forward.model, plan.graph.objective, names_)
+    step = _differentiate(plan, trained, number)
     join_padding_rows(step)
     bypass_identity_transposes(step)
-    graph = plan.context(step, trained)
+    graph = plan.context(step, trained, number)
     for boost in reversed(config.enabled_boosts):  # what was put in last is resolved first
         boost.rewrite_gradients(graph)
     batch = [value for value in step.graph.inputs if value.name not in states]
@@ -315,8 +320,26 @@ def _build_step(
     return step, catalogue, {**plan.values, **parts.initial}
 
 
+def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir.Model:
+    """The gradient graph of the parameters, with what boosts want to see of it."""
+    model = plan.forward.model
+    asked = [
+        boost.watched(plan.context(model, trained, number)) for boost in plan.config.enabled_boosts
+    ]
+    kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
+    wanted = dict.fromkeys([p.name for p in trained])
+    wanted |= dict.fromkeys(name for _, gradients in asked for name in gradients)
+    outputs = list(model.graph.outputs)
+    present = {value.name for value in (*outputs, *model.graph.inputs)}
+    model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)
+    try:
+        return plan.engine.differentiate(model, plan.graph.objective, list(wanted))
+    finally:
+        model.graph.outputs[:] = outputs
+
+
 def _build_flush(
-    plan: _Plan, trained: Sequence[Parameter], group: int | None, like: ir.Model
+    plan: _Plan, trained: Sequence[Parameter], group: int | None, number: int, like: ir.Model
 ) -> tuple[ir.Model, Catalogue]:
     """The update with what is left of a window of accumulation, as a graph of its own."""
     entries = [entry for entry in plan.entries() if entry.name in {p.name for p in trained}]
@@ -330,7 +353,7 @@ def _build_flush(
     ]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports=like.opset_imports, name="flush")
     model = ir.Model(graph, ir_version=like.ir_version)
-    parts = append_flush(plan.context(model, trained), plan.config, group=group)
+    parts = append_flush(plan.context(model, trained, number), plan.config, group=group)
     return model, _close(model, parts, entries, (), [parts.overflow])
 
 

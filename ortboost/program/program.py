@@ -158,7 +158,7 @@ class Program:
             if _GRAPH.fullmatch(stale.stem) and stale.stem not in self.graphs:
                 stale.unlink()
         save_model(self.evaluation, target / EVAL)
-        tensors = {name: np.asarray(array) for name, array in self.initial.items()}
+        tensors = {name: np.asarray(array, order="C") for name, array in self.initial.items()}
         try:
             with atomic_path(target / STATE) as temporary:
                 save_file(tensors, temporary)

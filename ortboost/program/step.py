@@ -109,6 +109,8 @@ def append_update(
             writer.scaler.groups(graph),
             writer.scaler.incoming(graph),
         )
+    if len(scaled.bundles) == 1:
+        writer.context.unscale = next(iter(scaled.bundles.values())).factor
     if config.check_finite:
         return writer.gated(scaled, buffers_next, scale)
     return writer.ungated(scaled, buffers_next, scale)
@@ -137,7 +139,9 @@ class _Writer:
         self.group = group
         self.b = Builder(self.graph, "ortboost/update")
         self.inputs = {value.name or "": value for value in self.graph.inputs}
-        self.context = StepContext(self.b, self.trained, self.inputs, graph.memory)
+        self.context = StepContext(
+            self.b, self.trained, self.inputs, graph.memory, graph.number, graph.window
+        )
         self.boosts = config.enabled_boosts
         self.gatherer = config.gatherer
         self.scaler = config.scaler
@@ -146,11 +150,11 @@ class _Writer:
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
-        self._declare_update()
+        self._declare_update(graph)
 
     # ---- inputs -------------------------------------------------------------------------------
 
-    def _declare_update(self) -> None:
+    def _declare_update(self, graph: GraphContext) -> None:
         """What the optimizer reads and keeps."""
         self._learning_rate(None)
         for group in self.config.groups:
@@ -161,11 +165,11 @@ class _Writer:
                 zeros = np.zeros(parameter.shape, parameter.dtype.numpy())
                 self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
         for boost in self.boosts:
-            for state in boost.states(self.trained):
+            for state in boost.states_of(graph):
                 self._add_state(state.name, state.kind, state.initial, state.role)
-                if boost is self.gatherer:
+                if boost is self.gatherer or state.moves == "step":
                     self.gathering.append(state.name)
-                else:
+                elif state.moves == "update":
                     self.own.append(state.name)
         if self.group is not None:
             self._add_state(names.group_step(self.group), "counter", np.int64(0))
@@ -268,6 +272,8 @@ class _Writer:
         if self.gatherer is None:
             return self._updated(scaled.unscaled)
         states, full = self.gatherer.gather(self.context, scaled.unscaled)
+        for boost in self.boosts:
+            states |= boost.observe(self.context)
         return {**states, _FULL: full}
 
     def _waiting(self) -> dict[str, ir.Value]:
@@ -283,6 +289,8 @@ class _Writer:
             return {}
         full = results.pop(_FULL)
         gradients = partial(self.gatherer.gathered, self.context, results)
+        observed = {name: results[name] for name in self.gathering}
+        self.context.states = {**self.inputs, **observed}
         return choose(
             self.b,
             "ortboost/apply",

@@ -17,6 +17,7 @@ from ortboost.boosts import (
     LessBN,
     LossScale,
     MixedPrecision,
+    Thor,
     registered,
 )
 from ortboost.core.errors import ConfigError
@@ -48,11 +49,16 @@ BOOSTS = {
         Clip("global-norm", 1.0),
         GradCentralization(),
         GradFreeze(groups=3, sequence=(0, 1, 2, 1)),
+        Thor(frequency=4),
     )
 }
 NAMES = [boost.name for boost in registered()]
 PAIRS = list(itertools.combinations(NAMES, 2))
-EXCLUDED = {frozenset({"loss-scale", "group-loss-scale"})}
+EXCLUDED = {
+    frozenset({"loss-scale", "group-loss-scale"}),
+    frozenset({"thor", "grad-freeze"}),
+    frozenset({"thor", "group-loss-scale"}),
+}
 RATE = {"learning_rate": 0.05}
 
 

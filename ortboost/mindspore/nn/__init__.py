@@ -46,6 +46,7 @@ from ortboost.mindspore.nn.metrics import (
 )
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.optimizers import LARS, SGD, Adam, AdamWeightDecay, Momentum
+from ortboost.mindspore.nn.thor import ConvertNetUtils, thor
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
 
@@ -59,6 +60,7 @@ __all__ = [
     "AdamWeightDecay",
     "BCEWithLogitsLoss",
     "Cell",
+    "ConvertNetUtils",
     "CosineDecayLR",
     "DynamicLossScaleUpdateCell",
     "ExponentialDecayLR",
@@ -90,5 +92,6 @@ __all__ = [
     "natural_exp_decay_lr",
     "piecewise_constant_lr",
     "polynomial_decay_lr",
+    "thor",
     "warmup_lr",
 ]

@@ -168,6 +168,7 @@ class CompiledSteps:
             ProgramConfig(
                 loss=loss,
                 optimizer=optimizer.rule(),
+                boosts=optimizer.boosts(),
                 learning_rate="by the host",
                 weight_decay=optimizer.weight_decay,
                 # With LARS the filter alone says who decays.

@@ -12,6 +12,7 @@ import glob
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
+from ortboost.boosts.base import Boost
 from ortboost.core.arguments import checked
 from ortboost.core.field_types import Range
 from ortboost.mindspore.core.arguments import NotInThisVersionError
@@ -88,6 +89,10 @@ class Optimizer(Cell):
     def adapted(self) -> tuple[str, ...] | None:
         """Patterns of the parameters that LARS adapts; ``None`` without LARS."""
         return None
+
+    def boosts(self) -> tuple[Boost, ...]:
+        """Boosts that belong to the rule."""
+        return ()
 
     def groups(self) -> tuple[ParameterGroup, ...]:
         """The parameter groups as the program knows them."""

@@ -1,0 +1,555 @@
+r"""THOR: gradients preconditioned with the inverse Fisher matrix of each layer.
+
+    F  ~  s A (x) G                           from a layer's inputs and output gradients
+    u  =  G^-1  dL/dW  A^-1                   damped, in blocks; see ortboost.boosts.thor_factors
+    u  <- u min(1, sqrt(k / (lr^2 sum(u dL/dW))))         with kl_clip = k, the sum over all layers
+    u  <- u + wd w,   u <- u min(1, 1/|u|)    with clip
+    v  <- mu v + u,   w <- w - lr v           the optimizer: Momentum for MindSpore's `nn.thor`
+
+Factors and inverses are made at every ``frequency``-th update, by a graph of its own (``step.onnx``); all updates
+between use the stored inverses and cost little more than a plain step (``step.1.onnx``). Which graph comes next follows from the number of
+applied updates: a step that overflows is tried again with the same one.
+
+An inverse that does not come out accurate is not taken: its block goes on with the old one, at first the unit matrix, and is
+counted in the state ``ortboost/thor/kept_blocks``.
+
+Sources: see :mod:`ortboost.boosts.thor_factors`; which arguments there are, MindSpore 2.10's `nn.thor`; the running
+average and the correction `pi` of the damping, Martens and Grosse, 2015, sections 5 and 6.3; the bound on the change of
+the outputs, Ba, Grosse and Martens, "Distributed second-order optimization using Kronecker-factored approximations",
+ICLR 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Final, Literal
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.boosts.base import GraphContext, Stage, State, StepContext, UpdateContext
+from ortboost.boosts.roles import MICRO_STEPS, UpdateSplitter
+from ortboost.boosts.thor_factors import Blocks, FactorMaker, precondition
+from ortboost.boosts.thor_inverse import LEAF, damped_inverses, inverse_cost
+from ortboost.boosts.thor_layers import Layer, NormLayer, Terms, find_layers, loss_terms
+from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import Range
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import known_shape
+from ortboost.graph.reach import find_value
+
+__all__ = ["Thor"]
+
+_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_DOUBLE = ir.DataType.DOUBLE
+_Damping = Annotated[float, Range(above=0, below=1e30)]
+_TERMS: Final = "ortboost/thor/terms"
+LEARNING_RATE: Final = "learning_rate"
+"""Name of the input with the learning rate."""
+KEPT: Final = "ortboost/thor/kept_blocks"
+"""The state that counts the blocks whose new inverse was not accurate."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Blocks of one factor on their way to their inverses."""
+
+    key: tuple[str, str]
+    shape: tuple[int, ...]
+    factor: ir.Value
+    damping: ir.Value
+    old: ir.Value
+    gain: ir.Value | None
+
+
+@dataclass(frozen=True)
+class Thor(UpdateSplitter):
+    """THOR.
+
+    Args:
+        damping: Added to the spectrum of `F`; a number, or one for each update, the last of which goes on.
+        damping_decay: The damping is multiplied with it at each update.
+        frequency: Updates from one computation of factors and inverses to the next.
+        mode: ``paper``, or ``mindspore`` for the factors that MindSpore computes on a GPU.
+        batch_size: Terms that the loss is the mean of; ``None`` to count them. Needed with ``mindspore``.
+        block: Most rows of a factor that are inverted together; 0 for whole factors.
+        factor_decay: Share of the former factors in a running average, 0 for none.
+        pi: Divide the damping between the two factors by their mean eigenvalues.
+        kl_clip: Bound of the change of the network's outputs by one update, as a divergence to second order; 0 for
+            none. It keeps the first updates, whose factors are poor, from leading astray; 0.001 is usual.
+        clip: Shorten each update, decay included, to a norm of 1 at most.
+
+    Raises:
+        ConfigError: A value out of range, or ``mindspore`` without a batch size.
+
+    Example:
+        >>> Thor(frequency=3).schedule()
+        array([0, 1, 1])
+    """
+
+    damping: _Damping | tuple[_Damping, ...] = 0.03
+    damping_decay: Annotated[float, Range(above=0, most=1)] = 1.0
+    frequency: Annotated[int, Range(1, below=2**31)] = 100
+    mode: Literal["paper", "mindspore"] = "paper"
+    batch_size: Annotated[int, Range(1)] | None = None
+    block: Annotated[int, Range(0)] = 128
+    factor_decay: Annotated[float, Range(0, below=1)] = 0.0
+    pi: bool = False
+    kl_clip: Annotated[float, Range(0, below=1e30)] = 0.0
+    clip: bool = False
+
+    name: ClassVar[str] = "thor"
+    stage: ClassVar[Stage] = "update"
+    card: ClassVar[str] = "thor"
+    separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
+    excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "grad-freeze": "what is frozen at a second-order update would get no factors; both split "
+            "the update",
+            "group-loss-scale": "factors are un-scaled with the one scale of all layers",
+        }
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.damping == ():
+            raise ConfigError(
+                "There is no damping.", where="boost 'thor', damping", fix="Give a number above 0."
+            )
+        if self.mode == "mindspore" and (self.batch_size is None or self.factor_decay or self.pi):
+            raise ConfigError(
+                "MindSpore's factors need the batch size, and know neither running averages nor pi.",
+                where="boost 'thor', mode=mindspore",
+                fix="Give batch_size, and leave factor_decay and pi out.",
+            )
+
+    # ---- graphs -------------------------------------------------------------------------------
+
+    def split(self, graph: GraphContext) -> tuple[Sequence[Sequence[str]], Report]:
+        """All parameters in both graphs: the first makes factors, the second uses them."""
+        names = [parameter.name for parameter in graph.trained]
+        report = Report("thor_graphs")
+        if self.frequency == 1:
+            return [names], report
+        report.changed["step.onnx"] = f"factors and inverses, every {self.frequency}th update"
+        report.changed["step.1.onnx"] = "the updates between"
+        return [names, names], report
+
+    def schedule(self) -> NDArray[np.int64]:
+        """The first of each ``frequency`` updates is of second order."""
+        return (np.arange(self.frequency) > 0).astype(np.int64)
+
+    def rewrite_forward(self, graph: GraphContext) -> Report:
+        """Find the layers, and count the terms of the loss."""
+        layers, plain = find_layers(graph.model, graph.trained)
+        for layer in [*layers] if self.mode == "mindspore" else ():
+            if isinstance(layer, Layer) and layer.kind == "conv" and not _known_to_mindspore(layer):
+                layers.remove(layer)
+                plain[layer.weight] = "MindSpore has factors for plain 2-d convolutions only"
+        graph.memory[self.name] = layers
+        report = Report("thor", kept=plain)
+        for layer in layers:
+            report.changed[layer.weight] = self._said(layer)
+        objective = find_value(graph.model.graph, graph.objective)
+        if objective is not None and layers:
+            found = loss_terms(objective)
+            graph.memory["thor.mean"] = found.mean
+            data = find_value(graph.model.graph, graph.prediction)
+            if data is None or not known_shape(data):
+                data = graph.model.graph.inputs[0]
+            report.notes.append(self._count_terms(graph.model, found, data))
+        return report
+
+    def _count_terms(self, model: ir.Model, found: Terms, data: ir.Value) -> str:
+        """Put their number into the graph, int64, and tell what they are."""
+        b = Builder(model.graph, "ortboost/thor")
+        labels = found.labels
+        if self.batch_size is not None:
+            number = b.const(self.batch_size, _INT64)
+            told = f"{self.batch_size} terms, as given"
+        elif labels is not None and found.ignored is not None:
+            ignored = b.const(found.ignored, labels.dtype or _INT64)
+            counts = b.op("Not", b.op("Equal", labels, ignored, dtype=_BOOL))
+            number = b.op("ReduceSum", b.op("Cast", counts, dtype=_INT64, to=_INT64), keepdims=0)
+            number = b.op("Max", number, b.const(1, _INT64))
+            told = "its terms are the labels that count"
+        elif labels is not None:
+            number = b.op("Size", labels, dtype=_INT64)
+            told = "its terms are the labels"
+        else:
+            shape = b.op("Shape", data, dtype=_INT64)
+            number = b.op("Gather", shape, b.const(0, _INT64))
+            told = f"its terms are the samples, axis 0 of '{data.name}'"
+        b.op("Identity", number, name=_TERMS, dtype=_INT64, shape=())
+        b.flush()
+        return f"the loss is a {'mean' if found.mean else 'sum'}; {told}"
+
+    def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
+        """Inputs and output gradients of all layers, in the graph of second order."""
+        layers: list[Layer | NormLayer] = graph.memory[self.name]
+        if graph.number or not layers:
+            return (), ()
+        seen = [layer.source for layer in layers if self._sides_of(layer)]
+        wanted = [layer.output for layer in layers if self._sides_of(layer)]
+        return [*dict.fromkeys([*seen, _TERMS])], [*dict.fromkeys(wanted)]
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Remember them."""
+        seen, wanted = self.watched(graph)
+        values = {
+            value.name or "": value
+            for value in (*graph.model.graph.inputs, *graph.model.graph.outputs)
+        }
+        names = [*seen, *(f"{name}_grad" for name in wanted)]
+        graph.memory["thor.values"] = {name: values[name] for name in names}
+
+    # ---- states -------------------------------------------------------------------------------
+
+    def states_of(self, graph: GraphContext) -> list[State]:
+        """Inverses, and factors for a running average or a window of accumulation."""
+        layers: list[Layer | NormLayer] = graph.memory[self.name]
+        if graph.window > 1 and self.mode == "mindspore":
+            raise ConfigError(
+                "MindSpore's factors are those of one batch.",
+                where="boosts 'thor' with mode=mindspore and 'grad-accumulation'",
+                fix="Take mode=paper, whose factors are averaged over the window.",
+            )
+        first: Literal["update", "never"] = "never" if graph.number else "update"
+        found = []
+        for layer, side in self._sides(layers):
+            shape = self._shape(layer, side)
+            unit = np.ones(shape) if len(shape) != 3 or side == "f" else _units(shape)
+            name = layer.weight
+            found.append(
+                State(
+                    _state("inverse", side, name), unit.astype(np.float32), "slot", "inverse", first
+                )
+            )
+            zeros = np.zeros(shape, np.float32)
+            if self.factor_decay:
+                found.append(State(_state("factor", side, name), zeros, "slot", "factor", first))
+            if graph.window > 1:
+                moves: Literal["step", "never"] = "never" if graph.number else "step"
+                found.append(State(_state("window", side, name), zeros, "slot", "factor", moves))
+        if found:
+            found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", first))
+        return found
+
+    def _sides_of(self, layer: Layer | NormLayer) -> str:
+        if isinstance(layer, Layer):
+            return "ag"
+        return "f" if self.mode == "paper" else ""
+
+    def _sides(
+        self, layers: Sequence[Layer | NormLayer]
+    ) -> Iterator[tuple[Layer | NormLayer, str]]:
+        for layer in layers:
+            yield from ((layer, side) for side in self._sides_of(layer))
+
+    def _shape(self, layer: Layer | NormLayer, side: str) -> tuple[int, ...]:
+        if isinstance(layer, NormLayer):
+            return layer.shape
+        if side == "a" and layer.kind == "embedding":
+            return (layer.inputs,)
+        return self._blocks(layer, side).shape
+
+    def _blocks(self, layer: Layer, side: str) -> Blocks:
+        length = layer.inputs if side == "a" else layer.outputs
+        return Blocks(length, self._limit(layer), layer.groups)
+
+    def _limit(self, layer: Layer) -> int:
+        whole = self.mode == "mindspore" and layer.kind == "embedding"
+        return 0 if whole else self.block
+
+    # ---- the update ---------------------------------------------------------------------------
+
+    def observe(self, step: StepContext) -> dict[str, ir.Value]:
+        """The mean factors of a window of accumulation so far."""
+        if step.number:
+            return {}
+        b, found = step.b, {}
+        done = step.states[MICRO_STEPS]
+        first = b.op("Equal", done, b.const(0, _INT64), dtype=_BOOL)
+        count = b.op("Cast", b.op("Add", done, b.const(1, _INT64)), dtype=_FLOAT, to=_FLOAT)
+        for (name, side), new in self._factors(step).items():
+            state = _state("window", side, name)
+            old = step.states[state]
+            mean = b.op("Add", old, b.op("Div", b.op("Sub", new, old), count))
+            found[state] = b.op("Where", first, new, mean, dtype=_FLOAT)
+        return found
+
+    def transform_gradients(
+        self, update: UpdateContext, gradients: Mapping[str, ir.Value]
+    ) -> Mapping[str, ir.Value]:
+        """Refresh the inverses, if this is the graph for it, and precondition."""
+        layers: list[Layer | NormLayer] = update.memory[self.name]
+        states = {
+            (layer.weight, side): update.states[_state("inverse", side, layer.weight)]
+            for layer, side in self._sides(layers)
+        }
+        if not update.number and states:
+            states = self._refreshed(update, states)
+        b, steps = update.b, dict[str, ir.Value]()
+        for layer in layers:
+            name, gradient = layer.weight, gradients[layer.weight]
+            if isinstance(layer, Layer):
+                inverses = states[name, "a"], states[name, "g"]
+                steps[name] = precondition(b, layer, gradient, *inverses, self._limit(layer))
+            elif self.mode == "paper":
+                steps[name] = b.op("Mul", gradient, states[name, "f"])
+            else:
+                root = b.op("Cast", self._root(update), dtype=_FLOAT, to=_FLOAT)
+                square = b.op("Mul", gradient, gradient)
+                size = b.const(float(self.batch_size or 1))
+                divisor = b.op("Add", b.op("Div", square, size), root)
+                steps[name] = b.op("Div", gradient, divisor)
+        if self.kl_clip and steps:
+            factor = self._trusted(update, gradients, steps)
+            steps = {name: b.op("Mul", step, factor) for name, step in steps.items()}
+        return {**gradients, **steps}
+
+    def _trusted(
+        self,
+        update: UpdateContext,
+        gradients: Mapping[str, ir.Value],
+        steps: Mapping[str, ir.Value],
+    ) -> ir.Value:
+        """`min(1, sqrt(k / (lr^2 sum(u dL/dW))))`; `lr` is that of all without one of their own."""
+        b = update.b
+        products = [
+            b.op("ReduceSum", b.op("Mul", step, gradients[name]), keepdims=0, shape=())
+            for name, step in steps.items()
+        ]
+        total = b.op("Sum", *products) if len(products) > 1 else products[0]
+        rate = update.states[LEARNING_RATE]
+        change = b.op("Mul", b.op("Mul", rate, rate), total)
+        change = b.op("Max", change, b.const(1e-30))
+        ratio = b.op("Sqrt", b.op("Div", b.const(self.kl_clip), change))
+        return b.op("Min", ratio, b.const(1.0))
+
+    def after_decay(
+        self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
+    ) -> ir.Value:
+        """MindSpore's ``enable_clip_grad``: each tensor by itself, after the weight decay."""
+        if not self.clip:
+            return gradient
+        b = update.b
+        norm = b.op("Max", b.op("ReduceL2", gradient, keepdims=0, shape=()), b.const(1.0))
+        return b.op("Div", gradient, norm)
+
+    def _factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
+        """Weight and side to the factor of this batch."""
+        b = step.b
+        values: dict[str, ir.Value] = step.memory["thor.values"]
+        number = b.op("Cast", values[_TERMS], dtype=_FLOAT, to=_FLOAT)
+        mindspore = self.mode == "mindspore"
+        terms = number if mindspore or step.memory["thor.mean"] else b.const(1.0)
+        maker = FactorMaker(
+            b,
+            values,
+            step.unscale,
+            terms,
+            number,
+            self.block,
+            self.batch_size if mindspore else None,
+        )
+        layers: list[Layer | NormLayer] = step.memory[self.name]
+        return {
+            (layer.weight, side): factor
+            for layer in layers
+            if self._sides_of(layer)
+            for side, factor in maker.of(layer).items()
+        }
+
+    def _refreshed(
+        self, update: UpdateContext, old: Mapping[tuple[str, str], ir.Value]
+    ) -> dict[tuple[str, str], ir.Value]:
+        """The inverses of this update's factors; the old ones where those are not accurate."""
+        b = update.b
+        if update.window > 1:
+            factors = {key: update.states[_state("window", key[1], key[0])] for key in old}
+        else:
+            factors = self._factors(update)
+        gains = {name: factors.pop((name, "gain")) for name, side in [*factors] if side == "gain"}
+        if self.factor_decay:
+            factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
+        found: dict[tuple[str, str], ir.Value] = {}
+        chains: dict[int, list[_Block]] = {}
+        root = self._root(update)
+        for layer in update.memory[self.name]:
+            dampings = self._dampings(b, layer, factors, root)
+            for side in self._sides_of(layer):
+                key, shape = (layer.weight, side), self._shape(layer, side)
+                if len(shape) == 3 and isinstance(layer, Layer):
+                    gain = gains.get(layer.weight) if side == "a" else None
+                    block = _Block(key, shape, factors[key], dampings[side], old[key], gain)
+                    chains.setdefault(_padded(shape[1]), []).append(block)
+                else:
+                    found[key] = self._reciprocal(b, factors[key], root, old[key])
+        kept = update.states[KEPT]
+        for size, blocks in chains.items():
+            inverses, wrong = _inverted(b, blocks, size)
+            found |= inverses
+            kept = b.op("Add", kept, wrong)
+        for (name, side), value in found.items():
+            update.next_of[_state("inverse", side, name)] = value
+        update.next_of[KEPT] = kept
+        return found
+
+    def _averaged(self, update: UpdateContext, key: tuple[str, str], new: ir.Value) -> ir.Value:
+        """The running average; what is not finite does not enter it."""
+        b, state = update.b, _state("factor", key[1], key[0])
+        old = update.states[state]
+        share = b.const(self.factor_decay)
+        mean = b.op(
+            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.factor_decay))
+        )
+        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE), dtype=_BOOL)
+        mean = b.op("Where", first, new, mean, dtype=_FLOAT)
+        zero = b.op("ReduceSum", b.op("Mul", new, b.const(0.0)), keepdims=0)
+        finite = b.op("Equal", zero, b.const(0.0), dtype=_BOOL)
+        update.next_of[state] = b.op("Where", finite, mean, old, dtype=_FLOAT)
+        return update.next_of[state]
+
+    def _root(self, update: UpdateContext) -> ir.Value:
+        """The square root of the damping of this update, float64 scalar."""
+        b = update.b
+
+        def make() -> ir.Value:
+            one = b.const(1.0, _DOUBLE)
+            if isinstance(self.damping, tuple):
+                index = b.op("Cast", b.op("Sub", update.step, one), dtype=_INT64, to=_INT64)
+                index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
+                value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
+            else:
+                value = b.const(self.damping, _DOUBLE)
+            if self.damping_decay != 1:
+                done = b.op("Sub", update.step, one)
+                decay = b.op("Pow", b.const(self.damping_decay, _DOUBLE), done)
+                value = b.op("Mul", value, decay)
+            return b.op("Sqrt", value)
+
+        return b.shared("thor.root", make)
+
+    def _dampings(
+        self,
+        b: Builder,
+        layer: Layer | NormLayer,
+        factors: Mapping[tuple[str, str], ir.Value],
+        root: ir.Value,
+    ) -> dict[str, ir.Value]:
+        """What is added to each factor: the root, divided between the two with ``pi``."""
+        if not self.pi or not isinstance(layer, Layer):
+            return dict.fromkeys(self._sides_of(layer), root)
+        a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
+        ratio = b.op("Sqrt", b.op("Div", a, g))
+        ratio = b.op("Max", b.op("Min", ratio, b.const(1e3, _DOUBLE)), b.const(1e-3, _DOUBLE))
+        return {"a": b.op("Mul", root, ratio), "g": b.op("Div", root, ratio)}
+
+    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> ir.Value:
+        length = (layer.inputs if side == "a" else layer.outputs) * layer.groups
+        if len(self._shape(layer, side)) == 3:
+            factor = b.op("Mul", factor, b.const(np.eye(self._blocks(layer, side).size)))
+        trace = b.op("ReduceSum", factor, keepdims=0)
+        mean = b.op("Div", trace, b.const(float(length)))
+        mean = b.op("Max", mean, b.const(1e-30))
+        return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
+
+    def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
+        """`1 / (f + sqrt(d))`; the old one where that is not a number."""
+        damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
+        new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
+        good = b.op("GreaterOrEqual", new, b.const(0.0), dtype=_BOOL)
+        return b.op("Where", good, new, old, dtype=_FLOAT)
+
+    # ---- what it costs ------------------------------------------------------------------------
+
+    def _said(self, layer: Layer | NormLayer) -> str:
+        """How a layer is preconditioned, and what that takes."""
+        if isinstance(layer, NormLayer):
+            size = math.prod(layer.shape)
+            return f"elementwise; {4 * size if self.mode == 'paper' else 0} bytes of state"
+        shapes = {side: self._shape(layer, side) for side in "ag"}
+        elements = sum(math.prod(shape) for shape in shapes.values())
+        blocks = {side: self._blocks(layer, side) for side in "ag"}
+        cut = {side: found.number for side, found in blocks.items() if found.number > 1}
+        inverse = sum(
+            shape[0] * inverse_cost(_padded(shape[1]))
+            for shape in shapes.values()
+            if len(shape) == 3
+        )
+        size = layer.inputs * layer.outputs * layer.groups
+        plain = size * sum(shape[1] if len(shape) == 3 else 1 for shape in shapes.values())
+        parts = [
+            f"{layer.kind}, A {layer.inputs}, G {layer.outputs}"
+            + (f", {layer.groups} groups" if layer.groups > 1 else ""),
+            *([f"{cut.get('a', 1)} and {cut.get('g', 1)} blocks"] if cut else []),
+            f"{4 * elements * (2 if self.factor_decay else 1)} bytes of state",
+            f"{inverse / 1e6:.3g} million multiply-accumulates for the inverses, {plain / 1e6:.3g} at each update",
+        ]
+        return "; ".join(parts)
+
+
+def _known_to_mindspore(layer: Layer) -> bool:
+    """Whether it is a convolution in two dimensions, without groups and dilation."""
+    dilations = (layer.attributes or {}).get("dilations")
+    dilated = dilations is not None and any(d != 1 for d in dilations.as_ints())
+    return len(layer.kernel) == 2 and layer.groups == 1 and not dilated
+
+
+def _state(what: str, side: str, weight: str) -> str:
+    return f"ortboost/thor/{what}_{side}/{weight}"
+
+
+def _units(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    return np.tile(np.eye(shape[1]), (shape[0], 1, 1))
+
+
+def _padded(size: int) -> int:
+    """Rows that a block is inverted with: few sizes, so few chains of nodes."""
+    step = LEAF if size <= 4 * LEAF else 4 * LEAF
+    return step * -(-size // step)
+
+
+def _inverted(
+    b: Builder, blocks: Sequence[_Block], size: int
+) -> tuple[dict[tuple[str, str], ir.Value], ir.Value]:
+    """Invert blocks in one chain of products.
+
+    Returns:
+        Key to the inverses, the old ones where the new are not accurate, and how many those are.
+    """
+    parts = []
+    for block in blocks:
+        matrix, missing = (
+            b.op("Cast", block.factor, dtype=_DOUBLE, to=_DOUBLE),
+            size - block.shape[1],
+        )
+        if missing:
+            matrix = b.op("Pad", matrix, b.ints(0, 0, 0, 0, missing, missing))
+        parts.append(matrix)
+    dampings = [b.op("Expand", block.damping, b.ints(block.shape[0], 1, 1)) for block in blocks]
+    inverses, accurate = damped_inverses(b, _joined(b, parts), size, _joined(b, dampings))
+    found, start = {}, 0
+    for block in blocks:
+        count, rows, _ = block.shape
+        ends = b.ints(start + count, rows, rows)
+        new = b.op("Slice", inverses, b.ints(start, 0, 0), ends, b.ints(0, 1, 2))
+        if block.gain is not None:
+            new = b.op("Mul", new, b.op("Cast", block.gain, dtype=_DOUBLE, to=_DOUBLE))
+        new = b.op("Cast", new, dtype=_FLOAT, to=_FLOAT)
+        good = b.op("Slice", accurate, b.ints(start), b.ints(start + count), b.ints(0))
+        found[block.key] = b.op("Where", good, new, block.old, dtype=_FLOAT)
+        start += count
+    wrong = b.op("Cast", b.op("Not", accurate, dtype=_BOOL), dtype=_INT64, to=_INT64)
+    return found, b.op("ReduceSum", wrong, keepdims=0, shape=())
+
+
+def _joined(b: Builder, parts: Sequence[ir.Value]) -> ir.Value:
+    return b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]

@@ -1,0 +1,296 @@
+r"""The factors of a layer from its inputs and output gradients, and what is done with their inverses.
+
+`R` rows `a` and `D` of a layer (samples, times positions); `N` terms of the loss, so that `g = N D` is the gradient of
+one term. The mean Fisher matrix of the layer is taken for a Kronecker product:
+
+    F  ~  (R / N) A (x) G,      A = sum(a a^T) / R,     G = sum(g g^T) / R
+
+For a fully connected layer of a classifier `R = N`; for a convolution `R / N` is the number of positions, and this
+is the approximation of Grosse and Martens; for a language model every position is a term. `a` has one row for
+each group of a convolution; each group has a product of its own. A factor of more than ``block`` rows is cut into blocks
+on its diagonal, and what is between them is dropped.
+
+With `s = R / N` and damping `d`, the factors that are kept are `sqrt(s) A` and `sqrt(s) G`:
+
+    u = (sqrt(s) G + sqrt(d) I)^-1  dL/dW  (sqrt(s) A + sqrt(d) I)^-1
+
+which is `(A + sqrt(d/s) I)` and so on, divided by `s`. For scale and bias of a layer normalization, `x` the normalized
+input, it is the diagonal of `F`:
+
+    f_scale = sum((g x)^2) / N,     f_bias = sum(g^2) / N,     u = dL/dw / (f + sqrt(d))
+
+``mode="mindspore"`` computes the factors as MindSpore 2.10 does on a GPU, `B` its ``batch_size``:
+
+- fully connected: `A` is divided by the length of `a`, not by `R`; `G = B^2 sum(D D^T) / R`; `s = 1`;
+- convolution: patches are those of padding ``same``, whatever the layer has; `a` and `D` are averaged over the batch
+  before their products; `R` counts positions, those of the patches for `A` and of the output for `G`, and so does `s`; `u`
+  is divided by the `s` of `A`;
+- embedding: `A` holds the number of each id, divided by `B`; `G` is not cut into blocks;
+- layer normalization: `f = (dL/dw)^2 / B`, at every step.
+
+Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent Computation", AAAI 2021
+(blocks, reuse of inverses); Martens and Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate
+Curvature", ICML 2015 (factors, damping); Grosse and Martens, "A Kronecker-factored approximate Fisher matrix for
+convolution layers", ICML 2016.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.boosts.thor_layers import Layer, NormLayer
+from ortboost.graph.build import Builder
+
+__all__ = ["Blocks", "FactorMaker", "precondition"]
+
+_FLOAT, _INT64 = ir.DataType.FLOAT, ir.DataType.INT64
+_Rows: TypeAlias = tuple[ir.Value, ir.Value, ir.Value | None]  # rows, their divisor, s
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a factor is cut.
+
+    Args:
+        length: Rows of the factor.
+        limit: Most rows of a block; 0 for one block.
+        groups: Factors of this kind, one for each group of a convolution.
+    """
+
+    length: int
+    limit: int
+    groups: int = 1
+
+    @property
+    def number(self) -> int:
+        """Blocks of a factor."""
+        return 1 if not self.limit else -(-self.length // self.limit)
+
+    @property
+    def size(self) -> int:
+        """Rows of a block; the last one may be padded."""
+        return self.length if self.number == 1 else self.limit
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of all blocks in one tensor."""
+        return (self.groups * self.number, self.size, self.size)
+
+    @property
+    def padding(self) -> int:
+        """Rows that are missing in the last block."""
+        return self.number * self.size - self.length
+
+
+@dataclass(frozen=True)
+class FactorMaker:
+    """Appends the factors of layers.
+
+    Args:
+        b: Gets the nodes.
+        values: Name of an inner value or of its gradient to the value.
+        unscale: What un-scales a gradient; ``None`` for 1.
+        terms: `N` for a mean of terms, 1 for their sum, as in `g`; float32 scalar.
+        number: `N`.
+        block: Most rows of a block.
+        batch_size: `B`; ``None`` unless as in MindSpore.
+    """
+
+    b: Builder
+    values: Mapping[str, ir.Value]
+    unscale: ir.Value | None
+    terms: ir.Value
+    number: ir.Value
+    block: int
+    batch_size: int | None
+
+    def of(self, layer: Layer | NormLayer) -> dict[str, ir.Value]:
+        """Side of the layer to its factor, float32: ``a`` and ``g`` as blocks, or ``f``.
+
+        ``gain`` is a number that the product of the inverses is multiplied with.
+        """
+        if isinstance(layer, NormLayer):
+            return {"f": self._norm(layer)}
+        if layer.kind == "dense":
+            return self._dense(layer)
+        return self._conv(layer) if layer.kind == "conv" else self._embedding(layer)
+
+    # ---- kinds of layers ----------------------------------------------------------------------
+
+    def _dense(self, layer: Layer) -> dict[str, ir.Value]:
+        a = self._rows(self._input(layer), layer.inputs)
+        d = self._rows(self._gradient(layer), layer.outputs)
+        rows = self._length(d, 2)
+        if self.batch_size:
+            length = self.b.const(float(layer.inputs))
+            return self._both(layer, (a, length, None), (d, rows, None))
+        share = self.b.op("Div", rows, self.number)
+        return self._both(layer, (a, rows, share), (d, rows, share))
+
+    def _conv(self, layer: Layer) -> dict[str, ir.Value]:
+        b, axes = self.b, len(layer.kernel)
+        x, d = self._input(layer), self._gradient(layer)
+        attributes = dict(layer.attributes or {})
+        if self.batch_size:
+            x, d = (b.op("ReduceMean", v, b.ints(0), keepdims=1) for v in (x, d))
+            attributes.pop("pads", None)
+            attributes["auto_pad"] = ir.AttrString("auto_pad", "SAME_UPPER")
+        # Patches by a convolution: each channel with one kernel for each place, 1 there and 0 elsewhere.
+        places = math.prod(layer.kernel)
+        channels = layer.inputs * layer.groups // places
+        one_hot = b.const(np.eye(places).reshape(places, 1, *layer.kernel))
+        kernels = b.op("Tile", one_hot, b.ints(channels, *[1] * (axes + 1)))
+        patches = b.op(
+            "Conv", x, kernels, group=channels, **{k: a.value for k, a in attributes.items()}
+        )
+        a = self._positions(patches, layer.groups, layer.inputs)
+        d = self._positions(d, layer.groups, layer.outputs)
+        rows = self._length(d, 2)
+        if self.batch_size:
+            positions = self._length(a, 2)
+            found = self._both(layer, (a, positions, positions), (d, rows, rows))
+            return {**found, "gain": b.op("Sqrt", b.op("Div", rows, positions))}
+        share = b.op("Div", rows, self.number)
+        return self._both(layer, (a, rows, share), (d, rows, share))
+
+    def _embedding(self, layer: Layer) -> dict[str, ir.Value]:
+        b = self.b
+        d = self._rows(self._gradient(layer), layer.outputs)
+        rows = self._length(d, 2)
+        ids = b.op("Reshape", self.values[layer.source], b.ints(-1))
+        ones = b.op("Expand", b.const(1.0), b.op("Shape", ids, dtype=_INT64))
+        zeros = b.const(np.zeros(layer.inputs))
+        counts = b.op("ScatterElements", zeros, ids, ones, reduction="add", shape=(layer.inputs,))
+        mindspore = self.batch_size is not None
+        divisor = b.const(float(self.batch_size or 0)) if mindspore else rows
+        share = None if mindspore else b.op("Div", rows, self.number)
+        a = _times(b, b.op("Div", counts, divisor), share)
+        return {"a": a, "g": self._moment(d, rows, self._output_blocks(layer), share)}
+
+    def _norm(self, layer: NormLayer) -> ir.Value:
+        b, size = self.b, math.prod(layer.shape)
+        d = b.op("Reshape", self._gradient(layer), b.ints(-1, size))
+        if layer.scale:
+            x = b.op("Reshape", _single(b, self.values[layer.source]), b.ints(-1, size))
+            x = b.op("Sub", x, b.op("ReduceMean", x, b.ints(1), keepdims=1))
+            variance = b.op("ReduceMean", b.op("Mul", x, x), b.ints(1), keepdims=1)
+            deviation = b.op("Sqrt", b.op("Add", variance, b.const(layer.epsilon)))
+            d = b.op("Mul", d, b.op("Div", x, deviation))
+        total = b.op("ReduceSumSquare", d, b.ints(0), keepdims=0)
+        mean = b.op("Div", total, self.number)
+        return b.op("Reshape", mean, b.ints(*layer.shape), shape=layer.shape)
+
+    # ---- parts --------------------------------------------------------------------------------
+
+    def _both(self, layer: Layer, a: _Rows, d: _Rows) -> dict[str, ir.Value]:
+        blocks = Blocks(layer.inputs, self.block, layer.groups)
+        rows, divisor, share = d
+        return {
+            "a": self._moment(a[0], a[1], blocks, a[2]),
+            "g": self._moment(rows, divisor, self._output_blocks(layer), share),
+        }
+
+    def _output_blocks(self, layer: Layer) -> Blocks:
+        whole = self.batch_size is not None and layer.kind == "embedding"
+        return Blocks(layer.outputs, 0 if whole else self.block, layer.groups)
+
+    def _input(self, layer: Layer) -> ir.Value:
+        return _single(self.b, self.values[layer.source])
+
+    def _gradient(self, layer: Layer | NormLayer) -> ir.Value:
+        """`g`: un-scaled before anything is squared."""
+        b = self.b
+        gradient = _single(b, self.values[f"{layer.output}_grad"])
+        factor = self.terms if self.unscale is None else b.op("Mul", self.terms, self.unscale)
+        return b.op("Mul", gradient, factor)
+
+    def _rows(self, value: ir.Value, length: int) -> ir.Value:
+        """``[..., length]`` as ``[1, length, rows]``."""
+        b = self.b
+        flat = b.op("Reshape", value, b.ints(1, -1, length))
+        return b.op("Transpose", flat, perm=[0, 2, 1])
+
+    def _positions(self, value: ir.Value, groups: int, length: int) -> ir.Value:
+        """``[samples, groups length, ...]`` as ``[groups, length, rows]``."""
+        b = self.b
+        flat = b.op("Reshape", value, b.ints(0, groups, length, -1))
+        turned = b.op("Transpose", flat, perm=[1, 2, 0, 3])
+        return b.op("Reshape", turned, b.ints(groups, length, -1))
+
+    def _length(self, value: ir.Value, axis: int) -> ir.Value:
+        b = self.b
+        length = b.op("Gather", b.op("Shape", value, dtype=_INT64), b.const(axis, _INT64), shape=())
+        return b.op("Cast", length, dtype=_FLOAT, to=_FLOAT)
+
+    def _moment(
+        self, rows: ir.Value, divisor: ir.Value, blocks: Blocks, share: ir.Value | None
+    ) -> ir.Value:
+        """``[groups, length, rows]`` to the blocks of `sqrt(s) sum(row row^T) / divisor`."""
+        b = self.b
+        if blocks.padding:
+            rows = b.op("Pad", rows, b.ints(0, 0, 0, 0, blocks.padding, 0))
+        rows = b.op("Reshape", rows, b.ints(*blocks.shape[:2], -1))
+        moment = b.op("MatMul", rows, b.op("Transpose", rows, perm=[0, 2, 1]), shape=blocks.shape)
+        return _times(b, b.op("Div", moment, divisor), share)
+
+
+def _times(b: Builder, factor: ir.Value, share: ir.Value | None) -> ir.Value:
+    if share is None:
+        return factor
+    return b.op("Mul", factor, b.op("Sqrt", share), shape=factor.shape)
+
+
+def _single(b: Builder, value: ir.Value) -> ir.Value:
+    return value if value.dtype == _FLOAT else b.op("Cast", value, dtype=_FLOAT, to=_FLOAT)
+
+
+def precondition(
+    b: Builder, layer: Layer, gradient: ir.Value, a: ir.Value, g: ir.Value, block: int
+) -> ir.Value:
+    """Append `G^-1 dL/dW A^-1` in the layout of the weight.
+
+    Args:
+        b: Gets the nodes.
+        layer: The layer.
+        gradient: `dL/dW`.
+        a: Blocks of the inverse of `A`; of an embedding the inverse of its diagonal.
+        g: Blocks of the inverse of `G`.
+        block: Most rows of a block.
+    """
+    inner = Blocks(layer.inputs, block, layer.groups)
+    outer = Blocks(layer.outputs, block, layer.groups)
+    if layer.kind == "embedding":
+        scaled = b.op("Mul", gradient, b.op("Unsqueeze", a, b.ints(1)))
+        matrix = b.op("Unsqueeze", scaled, b.ints(0))
+        return b.op("Squeeze", _right(b, matrix, g, outer), b.ints(0), shape=layer.shape)
+    first, second = ((a, inner), (g, outer)) if layer.rows_in else ((g, outer), (a, inner))
+    matrix = b.op("Reshape", gradient, b.ints(layer.groups, first[1].length, second[1].length))
+    matrix = _right(b, _left(b, matrix, *first), *second)
+    return b.op("Reshape", matrix, b.ints(*layer.shape), shape=layer.shape)
+
+
+def _left(b: Builder, matrix: ir.Value, inverse: ir.Value, blocks: Blocks) -> ir.Value:
+    """``[groups, rows, columns]``, the rows in blocks."""
+    if blocks.number == 1:
+        return b.op("MatMul", inverse, matrix)
+    if blocks.padding:
+        matrix = b.op("Pad", matrix, b.ints(0, 0, 0, 0, blocks.padding, 0))
+    count, size, _ = blocks.shape
+    parts = b.op("Reshape", matrix, b.const([count, size, -1], _INT64))
+    product = b.op("MatMul", inverse, parts)
+    whole = b.op("Reshape", product, b.ints(blocks.groups, blocks.number * size, -1))
+    return b.op("Slice", whole, b.ints(0), b.ints(blocks.length), b.ints(1))
+
+
+def _right(b: Builder, matrix: ir.Value, inverse: ir.Value, blocks: Blocks) -> ir.Value:
+    """``[groups, rows, columns]``, the columns in blocks; they are symmetric."""
+    if blocks.number == 1:
+        return b.op("MatMul", matrix, inverse)
+    turned = b.op("Transpose", matrix, perm=[0, 2, 1])
+    return b.op("Transpose", _left(b, turned, inverse, blocks), perm=[0, 2, 1])

@@ -1,0 +1,159 @@
+r"""Inverses of damped factors, from matrix products and elementwise operators alone.
+
+ONNX has no operator that inverts or factorizes a matrix. With `A` symmetric, positive definite, float64, and
+`[count, n, n]` matrices in one chain:
+
+**Halves.** By the block form of the inverse (Schur complement), until a matrix has 32 rows:
+
+    [A11  A12]^-1    [X11 + B X22 B^T   -B X22]         X11 = A11^-1,   B = X11 A12
+    [A21  A22]     = [   -(B X22)^T        X22],        X22 = (A22 - A21 B)^-1
+
+`B` is corrected once, `B <- B + X11 (A12 - A11 B)`: a factor of few samples has hardly any rank, so that what is left
+of `A22` is as small as the damping, and an error of `B` would be all of it. Then one step of Newton, `X <- X (2 I - A X)`,
+gives back the digit that each level costs.
+
+**Leaves.** Newton-Schulz, with the step that is best for eigenvalues of `A X` between `m` and `2 - m`:
+
+    X <- c X (2 I - A X),     c = 2 / (1 + m (2 - m)),     m <- c m (2 - m)
+
+`m` starts from the bounds of the spectrum that are known: the damping, and the largest sum of a row. Both hold for
+Schur complements, too. While `m` is small a step makes it four times as large, and then squares the error: 18
+steps do for condition numbers to 1e8. Of 128 rows, all of it costs `7.2 n^3` multiply-accumulates, where Newton-Schulz
+on the whole matrix would take `37 n^3`.
+
+**Check.** `X` is taken if `|A X - I| <= 1e-5` in the Frobenius norm, which bounds its relative error. In float32 none
+of this would do: a condition number of 1e6 leaves one digit.
+
+Sources: Higham, "Functions of Matrices", 2008, sections 5.3 and 7.3 (Newton-Schulz); Pan and Schreiber, "An improved
+Newton iteration for the generalized inverse of a matrix", 1991 (the scaled step); Boyd and Vandenberghe,
+"Convex Optimization", 2004, appendix A.5.5 (Schur complement).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+
+__all__ = ["ACCURACY", "LEAF", "damped_inverses", "inverse_cost"]
+
+LEAF: Final = 32
+"""Rows of the matrices that are inverted by Newton-Schulz; sizes are multiples of it."""
+ACCURACY: Final = 1e-5
+"""Bound of the relative error of an inverse that is taken."""
+
+_STEPS: Final = 18
+_SMALLEST: Final = 2e-8  # of the bounds m that the steps suffice for
+_DOUBLE = ir.DataType.DOUBLE
+
+
+def damped_inverses(
+    b: Builder, matrices: ir.Value, size: int, damping: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Append `(A + d I)^-1`.
+
+    Args:
+        b: Gets the nodes.
+        matrices: float64 ``[count, size, size]``, symmetric, no eigenvalue below 0.
+        size: A multiple of :data:`LEAF`.
+        damping: `d`, float64, ``[count, 1, 1]``, above 0.
+
+    Returns:
+        The inverses, float64 ``[count, size, size]``, and which of them are accurate, bool ``[count, 1, 1]``. The others
+        hold anything, not-a-number included.
+    """
+    eye = _eye(b, size)
+    damped = b.op("Add", matrices, b.op("Mul", eye, damping))
+    rows = b.op("ReduceSum", b.op("Abs", damped), b.ints(-1), keepdims=1)
+    largest = b.op("ReduceMax", rows, b.ints(-2), keepdims=1)
+    start, steps = _steps(b, damping, largest)
+    inverse = _inverse(b, damped, size, start, steps)
+    error = b.op("Sub", b.op("MatMul", damped, inverse), eye)
+    square = b.op("ReduceSumSquare", error, b.ints(-2, -1), keepdims=1)
+    accurate = b.op(
+        "LessOrEqual", square, b.const(ACCURACY**2, _DOUBLE), dtype=ir.DataType.BOOL
+    )  # false where it is not a number
+    return inverse, accurate
+
+
+def inverse_cost(size: int) -> int:
+    """Multiply-accumulates of the inverse of one matrix, with its check.
+
+    Example:
+        >>> inverse_cost(128) / 128**3
+        7.15625
+    """
+    return size**3 + _cost(size)
+
+
+def _cost(size: int) -> int:
+    if size <= LEAF:
+        return 2 * _STEPS * size**3
+    top = _half(size)
+    low = size - top
+    halves = top * low * (7 * top + 2 * low)
+    return _cost(top) + _cost(low) + halves + 2 * size**3
+
+
+def _half(size: int) -> int:
+    return LEAF * -(-size // (2 * LEAF))
+
+
+def _steps(b: Builder, smallest: ir.Value, largest: ir.Value) -> tuple[ir.Value, list[ir.Value]]:
+    """The factor of the first guess, and `c` of each step, ``[count, 1, 1]``."""
+    two, one = b.const(2.0, _DOUBLE), b.const(1.0, _DOUBLE)
+    start = b.op("Div", two, b.op("Add", smallest, largest))
+    m = b.op("Max", b.op("Mul", smallest, start), b.const(_SMALLEST, _DOUBLE))
+    found = []
+    for _ in range(_STEPS):
+        reached = b.op("Mul", m, b.op("Sub", two, m))
+        found.append(b.op("Div", two, b.op("Add", one, reached)))
+        m = b.op("Mul", found[-1], reached)
+    return start, found
+
+
+def _inverse(
+    b: Builder, a: ir.Value, size: int, start: ir.Value, steps: list[ir.Value]
+) -> ir.Value:
+    if size <= LEAF:
+        return _newton_schulz(b, a, size, start, steps)
+    top = _half(size)
+    sizes = b.ints(top, size - top)
+    upper, lower = b.ops("Split", a, sizes, names=[None, None], axis=1)
+    a11, a12 = b.ops("Split", upper, sizes, names=[None, None], axis=2)
+    a21, a22 = b.ops("Split", lower, sizes, names=[None, None], axis=2)
+    x11 = _inverse(b, a11, top, start, steps)
+    product = b.op("MatMul", x11, a12)
+    rest = b.op("Sub", a12, b.op("MatMul", a11, product))
+    product = b.op("Add", product, b.op("MatMul", x11, rest))
+    # Not its transpose: onnxruntime fuses that into a product that it has in float32 only.
+    turned = b.op("MatMul", a21, x11)
+    rest = b.op("Sub", a21, b.op("MatMul", turned, a11))
+    turned = b.op("Add", turned, b.op("MatMul", rest, x11))
+    schur = b.op("Sub", a22, b.op("MatMul", a21, product))
+    x22 = _inverse(b, schur, size - top, start, steps)
+    x12 = b.op("Neg", b.op("MatMul", product, x22))
+    x11 = b.op("Sub", x11, b.op("MatMul", x12, turned))
+    upper = b.op("Concat", x11, x12, axis=2)
+    lower = b.op("Concat", b.op("Transpose", x12, perm=[0, 2, 1]), x22, axis=2)
+    x = b.op("Concat", upper, lower, axis=1)
+    rest = b.op("Sub", _eye(b, size), b.op("MatMul", a, x))
+    return b.op("Add", x, b.op("MatMul", x, rest))
+
+
+def _newton_schulz(
+    b: Builder, a: ir.Value, size: int, start: ir.Value, steps: list[ir.Value]
+) -> ir.Value:
+    twice = b.const(2 * np.eye(size)[None], _DOUBLE)
+    x = b.op("Mul", _eye(b, size), start)
+    for factor in steps:
+        rest = b.op("Sub", twice, b.op("MatMul", a, x))
+        x = b.op("Mul", b.op("MatMul", x, rest), factor)
+    return x
+
+
+def _eye(b: Builder, size: int) -> ir.Value:
+    return b.const(np.eye(size)[None], _DOUBLE)

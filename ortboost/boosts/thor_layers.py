@@ -1,0 +1,242 @@
+"""Which layers THOR preconditions, and where their inputs and output gradients are.
+
+A weight is that of a layer if one node of the main graph reads it, perhaps through Cast, Identity or Transpose, and no
+other:
+
+    =====================  ==================  =========================================
+    node                   weight              rows of `a` and `D`
+    =====================  ==================  =========================================
+    MatMul(x, w)           [in, out]           every index of `x` but the last axis
+    Gemm(x, w)             [in, out], or       rows of `x`
+                           with transB turned
+    Conv(x, w)             [out, in, k...]     samples and positions; `a` is a patch
+    Gather(w, ids)         [entries, width]    the ids; `a` is the unit vector of an id
+    LayerNormalization     scale and bias      every index but the normalized axes
+    =====================  ==================  =========================================
+
+Everything else takes the plain update, and the report says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import onnx_ir as ir
+
+from ortboost.boosts.grad_centralization import readers_of
+from ortboost.graph.parameters import Parameter
+from ortboost.graph.query import input_at, is_standard, known_shape, label
+
+__all__ = ["Layer", "NormLayer", "Terms", "find_layers", "loss_terms"]
+
+Kind: TypeAlias = Literal["dense", "conv", "embedding"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer whose gradient is preconditioned from both sides.
+
+    Args:
+        weight: Name of the weight.
+        shape: Its shape.
+        kind: ``dense``, ``conv`` or ``embedding``.
+        inputs: Length of `a`, for each group of a convolution.
+        outputs: Length of `D`, the same.
+        groups: Groups of a convolution.
+        rows_in: Whether axis 0 of the weight counts the inputs.
+        source: Name of the input: activations, or the ids of an embedding.
+        output: Name of the output, whose gradient is `D`.
+        node: Name of the node.
+        attributes: Of a convolution: strides, pads, dilations, kernel_shape, auto_pad.
+        kernel: Of a convolution: lengths of its kernel.
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    kind: Kind
+    inputs: int
+    outputs: int
+    rows_in: bool
+    source: str
+    output: str
+    node: str
+    groups: int = 1
+    attributes: Mapping[str, ir.Attr] | None = None
+    kernel: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NormLayer:
+    """A scale or bias of a layer normalization, whose gradient is preconditioned elementwise.
+
+    Args:
+        weight: Name of the parameter.
+        shape: Its shape, that of the normalized axes.
+        scale: Whether it is the scale.
+        source: Name of the input.
+        output: Name of the output.
+        node: Name of the node.
+        epsilon: That of the node.
+    """
+
+    weight: str
+    shape: tuple[int, ...]
+    scale: bool
+    source: str
+    output: str
+    node: str
+    epsilon: float
+
+
+def find_layers(
+    model: ir.Model, trained: Sequence[Parameter]
+) -> tuple[list[Layer | NormLayer], dict[str, str]]:
+    """The layers of trained parameters, and why others are none.
+
+    Args:
+        model: The training graph, before its layers are taken apart.
+        trained: What is trained.
+
+    Returns:
+        The layers in the order of the parameters, and the other parameters with the reason.
+    """
+    values = {value.name: value for value in model.graph.initializers.values()}
+    values |= {value.name: value for value in model.graph.inputs}
+    found: list[Layer | NormLayer] = []
+    plain: dict[str, str] = {}
+    for parameter in trained:
+        layer = _layer(parameter, values[parameter.name], model.graph)
+        if isinstance(layer, str):
+            plain[parameter.name] = layer
+        else:
+            found.append(layer)
+    return found, plain
+
+
+def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | NormLayer | str:
+    rank = len(parameter.shape)
+    readers = list(readers_of(value, tuple(range(rank))))
+    if len(readers) != 1:
+        return f"{len(readers)} nodes read it" if readers else "no node reads it"
+    node, index, perm = readers[0]
+    if node.graph is not graph:
+        return f"'{label(node)}' is in a branch or a loop"
+    if value.is_graph_output():
+        return "it is an output, too"
+    output = node.outputs[0]
+    if is_standard(node, "LayerNormalization") and index in (1, 2):
+        return _norm(parameter, node, index)
+    if is_standard(node, "MatMul") and index == 1 and rank == 2:
+        source = node.inputs[0]
+        return _dense(parameter, node, source, output, inputs_axis=perm[0])
+    if is_standard(node, "Gemm") and index == 1:
+        if node.attributes.get_int("transA", 0) or node.attributes.get_float("alpha", 1.0) != 1.0:
+            return f"'{label(node)}' has transA or alpha"
+        axis = perm[1 if node.attributes.get_int("transB", 0) else 0]
+        return _dense(parameter, node, node.inputs[0], output, inputs_axis=axis)
+    if is_standard(node, "Conv") and index == 1 and perm == tuple(range(rank)):
+        return _conv(parameter, node)
+    is_table = is_standard(node, "Gather") and index == 0 and rank == 2 and perm == (0, 1)
+    if is_table and node.attributes.get_int("axis", 0) == 0:
+        entries, width = parameter.shape
+        ids = _name(node.inputs[1])
+        sizes = (entries, width)
+        return Layer(
+            parameter.name, sizes, "embedding", *sizes, True, ids, _name(output), label(node)
+        )
+    return f"a {parameter.role or 'parameter'} of {node.op_type} '{label(node)}'"
+
+
+def _dense(
+    parameter: Parameter, node: ir.Node, source: ir.Value | None, output: ir.Value, inputs_axis: int
+) -> Layer | str:
+    if known_shape(output) is None:
+        return f"the rank of the output of '{label(node)}' is not known"
+    return Layer(
+        parameter.name,
+        parameter.shape,
+        "dense",
+        parameter.shape[inputs_axis],
+        parameter.shape[1 - inputs_axis],
+        inputs_axis == 0,
+        _name(source),
+        _name(output),
+        label(node),
+    )
+
+
+def _conv(parameter: Parameter, node: ir.Node) -> Layer:
+    groups = node.attributes.get_int("group", 1)
+    out, inner, *kernel = parameter.shape
+    kept = ("strides", "pads", "dilations", "auto_pad")
+    return Layer(
+        parameter.name,
+        parameter.shape,
+        "conv",
+        inner * math.prod(kernel),
+        out // groups,
+        False,
+        _name(node.inputs[0]),
+        _name(node.outputs[0]),
+        label(node),
+        groups,
+        {key: node.attributes[key] for key in kept if key in node.attributes},
+        tuple(kernel),
+    )
+
+
+def _norm(parameter: Parameter, node: ir.Node, index: int) -> NormLayer | str:
+    shape = known_shape(node.outputs[0])
+    axis = node.attributes.get_int("axis", -1)
+    if shape is None or shape[axis:] != parameter.shape:
+        return f"it is not of the shape that '{label(node)}' normalizes"
+    return NormLayer(
+        parameter.name,
+        parameter.shape,
+        index == 1,
+        _name(node.inputs[0]),
+        _name(node.outputs[0]),
+        label(node),
+        node.attributes.get_float("epsilon", 1e-5),
+    )
+
+
+def _name(value: ir.Value | None) -> str:
+    return "" if value is None else value.name or ""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms that a loss is made of.
+
+    Args:
+        mean: Whether it is their mean, otherwise their sum.
+        labels: Class numbers, one for each term; ``None`` if the terms are the samples.
+        ignored: The label that does not count, if there is one.
+    """
+
+    mean: bool
+    labels: ir.Value | None = None
+    ignored: int | None = None
+
+
+def loss_terms(objective: ir.Value) -> Terms:
+    """What a loss is the mean or sum of; of a loss that is not known, the mean over the samples."""
+    value: ir.Value | None = objective
+    mean = True
+    while value is not None and (node := value.producer()) is not None:
+        if is_standard(node, "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+            reduction = node.attributes.get_string("reduction", "mean")
+            if reduction != "none":
+                mean = reduction == "mean"
+            ignored = node.attributes.get_int("ignore_index", None)
+            return Terms(mean, input_at(node, 1), ignored)
+        if is_standard(node, "ReduceSum"):
+            mean = False
+        elif not is_standard(node, "ReduceMean", "Reshape", "Identity", "Squeeze", "Cast"):
+            break
+        value = node.inputs[0]
+    return Terms(mean)

@@ -1,0 +1,129 @@
+"""`nn.thor`, MindSpore's second-order optimizer; the algebra is in :mod:`ortboost.boosts.thor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+
+from ortboost.boosts.base import Boost
+from ortboost.boosts.thor import Thor
+from ortboost.core.arguments import checked
+from ortboost.core.field_words import OnlyFloat, Range
+from ortboost.mindspore.core.arguments import ArgumentTypeError, as_argument_error
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.nn.optimizer import Optimizer, exact_patterns
+from ortboost.optimizers import Momentum as MomentumRule
+from ortboost.optimizers import Optimizer as Rule
+from ortboost.program.config import ParameterGroup
+
+__all__ = ["ConvertNetUtils", "thor"]
+
+
+class thor(Optimizer):  # noqa: N801  MindSpore's name
+    """THOR with momentum.
+
+    Args:
+        net: The network; its trainable parameters are trained.
+        learning_rate: A Tensor, one number or one for each update.
+        damping: A Tensor with one number for each update, or a number.
+        momentum: A float, 0 or more.
+        weight_decay: Coefficient; scale and shift of normalizations decay as well.
+        loss_scale: Gradients are divided by it; for a fixed scale whose step does not un-scale.
+        batch_size: Samples of a batch; only ``mode="mindspore"`` needs it, otherwise the graph counts.
+        use_nesterov: Look ahead.
+        decay_filter: Says of a parameter whether it decays; all by default.
+        split_indices: Which layers MindSpore sends together between devices; checked, and without effect.
+        enable_clip_grad: Shorten each update to a norm of 1 at most, after the weight decay.
+        frequency: Updates from one computation of factors and inverses to the next, 2 or more.
+        **ours: ``mode``, ``block``, ``factor_decay``, ``pi`` and ``damping_decay`` of :class:`ortboost.boosts.Thor`.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
+
+    Example:
+        >>> opt = thor(net, Tensor(0.05), Tensor(0.03), momentum=0.9, frequency=50)  # doctest: +SKIP
+        >>> Model(net, loss, opt).train(2, data)                                     # doctest: +SKIP
+    """
+
+    @checked
+    def __init__(
+        self,
+        net: Network,
+        learning_rate: Tensor,
+        damping: Any,
+        momentum: Annotated[float, OnlyFloat, Range(0)],
+        weight_decay: float = 0.0,
+        loss_scale: float = 1.0,
+        batch_size: int = 32,
+        use_nesterov: bool = False,
+        decay_filter: Callable[[Parameter], bool] = lambda _: True,
+        split_indices: list[int] | tuple[int, ...] | None = None,
+        enable_clip_grad: bool = False,
+        frequency: Annotated[int, Range(2)] = 100,
+        **ours: Any,
+    ) -> None:
+        rate = learning_rate.item() if learning_rate.ndim == 0 else learning_rate
+        super().__init__(rate, net.trainable_params(), weight_decay, loss_scale)
+        self.momentum, self.use_nesterov, self.decay_filter = momentum, use_nesterov, decay_filter
+        mindspore = ours.get("mode") == "mindspore"
+        with as_argument_error("thor"):
+            self._boost = Thor.from_dict(
+                {
+                    "damping": _damping(damping),
+                    "frequency": frequency,
+                    "batch_size": batch_size if mindspore else None,
+                    "clip": enable_clip_grad,
+                    **ours,
+                }
+            )
+
+    def get_frequency(self) -> int:
+        """Updates from one computation of factors and inverses to the next."""
+        return self._boost.frequency
+
+    def rule(self) -> Rule:
+        """The rule that takes the preconditioned gradients."""
+        return MomentumRule(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
+
+    def boosts(self) -> tuple[Boost, ...]:
+        """What preconditions them."""
+        return (self._boost,)
+
+    def groups(self) -> tuple[ParameterGroup, ...]:
+        """Who decays, and who does not."""
+        chosen = {True: list[str](), False: list[str]()}
+        for parameter in self.parameters if self.weight_decay else ():
+            chosen[bool(self.decay_filter(parameter))].append(parameter.name)
+        rates = {"decayed": (chosen[True], self.weight_decay), "spared": (chosen[False], 0.0)}
+        return tuple(
+            ParameterGroup(name, exact_patterns(members), weight_decay=decay)
+            for name, (members, decay) in rates.items()
+            if members
+        )
+
+
+class ConvertNetUtils:
+    """Makes a network ready for THOR, which every network is: its layers are found in the graph."""
+
+    @checked
+    def convert_to_thor_net(self, net: Network) -> None:
+        """Check that it is a network; it stays as it is.
+
+        Raises:
+            ArgumentTypeError: It is none.
+        """
+
+
+def _damping(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or array.ndim > 1:
+        raise ArgumentTypeError(
+            f"'damping' is {type(value).__name__}, {array.ndim} axes.",
+            where="thor, damping",
+            fix="Give a number, or a Tensor with one for each update.",
+        )
+    return tuple(array.tolist()) if array.ndim else float(array)

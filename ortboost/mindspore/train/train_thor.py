@@ -1,0 +1,56 @@
+"""``ConvertModelUtils``: a model that trains with THOR, as MindSpore users make one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortboost.mindspore.mixed_precision import AmpLevel
+from ortboost.mindspore.nn.thor import ConvertNetUtils, thor
+from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
+from ortboost.mindspore.train.model import Model
+
+__all__ = ["ConvertModelUtils", "ConvertNetUtils"]
+
+
+class ConvertModelUtils:
+    """Makes a model for THOR. Here :class:`Model` can do it itself: the step counts its updates."""
+
+    @staticmethod
+    def convert_to_thor_model(
+        model: Model,
+        network: Any,
+        loss_fn: Any = None,
+        optimizer: Any = None,
+        metrics: Any = None,
+        amp_level: AmpLevel = "O0",
+        loss_scale_manager: Any = None,
+        keep_batchnorm_fp32: bool = False,
+    ) -> Model:
+        """A new model of these parts if the optimizer is THOR; otherwise the one that is given.
+
+        Args:
+            model: A model.
+            network: The network, or a training cell.
+            loss_fn: The loss.
+            optimizer: The optimizer.
+            metrics: See :class:`Model`.
+            amp_level: See :class:`Model`.
+            loss_scale_manager: See :class:`Model`; dynamic ones work as well.
+            keep_batchnorm_fp32: See :class:`Model`.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: As of :class:`Model`.
+        """
+        if not isinstance(optimizer, thor):
+            return model
+        if isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
+            return Model(network)
+        return Model(
+            network,
+            loss_fn,
+            optimizer,
+            metrics,
+            amp_level=amp_level,
+            loss_scale_manager=loss_scale_manager,
+            keep_batchnorm_fp32=keep_batchnorm_fp32,
+        )
