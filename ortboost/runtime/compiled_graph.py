@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ortboost.program.catalogue import Catalogue
 from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.session import open_session
 from ortboost.runtime.state import DeviceState
 
@@ -26,6 +27,7 @@ class CompiledGraph:
         state: The state of the program.
         device: ``cpu`` or ``cuda``.
         threads: Threads within an operator.
+        placed: Inputs and outputs that are not state, and lie in memory of their own on the device.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class CompiledGraph:
         *,
         device: str,
         threads: int | None,
+        placed: Mapping[str, Buffer] | None = None,
     ) -> None:
-        self.catalogue = catalogue
+        self.catalogue, self._device, self._placed = catalogue, device, placed or {}
         self._state = state
         self._session = open_session(for_device(model, device), device=device, threads=threads)
         self._read = [entry.name for entry in catalogue.state]
@@ -51,7 +54,7 @@ class CompiledGraph:
             feeds: Batch and learning rates by input name.
 
         Returns:
-            The outputs that are not state, by name.
+            The outputs that are neither state nor placed, by name.
 
         Raises:
             Exception: Whatever the runtime's bindings raise.
@@ -62,10 +65,13 @@ class CompiledGraph:
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)
         outputs = self.catalogue.outputs
-        # Copies: the runtime writes the answers of a later step over those of this one.
         values = binding.get_outputs()[: len(outputs)]
-        shown = [np.array(value.numpy(), copy=True) for value in values]
-        return dict(zip((spec.name for spec in outputs), shown, strict=True))
+        # Copies: the runtime writes the answers of a later step over those of this one.
+        return {
+            spec.name: np.array(value.numpy(), copy=True)
+            for spec, value in zip(outputs, values, strict=True)
+            if spec.name not in self._placed
+        }
 
     def _binding(self) -> Any:
         """All states bound to their current buffers; made once for each combination of buffers."""
@@ -74,10 +80,21 @@ class CompiledGraph:
             binding = self._session.io_binding()
             for entry in self.catalogue.state:
                 binding.bind_ortvalue_input(entry.name, self._state.current(entry.name))
+            for name in (spec.name for spec in self.catalogue.batch):
+                if name in self._placed:
+                    binding.bind_input(name, *self._place(name))
             for spec in self.catalogue.outputs:
-                binding.bind_output(spec.name, "cpu")
+                if spec.name in self._placed:
+                    binding.bind_output(spec.name, *self._place(spec.name))
+                else:
+                    binding.bind_output(spec.name, "cpu")
             for entry in self.catalogue.state:
                 if entry.next is not None:
                     binding.bind_ortvalue_output(entry.next, self._state.target(entry.name))
             self._bindings[phase] = binding
         return self._bindings[phase]
+
+    def _place(self, name: str) -> tuple[Any, ...]:
+        buffer = self._placed[name]
+        shape = list(buffer.shape(name))
+        return self._device, buffer.device_id, buffer.dtype.type, shape, buffer.pointer(name)
