@@ -40,11 +40,16 @@ class CompiledGraph:
         threads: int | None,
         placed: Mapping[str, Buffer] | None = None,
     ) -> None:
-        self.catalogue, self._device, self._placed = catalogue, device, placed or {}
+        self.catalogue, self._placed = catalogue, placed or {}
         self._state = state
         self._session = open_session(for_device(model, device), device=device, threads=threads)
         self._read = [entry.name for entry in catalogue.state]
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
+        self._lengths_vary = [
+            spec.name
+            for spec in catalogue.outputs
+            if spec.name not in self._placed and not all(isinstance(d, int) for d in spec.shape)
+        ]
         self._bindings: dict[tuple[int, ...], Any] = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -62,6 +67,10 @@ class CompiledGraph:
         binding = self._binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
+        for (
+            name
+        ) in self._lengths_vary:  # the memory of the last answer fits no batch of another size
+            binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)
         outputs = self.catalogue.outputs
@@ -97,4 +106,4 @@ class CompiledGraph:
     def _place(self, name: str) -> tuple[Any, ...]:
         buffer = self._placed[name]
         shape = list(buffer.shape(name))
-        return self._device, buffer.device_id, buffer.dtype.type, shape, buffer.pointer(name)
+        return buffer.device, 0, buffer.dtype.type, shape, buffer.pointer(name)

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from ortboost.core.errors import DependencyError, OrtBoostError, UsageError
 from ortboost.core.version import __version__
 
-__all__ = ["Buffer", "Handle", "LostProcessError", "ProcessGroup", "WireType", "in_torchrun"]
+__all__ = [
+    "Buffer",
+    "Handle",
+    "LostProcessError",
+    "ProcessGroup",
+    "WireType",
+    "in_torchrun",
+    "require_torch",
+]
 
 WireType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 """In what type float32 numbers travel."""
@@ -64,17 +72,21 @@ class Buffer:
         device: str = "cpu",
         wire: WireType = "float32",
     ) -> None:
-        torch = _torch()
-        self._group, self.dtype = group, dtype
-        self.device_id = group.local_rank if device == "cuda" else 0
+        torch = require_torch()
+        if device == "cuda" and not torch.cuda.is_available():
+            raise DependencyError(
+                "This build of torch cannot send tensors of a GPU.",
+                where=f"torch {torch.__version__}, device cuda",
+                fix="Install the build of torch for CUDA, or use --device cpu.",
+            )
+        self._group, self.dtype, self.device = group, dtype, device
         step = max(1, _ALIGNED // dtype.itemsize)
         self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
         length = 0
         for name, shape in tensors.items():
             self._places[name] = (length, tuple(shape))
             length += -(-int(np.prod(shape, dtype=np.int64)) // step) * step
-        place = f"cuda:{self.device_id}" if device == "cuda" else "cpu"
-        self._all = torch.zeros(length, dtype=getattr(torch, dtype.name), device=place)
+        self._all = torch.zeros(length, dtype=getattr(torch, dtype.name), device=device)
         narrow = wire != "float32" and dtype == np.float32
         self._wire = self._all.to(getattr(torch, wire)) if narrow else self._all
 
@@ -101,7 +113,7 @@ class Buffer:
 
     def write(self, name: str, value: NDArray[Any]) -> None:
         """Replace a tensor."""
-        self._view(name).copy_(_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
+        self._view(name).copy_(require_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
 
     def scale(self, factor: float) -> None:
         """Multiply everything; by 0 gives 0, whatever there was."""
@@ -129,19 +141,17 @@ class ProcessGroup:
 
     Args:
         timeout: Seconds that a process waits for the others.
-        device: ``cpu`` or ``cuda``: what travels besides tensors of the host.
 
     Raises:
         DependencyError: torch is not installed.
         UsageError: The process was not started by ``torchrun``, or the processes do not find each other.
 
     Example:
-        >>> with ProcessGroup.connect() as group:  # doctest: +SKIP
+        >>> with ProcessGroup() as group:  # doctest: +SKIP
         ...     Stepper(program, group=group).step(my_part_of_the_batch, {"learning_rate": 0.1})
     """
 
-    def __init__(self, *, timeout: float = 600.0, device: str = "cpu") -> None:
-        torch = _torch()
+    def __init__(self, *, timeout: float = 600.0) -> None:
         if not in_torchrun():
             raise UsageError(
                 "This process was not started by torchrun.",
@@ -152,10 +162,12 @@ class ProcessGroup:
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         self.timeout = timeout
+        if self.local_size > 1:
+            _see_own_gpu(self.local_rank)
+        torch = require_torch()
         self._dist, self._owner = torch.distributed, not torch.distributed.is_initialized()
-        self._calls = 0
         if self._owner:
-            backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             try:
                 self._dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
             except Exception as error:  # torch raises errors of many kinds
@@ -166,11 +178,6 @@ class ProcessGroup:
                     fix="Start all of them within the timeout (--timeout), at an address and port that "
                     "is free and that all can reach.",
                 ) from error
-
-    @classmethod
-    def connect(cls, *, timeout: float = 600.0, device: str = "cpu") -> ProcessGroup:
-        """Meet the other processes; see the class."""
-        return cls(timeout=timeout, device=device)
 
     def __enter__(self) -> ProcessGroup:
         return self
@@ -193,7 +200,7 @@ class ProcessGroup:
     def start_sum_of(self, array: NDArray[Any]) -> tuple[NDArray[Any], Handle]:
         """Begin to add up an array of the host; the sum is there after waiting."""
         total = np.array(array, order="C", copy=True)
-        return total, self.start_sum(_torch().from_numpy(total))
+        return total, self.start_sum(require_torch().from_numpy(total))
 
     def sum(self, array: NDArray[Any]) -> NDArray[Any]:
         """The sum of an array over all processes."""
@@ -209,7 +216,7 @@ class ProcessGroup:
 
     def exchange(self, array: NDArray[Any], partner: int, like: NDArray[Any]) -> NDArray[Any]:
         """Send an array to a process and receive one of the shape and dtype of ``like`` from it."""
-        torch = _torch()
+        torch = require_torch()
         received = torch.empty(like.shape, dtype=getattr(torch, like.dtype.name))
         sent = torch.from_numpy(np.asarray(array, order="C"))
 
@@ -272,7 +279,22 @@ class ProcessGroup:
         )
 
 
-def _torch() -> Any:
+def _see_own_gpu(local_rank: int) -> None:
+    """Hide the GPUs of the other processes, so that the only one is number 0; before CUDA is started."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed = [name for name in visible.split(",") if name]
+    if len(listed) != 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            listed[local_rank] if local_rank < len(listed) else str(local_rank)
+        )
+
+
+def require_torch() -> Any:
+    """The torch module.
+
+    Raises:
+        DependencyError: It is not installed, or without ``torch.distributed``.
+    """
     try:
         import torch
         import torch.distributed  # not all builds have it
