@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ortboost.api.inspect_pair import PairDescription, inspect_pair
     from ortboost.autodiff.check import TrainabilityReport
     from ortboost.boosts import (
+        AdaSum,
         Boost,
         Clip,
         FullNormHead,
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_SCALE",
+    "AdaSum",
     "Adam",
     "AdamW",
     "BenchConfig",
@@ -230,6 +232,7 @@ _HOMES: Final = {
     ),
     "ortboost.autodiff.check": ("TrainabilityReport",),
     "ortboost.boosts": (
+        "AdaSum",
         "Boost",
         "Clip",
         "FullNormHead",

@@ -18,7 +18,7 @@ ARROWS = {
     "autodiff": "core graph",
     "boosts": "core graph transforms",
     "program": "core graph transforms optimizers autodiff boosts",
-    "runtime": "core graph transforms autodiff program",
+    "runtime": "core graph transforms autodiff boosts program",
     "training": "core",
     "deploy": "core graph transforms boosts program runtime",
     "api": "core graph transforms autodiff program runtime training deploy",

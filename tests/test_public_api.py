@@ -13,6 +13,7 @@ import ortboost
 
 NAMES = [
     "NO_SCALE",
+    "AdaSum",
     "Adam",
     "AdamW",
     "BenchConfig",

@@ -171,6 +171,8 @@ def train(
                     "where it begins": store.steps()[-1:] if resume else "anew",
                 }
                 group.agree(facts, fix="Give all processes the same command, files and folder.")
+            if group is None and progress is not None and "adasum" in _names(program):
+                progress.message("adasum does nothing: it joins the updates of several processes")
             trainer = Trainer(
                 stepper,
                 stepper.evaluator(),
@@ -186,6 +188,10 @@ def train(
                 else partial(SharedSignals, stepper.shared),
             )
             return trainer.fit(source, held_out, resume=resume or restarted())
+
+
+def _names(program: Program) -> set[str]:
+    return {boost.name for boost in program.config.enabled_boosts}
 
 
 def _check_shared(

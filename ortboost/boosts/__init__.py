@@ -7,6 +7,7 @@ Example:
     ['less-bn', 'loss-scale', 'grad-freeze']
 """
 
+from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost, GraphContext, State, UpdateContext
 from ortboost.boosts.clip import Clip
 from ortboost.boosts.full_norm_head import FullNormHead
@@ -20,6 +21,7 @@ from ortboost.boosts.mixed_precision import MixedPrecision
 from ortboost.boosts.table import register, registered
 
 __all__ = [
+    "AdaSum",
     "Boost",
     "Clip",
     "FullNormHead",

@@ -29,6 +29,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, TypeVar
 
+from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import Clip
 from ortboost.boosts.full_norm_head import FullNormHead
@@ -58,6 +59,7 @@ _TABLE: list[type[Boost]] = [
     GradAccumulation,
     Clip,
     GradFreeze,
+    AdaSum,
 ]
 
 

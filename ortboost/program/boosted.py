@@ -21,25 +21,21 @@ __all__ = [
 ]
 
 _PARTS: Final = ("loss", "optimizer", "loss_scale", "clip", "centralize", "precision")
-ADASUM_IDLE = "it joins the updates of several servers; one process has nothing to join"
+ADASUM_IDLE = (
+    "it joins the updates of several servers; one process has nothing to join (--processes)"
+)
 SCALE_GROUPS_GIVEN = "the loss scale names its groups itself"
 
 
 def not_in_this_version(boost: BoostConfig) -> str | None:
     """The first boost that is on and not in this version, or ``None``.
 
-    AdaSum is part of the level O2 and does nothing with one process, in MindSpore too: it counts only
-    if it was asked for by name.
-
     Example:
         >>> from ortboost.program.boost_config import resolve_boost
         >>> not_in_this_version(resolve_boost("O2")) is None
         True
     """
-    for name in ("dim_reduce", "adasum"):
-        if getattr(boost.on, name) and (name != "adasum" or name in boost.asked):
-            return name
-    return None
+    return "dim_reduce" if boost.on.dim_reduce else None
 
 
 def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, Report]:
@@ -91,7 +87,7 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
             )
         report.kept["loss_scale_group"] = SCALE_GROUPS_GIVEN
     if boost.on.adasum:
-        report.kept["adasum"] = ADASUM_IDLE
+        report.notes.append(f"adasum: {ADASUM_IDLE}")
     report.kept.update(boost.idle)
     return config.with_boosts(*added), report
 

@@ -29,6 +29,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
+from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program import catalogue as names
@@ -74,6 +75,7 @@ def split_program(program: Program) -> dict[str, SplitStep]:
         'fc1.weight_grad'
     """
     gatherer = program.config.gatherer
+    joins = any(isinstance(boost, AdaSum) for boost in program.config.enabled_boosts)
     if gatherer is not None and not isinstance(gatherer, GradAccumulation):
         raise ConfigError(
             f"The boost '{gatherer.name}' gathers gradients in a way of its own.",
@@ -81,18 +83,20 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             fix="Use grad-accumulation, or train with one process.",
         )
     return {
-        name: split_step(model, accumulates=gatherer is not None)
+        name: split_step(model, accumulates=gatherer is not None, joins=joins)
         for name, model in program.graphs.items()
         if name.partition(".")[0] == names.STEP_GRAPH
     }
 
 
-def split_step(step: ir.Model, *, accumulates: bool = False) -> SplitStep:
+def split_step(step: ir.Model, *, accumulates: bool = False, joins: bool = False) -> SplitStep:
     """Split one step graph; it is not changed.
 
     Args:
         step: The step graph.
         accumulates: Whether gradients are gathered over a window: the update is left to the flush graph.
+        joins: Whether only some processes sum their gradients (AdaSum), while all skip the same steps: the
+            finite check is cut, too.
 
     Raises:
         ModelError: See :func:`split_program`.
@@ -109,10 +113,10 @@ def split_step(step: ir.Model, *, accumulates: bool = False) -> SplitStep:
     trained = [e.name for e in catalogue.entries("parameter") if e.next is not None]
     gradients = [gradient_name(name) for name in trained]
     missing = next((name for name in gradients if name not in made), None)
-    checks = (ZEROS, INCOMING) if accumulates else (INCOMING,)
+    checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]
     raw = [name for name in made if name.startswith(_RAW)]
-    if missing is not None or (accumulates and not zeros):
+    if missing is not None or ((accumulates or joins) and not zeros):
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]

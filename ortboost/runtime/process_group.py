@@ -6,6 +6,7 @@ with NCCL. Every call is collective: all processes make the same calls in the sa
 
 from __future__ import annotations
 
+import copy
 import datetime
 import os
 import time
@@ -162,14 +163,23 @@ class ProcessGroup:
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
         self.timeout = timeout
+        self._ranks: Any = None  # torch's handle of a part; of all there is none
         if self.local_size > 1:
             _see_own_gpu(self.local_rank)
         torch = require_torch()
         self._dist, self._owner = torch.distributed, not torch.distributed.is_initialized()
+        self._store: Any = None  # of a group that somebody else has made, it is not known
         if self._owner:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            patience = datetime.timedelta(seconds=timeout)
             try:
-                self._dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
+                store, rank, size = next(self._dist.rendezvous("env://", timeout=patience))
+                # torchrun's store outlives a fault (torch 2.13): old addresses must not be read again.
+                life = f"ortboost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+                self._store = self._dist.PrefixStore(life, store)
+                self._dist.init_process_group(
+                    backend, store=self._store, rank=rank, world_size=size, timeout=patience
+                )
             except Exception as error:  # torch raises errors of many kinds
                 raise UsageError(
                     "The processes did not find each other.",
@@ -190,11 +200,24 @@ class ProcessGroup:
         if self._owner and self._dist.is_initialized():
             self._dist.destroy_process_group()
 
+    def part(self, members: Sequence[Sequence[int]]) -> ProcessGroup:
+        """The group of those ranks of all that this process is one of; every process names all groups."""
+        found = copy.copy(self)
+        found._owner = False
+        for ranks in members:
+            handle = self._dist.new_group(list(ranks))
+            if self.rank in ranks:
+                found.rank, found.size = list(ranks).index(self.rank), len(ranks)
+                found._ranks = handle
+        return found
+
     # ---- what travels -------------------------------------------------------------------------
 
     def start_sum(self, tensor: Any) -> Handle:
         """Begin to add up tensors of torch, in place."""
-        work = self._guarded(lambda: self._dist.all_reduce(tensor, async_op=True))
+        work = self._guarded(
+            lambda: self._dist.all_reduce(tensor, group=self._ranks, async_op=True)
+        )
         return Handle(lambda: self._guarded(work.wait))
 
     def start_sum_of(self, array: NDArray[Any]) -> tuple[NDArray[Any], Handle]:
@@ -211,11 +234,11 @@ class ProcessGroup:
     def gather(self, value: Any) -> list[Any]:
         """A small object of each process, by rank: numbers, texts, arrays, containers of them."""
         found: list[Any] = [None] * self.size
-        self._guarded(lambda: self._dist.all_gather_object(found, value))
+        self._guarded(lambda: self._dist.all_gather_object(found, value, self._ranks))
         return found
 
     def exchange(self, array: NDArray[Any], partner: int, like: NDArray[Any]) -> NDArray[Any]:
-        """Send an array to a process and receive one of the shape and dtype of ``like`` from it."""
+        """Send an array to a process (its rank of all) and receive one of the shape and dtype of ``like`` from it."""
         torch = require_torch()
         received = torch.empty(like.shape, dtype=getattr(torch, like.dtype.name))
         sent = torch.from_numpy(np.asarray(array, order="C"))
@@ -257,26 +280,27 @@ class ProcessGroup:
 
     def _lost(self, error: Exception) -> LostProcessError:
         """Ask who is there: the store of ``torchrun`` outlives the processes."""
-        missing: list[int] = []
-        key = f"ortboost/alive/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        try:
-            store = self._dist.distributed_c10d._get_default_store()
-            store.set(f"{key}/{self.rank}", "1")
-            end = time.monotonic() + _GRACE
-            while True:
-                missing = [r for r in range(self.size) if not store.check([f"{key}/{r}"])]
-                if not missing or time.monotonic() > end:
-                    break
-                time.sleep(0.1)
-        except RuntimeError:  # the store is gone, with the machine that it was on
-            missing = [0]
-        who = ", ".join(map(str, missing)) or "a process"
+        missing = [] if self._store is None else self._silent()
+        who = f"rank {', '.join(map(str, missing))}" if missing else "a process"
         return LostProcessError(
-            f"The run lost rank {who}: it ended, or did not answer for {self.timeout:g} seconds.",
+            f"The run lost {who}: it ended, or did not answer for {self.timeout:g} seconds.",
             where=f"rank {self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
             fix="See what that process said; continue with --resume, or let torchrun do it "
             "(--max-restarts 3). A longer --timeout is for slow steps.",
         )
+
+    def _silent(self) -> list[int]:
+        """The processes that do not say that they live; nobody if the store is gone, too."""
+        try:
+            self._store.set(f"alive/{self.rank}", "1")
+            end = time.monotonic() + _GRACE
+            while True:
+                silent = [r for r in range(self.size) if not self._store.check([f"alive/{r}"])]
+                if not silent or time.monotonic() > end:
+                    return silent
+                time.sleep(0.1)
+        except RuntimeError:
+            return []
 
 
 def _see_own_gpu(local_rank: int) -> None:

@@ -18,18 +18,21 @@ samples are those that make the mean over the batch right where parts differ.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import ModelError
+from ortboost.boosts.adasum import AdaSum
+from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec, read_catalogue
 from ortboost.program.program import Program
 from ortboost.program.split import SplitStep, split_program
+from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
 from ortboost.runtime.state import DeviceState
@@ -62,6 +65,15 @@ class SharedStep:
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
         self._opened: dict[str, _Halves] = {}
         self._moved = False
+        joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
+        self._adasum = None if joins is None else SharedAdaSum(joins, group)
+        self.server = group if self._adasum is None else self._adasum.server
+        if self._adasum is not None and not self._mean:
+            raise ConfigError(
+                "AdaSum needs a loss that is a mean: a sum grows with the samples of a server.",
+                where=f"loss '{program.config.loss.name}', {program.config.loss.reduction}",
+                fix="Use the reduction 'mean'.",
+            )
         group.agree(
             {"the program": program.fingerprint, "its first state": _crc_of(program.initial)},
             fix="Give all processes the same folder, or copies of one.",
@@ -91,11 +103,16 @@ class SharedStep:
         number, counted = count_samples(self.program.catalogue.batch, feeds)
         counts = np.array([counted, number, *self.requests])
         totals, travelling = self.group.start_sum_of(counts)
+        nearby, arriving = totals, travelling
+        if self.server is not self.group:
+            nearby, arriving = self.server.start_sum_of(counts)
         values = halves.gradients.run(feeds) if counted else halves.nothing(state)
         travelling.wait()
+        arriving.wait()
         self.agreed = totals[2:]
-        share = counted / totals[0] if totals[0] else 0.0
-        own = self._weighted(values, share, number / max(totals[1], 1.0), halves.shown)
+        share = counted / nearby[0] if nearby[0] else 0.0
+        of_all = counted / totals[0] if totals[0] else 0.0
+        own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
         shown, showing = self.group.start_sum_of(own)
         for handle in (*halves.start(share if self._mean else float(counted > 0)), showing):
             handle.wait()
@@ -103,7 +120,25 @@ class SharedStep:
         numbers = {
             s.name: np.asarray(x, np.float32) for s, x in zip(halves.shown, shown, strict=True)
         }
-        return {**numbers, **halves.update.run(rates)}
+        with self.joining(state, graph):
+            return {**numbers, **halves.update.run(rates)}
+
+    @contextlib.contextmanager
+    def joining(self, state: DeviceState, graph: str) -> Iterator[None]:
+        """Join what an update within it subtracts from the parameters, with AdaSum."""
+        if self._adasum is None or (self._accumulates and graph.startswith(names.STEP_GRAPH)):
+            yield
+            return
+        trained = [
+            entry.name
+            for entry in self.program.catalogue_of(graph).entries("parameter")
+            if entry.next is not None
+        ]
+        before = {name: state.read(name) for name in trained}
+        yield
+        deltas = {name: old - state.read(name) for name, old in before.items()}
+        for name, delta in self._adasum.join(deltas).items():
+            state.write(name, before[name] - delta)
 
     def _weighted(
         self,
@@ -145,18 +180,32 @@ class SharedStep:
         ]
         for dtype in dict.fromkeys(entry.dtype for entry in entries):
             shapes = {e.name: e.shape for e in entries if e.dtype == dtype}
-            buffer = Buffer(self.group, shapes, dtype, "cpu", self.wire)
+            buffer = Buffer(self.server, shapes, dtype, "cpu", self.wire)
             for name in shapes:
                 buffer.write(name, state.read(name))
             buffer.start_sum().wait()
             buffer.scale(float(keep))
             for name in shapes:
-                state.write(name, buffer.read(name))
+                total = buffer.read(name)
+                if not np.isfinite(total).all():  # each part is, that was checked
+                    raise ModelError(
+                        f"The sum of a window overflowed: '{name}'.",
+                        where="gradient accumulation over several processes",
+                        fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype bfloat16.",
+                    )
+                state.write(name, total)
 
     def settle(self, state: DeviceState) -> None:
         """Make the state one that all processes share: averaged statistics; rank 0 holds the sums."""
         self.average(state)
-        self.join_sums(state, keep=self.group.rank == 0)
+        self.join_sums(state, keep=self.server.rank == 0)
+        if self._adasum is None:
+            return
+        for entry in state.catalogue.entries("slot"):  # of the optimizers of the servers, the mean
+            mean = self.group.sum(state.read(entry.name).astype(np.float64)) / self.group.size
+            if entry.name.startswith(names.accumulator_name("")):  # one process a server has it
+                mean *= self.server.size if self.server.rank == 0 else 0
+            state.write(entry.name, mean)
 
     def average(self, state: DeviceState) -> None:
         """Average the running statistics, if a step has moved them since."""
@@ -170,11 +219,15 @@ class SharedStep:
 
     def take(self, state: DeviceState) -> None:
         """After a state was loaded, in all processes: the sums of its window are rank 0's."""
-        if self.group.rank:
+        self.leave_sums(state)
+        self._moved = False
+
+    def leave_sums(self, state: DeviceState) -> None:
+        """Where all processes hold the sums of a window, leave them to rank 0."""
+        if self.server.rank:
             for entry in state.catalogue.state:
                 if entry.name.startswith(names.accumulator_name("")):
                     state.write(entry.name, np.zeros(entry.shape))
-        self._moved = False
 
     def check(self, state: DeviceState, step: int) -> None:
         """Compare what must be the same in all processes.
@@ -185,7 +238,8 @@ class SharedStep:
         entries = [
             entry
             for entry in state.catalogue.state
-            if entry.kind != "buffer" and not entry.name.startswith(names.accumulator_name(""))
+            if entry.kind not in ("buffer", "slot" if self._adasum is not None else "")
+            and not entry.name.startswith(names.accumulator_name(""))
         ]
         sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
         found = self.group.gather(sums)
@@ -215,7 +269,7 @@ class _Halves:
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(_RAW)]
         gradients = [spec for spec in split.kept if spec.name not in self._raw]
         self._sums = [
-            Buffer(group, part, dtype, device, shared.wire)
+            Buffer(shared.server, part, dtype, device, shared.wire)
             for dtype, part in _buckets(split.summed)
         ]
         self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]

@@ -255,9 +255,14 @@ class Stepper:
 
     def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
         """Run the update with what a window holds."""
-        if self.shared is not None:
-            self.shared.join_sums(self._state)
-        self._graph(names.graph_name(names.FLUSH_GRAPH, group)).run(self._rates(hyper))
+        name = names.graph_name(names.FLUSH_GRAPH, group)
+        if self.shared is None:
+            self._graph(name).run(self._rates(hyper))
+            return
+        self.shared.join_sums(self._state)
+        with self.shared.joining(self._state, name):
+            self._graph(name).run(self._rates(hyper))
+        self.shared.leave_sums(self._state)
 
     def _own_seed(self, seed: int) -> int:
         """Each process draws for its own samples; the first one as if it were alone."""

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from ortboost.boosts import AdaSum
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
@@ -36,10 +37,10 @@ def test_o1_is_less_bn_with_all_that_belongs_to_it_and_freeze():
     assert not report.kept
 
 
-def test_o2_is_o1_with_one_process():
+def test_o2_is_o1_and_adasum():
     one, two = (boosted(ProgramConfig(), resolve_boost(level)) for level in ("O1", "O2"))
-    assert one[0] == two[0]
-    assert "one process" in two[1].kept["adasum"]
+    assert two[0] == one[0].with_boosts(AdaSum(8))
+    assert "one process" in two[1].notes[0]
 
 
 def test_settings_arrive():
@@ -82,7 +83,6 @@ def test_a_window_of_one_is_none():
     ("source", "missing"),
     [
         ({"boost": {"mode": "manual", "dim_reduce": True}}, "dim_reduce"),
-        ({"boost": {"mode": "manual", "adasum": True}}, "adasum"),
         ({"boost": {"mode": "enable_all"}}, "dim_reduce"),
     ],
 )
