@@ -27,6 +27,7 @@ NAMES = [
     "ConfigError",
     "DecayFilter",
     "DependencyError",
+    "DimReduce",
     "DivergedError",
     "DynamicLossScaleManager",
     "DynamicScaleConfig",

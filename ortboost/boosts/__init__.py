@@ -10,6 +10,7 @@ Example:
 from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost, GraphContext, State, UpdateContext
 from ortboost.boosts.clip import Clip
+from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.full_norm_head import FullNormHead
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.grad_centralization import GradCentralization
@@ -24,6 +25,7 @@ __all__ = [
     "AdaSum",
     "Boost",
     "Clip",
+    "DimReduce",
     "FullNormHead",
     "GradAccumulation",
     "GradCentralization",

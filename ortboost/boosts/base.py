@@ -58,12 +58,14 @@ class State:
         initial: The first value, which decides shape and dtype.
         kind: ``counter``, or ``slot`` for what belongs to a parameter.
         role: What a slot holds.
+        moves: Whether the step changes it; another graph may.
     """
 
     name: str
     initial: NDArray[np.generic]
     kind: Literal["counter", "slot"] = "counter"
     role: str = ""
+    moves: bool = True
 
 
 @dataclass

@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar
 from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import Clip
+from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.full_norm_head import FullNormHead
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.grad_centralization import GradCentralization
@@ -60,6 +61,7 @@ _TABLE: list[type[Boost]] = [
     Clip,
     GradFreeze,
     AdaSum,
+    DimReduce,
 ]
 
 

@@ -31,6 +31,7 @@ from onnx_ir.passes import common
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
+from ortboost.boosts.roles import StepTaker
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
@@ -83,13 +84,21 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             fix="Use grad-accumulation, or train with one process.",
         )
     return {
-        name: split_step(model, accumulates=gatherer is not None, joins=joins)
+        name: split_step(
+            model, accumulates=gatherer is not None, joins=joins, taker=program.config.taker
+        )
         for name, model in program.graphs.items()
         if name.partition(".")[0] == names.STEP_GRAPH
     }
 
 
-def split_step(step: ir.Model, *, accumulates: bool = False, joins: bool = False) -> SplitStep:
+def split_step(
+    step: ir.Model,
+    *,
+    accumulates: bool = False,
+    joins: bool = False,
+    taker: StepTaker | None = None,
+) -> SplitStep:
     """Split one step graph; it is not changed.
 
     Args:
@@ -97,6 +106,7 @@ def split_step(step: ir.Model, *, accumulates: bool = False, joins: bool = False
         accumulates: Whether gradients are gathered over a window: the update is left to the flush graph.
         joins: Whether only some processes sum their gradients (AdaSum), while all skip the same steps: the
             finite check is cut, too.
+        taker: The boost that takes the step itself: what it lets travel in place of the gradients is cut.
 
     Raises:
         ModelError: See :func:`split_program`.
@@ -110,8 +120,13 @@ def split_step(step: ir.Model, *, accumulates: bool = False, joins: bool = False
         else entry
         for entry in catalogue.state
     )
-    trained = [e.name for e in catalogue.entries("parameter") if e.next is not None]
-    gradients = [gradient_name(name) for name in trained]
+    gradients = [
+        gradient_name(e.name) for e in catalogue.entries("parameter") if e.next is not None
+    ]
+    if taker is not None:  # the step leaves the parameters where they are
+        found = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
+        gradients = [taker.travels] if taker.travels else [name for name in found if name in made]
+        joins = joins or taker.travels is not None
     missing = next((name for name in gradients if name not in made), None)
     checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]
@@ -155,7 +170,7 @@ def split_step(step: ir.Model, *, accumulates: bool = False, joins: bool = False
 
 
 def _slice(step: ir.Model, outputs: Sequence[str], cut: Sequence[str]) -> ir.Model:
-    """What makes the outputs, with the cut values as inputs."""
+    """What makes the outputs, with the cut values as inputs; states that are only written stay inputs."""
     model = step.clone()
     graph = model.graph
     made = {o.name: o for node in graph for o in node.outputs if o.name}
@@ -169,7 +184,9 @@ def _slice(step: ir.Model, outputs: Sequence[str], cut: Sequence[str]) -> ir.Mod
     graph.inputs.extend(inputs)
     graph.outputs[:] = [made[name] for name in outputs]
     common.RemoveUnusedNodesPass()(model)
-    graph.inputs[:] = [value for value in graph.inputs if value.uses() or value.is_graph_output()]
+    written = {name.removeprefix(names.next_name("")) for name in outputs}
+    used = {id(value) for node in graph.all_nodes() for value in node.inputs}  # of what is left
+    graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
     return model
 
 

@@ -64,7 +64,7 @@ class SharedStep:
         self._accumulates = program.config.gatherer is not None
         self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
         self._opened: dict[str, _Halves] = {}
-        self._moved = False
+        self._moved, self._share = False, 0.0
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
         self._adasum = None if joins is None else SharedAdaSum(joins, group)
         self.server = group if self._adasum is None else self._adasum.server
@@ -110,7 +110,7 @@ class SharedStep:
         travelling.wait()
         arriving.wait()
         self.agreed = totals[2:]
-        share = counted / nearby[0] if nearby[0] else 0.0
+        self._share = share = counted / nearby[0] if nearby[0] else 0.0
         of_all = counted / totals[0] if totals[0] else 0.0
         own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
         shown, showing = self.group.start_sum_of(own)
@@ -122,6 +122,21 @@ class SharedStep:
         }
         with self.joining(state, graph):
             return {**numbers, **halves.update.run(rates)}
+
+    def try_rate(
+        self, trial: CompiledGraph, feeds: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        """Run the trial of a step taker on the part of the last step: the loss is that of the whole batch."""
+        if not self._share:  # an empty part; what it promises is what the others say
+            loss, promised = 0.0, 0.0
+        else:
+            found = trial.run(feeds)
+            loss, promised = (float(found[name]) for name in (names.LOSS, names.PROMISED))
+        total = self.group.sum(self._share * np.array([loss, promised]))
+        return {
+            names.LOSS: np.asarray(total[0], np.float32),
+            names.PROMISED: np.asarray(total[1], np.float32),
+        }
 
     @contextlib.contextmanager
     def joining(self, state: DeviceState, graph: str) -> Iterator[None]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.boosts.roles import StepTaker
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
 from ortboost.program import catalogue as names
@@ -219,6 +220,8 @@ class Stepper:
             if self._check_sync and self._steps % self._check_sync == 0:
                 self.shared.check(self._state, self._steps)
         losses = values.pop(names.LOSS)
+        if self.program.config.taker is not None and not overflow:
+            self._take_step(self.program.config.taker, ready, losses, seed)
         scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         return StepResult(
             loss=float(losses.mean()),
@@ -263,6 +266,26 @@ class Stepper:
         with self.shared.joining(self._state, name):
             self._graph(name).run(self._rates(hyper))
         self.shared.leave_sums(self._state)
+
+    def _take_step(
+        self, taker: StepTaker, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
+    ) -> None:
+        """Try rates, and go as far as the first that is accepted; no rate if the loss is not a number."""
+        catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
+        batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
+        for rate in taker.rates:
+            if catalogue.randomness:
+                set_seed(self._own_seed(seed))  # the same draws as the step's
+            given = {**batch, names.RATE: np.asarray(rate, np.float32)}
+            if self.shared is None:
+                found = self._graph(names.TRIAL_GRAPH).run(given)
+            else:
+                found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given)
+            if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
+                accepted = rate
+                break
+        chosen = {names.RATE: np.asarray(accepted, np.float32)}
+        self._graph(names.ACCEPT_GRAPH).run(chosen)
 
     def _own_seed(self, seed: int) -> int:
         """Each process draws for its own samples; the first one as if it were alone."""

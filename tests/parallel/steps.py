@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from ortboost.boosts import (
     Clip,
+    DimReduce,
     GradAccumulation,
     GradCentralization,
     GradFreeze,
@@ -74,6 +77,14 @@ def uncounted(step: int, batch: Arrays) -> Arrays:
     return batch
 
 
+def basis() -> str:
+    """Eight components of the weights of :func:`mlp`, the same in all processes."""
+    rows = np.random.default_rng(1).standard_normal((8, 10 * 16 + 16 + 3 * 16 + 3))
+    path = Path(tempfile.mkdtemp()) / "basis.npy"
+    np.save(path, np.linalg.qr(rows.T)[0].T.astype(np.float32))
+    return str(path)
+
+
 LOW = DynamicScaleConfig(init=2.0**8)
 SMALL = DynamicScaleConfig(init=2.0**15, window=3)
 CASES = {
@@ -103,6 +114,8 @@ CASES = {
     "mixed precision": Case(  # the mean over a part is larger than over all: it overflows earlier
         deep, program(boosts=(MixedPrecision("fp16"),), loss_scale=LOW), rate=0.002
     ),
+    "reduced": Case(mlp, program(boosts=(DimReduce(basis()),)), short),
+    "in the subspace alone": Case(mlp, program(boosts=(DimReduce(basis(), alpha=0.0),)), spoiled),
     "metrics": Case(mlp, program(metrics=("accuracy",)), short),
 }
 

@@ -27,9 +27,11 @@ def test_as_one_process(found, name):
     case = found[name]
     bound = ROUNDED if name == "mixed precision" else WEIGHTS
     states = {n: v for n, v in case["apart"].items() if not n.startswith("ortboost/accumulated")}
-    slots = {n: v for n, v in states.items() if n.startswith("ortboost/slot")}
+    slots = {n: v for n, v in states.items() if n.startswith(("ortboost/slot", "ortboost/dim"))}
     assert max(v for n, v in states.items() if n not in slots) <= bound
-    assert max(slots.values(), default=0.0) <= 10 * bound  # momentum is ten gradients long
+    assert (
+        max(slots.values(), default=0.0) <= 10 * bound
+    )  # momentum is ten gradients long, B of the size of 1 / curvature
     assert case["moved"] > 1e-3
     assert case["loss"] <= max(bound, 5e-7)
     assert case["metrics"] <= 1e-6
