@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         export,
         inspect,
         load_run,
+        pca,
         train,
     )
     from ortboost.api.inspect_model import ModelDescription, ProgramDescription
@@ -202,6 +203,7 @@ __all__ = [
     "load_param_into_net",
     "load_run",
     "nn",
+    "pca",
     "save_checkpoint",
     "train",
     "uint8",
@@ -222,6 +224,7 @@ _HOMES: Final = {
         "export",
         "inspect",
         "load_run",
+        "pca",
         "train",
     ),
     "ortboost.api.inspect_model": (

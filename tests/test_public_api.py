@@ -106,6 +106,7 @@ NAMES = [
     "load_param_into_net",
     "load_run",
     "nn",
+    "pca",
     "save_checkpoint",
     "train",
     "uint8",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ortboost.api.evaluate_model import evaluate
     from ortboost.api.export_model import ExportResult, export
     from ortboost.api.inspect_model import inspect
+    from ortboost.api.run_components import pca
     from ortboost.api.run_folder import load_run
     from ortboost.api.train_program import train
 
@@ -41,6 +42,7 @@ __all__ = [
     "export",
     "inspect",
     "load_run",
+    "pca",
     "train",
 ]
 
@@ -57,6 +59,7 @@ _HOMES: Final = {
     "export": "export_model",
     "inspect": "inspect_model",
     "load_run": "run_folder",
+    "pca": "run_components",
     "train": "train_program",
 }
 

@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 import ortboost
-from ortboost.cli import catalogue, check, convert, deploy, examine, measure, picture, use
+from ortboost.cli import (
+    catalogue,
+    check,
+    components,
+    convert,
+    deploy,
+    examine,
+    measure,
+    picture,
+    use,
+)
 
 __all__ = ["app", "run"]
 
@@ -48,6 +58,7 @@ _SHORT = {
     "check": "Can a model be trained, or run by a target? All findings at once.",
     "convert": "Turn a model into a training program.",
     "train": "Train a program.",
+    "pca": "Find the principal components of the weights of a run.",
     "eval": "Measure a program or an ONNX file on data.",
     "export": "Write an optimized inference graph that is checked.",
     "compare": "Compare the outputs of two models.",
@@ -63,6 +74,7 @@ for _verb, _function, _epilog in (
     *check.VERBS,
     *convert.VERBS,
     *use.VERBS,
+    *components.VERBS,
     *deploy.VERBS,
     *measure.VERBS,
     *examine.VERBS,

@@ -33,6 +33,7 @@ from typing import Any, ClassVar, Final
 from ortboost.boosts import (
     AdaSum,
     Boost,
+    DimReduce,
     FullNormHead,
     GradAccumulation,
     GradCentralization,
@@ -154,7 +155,18 @@ class AccumulationSection(_Section):
 
 @dataclass(frozen=True)
 class DimReduceSection(_Section):
-    """Dimension reduction, which is not in this version; its section is read and checked."""
+    """Dimension reduction, see :mod:`ortboost.boosts.dim_reduce`.
+
+    Args:
+        rho: Rate of the second trial.
+        gamma: Decay of the momentum of the residual.
+        alpha: Rate of the residual.
+        sigma: Share of the slope that a trial must win.
+        n_components: Number of components.
+        pca_mat_path: The file of the components, made by ``ortboost pca``.
+        weight_load_dir: Not read: ``ortboost pca --checkpoints`` takes it.
+        timeout: Not read: there is no process that waits for another one's file.
+    """
 
     NAME = "dim_reduce"
     LEAST = MappingProxyType({"n_components": 1, "timeout": 0})
@@ -224,9 +236,29 @@ class BoostConfig:
             found["grad_accumulation"] = GradAccumulation(
                 self.grad_accumulation.grad_accumulation_step
             )
+        if self.on.dim_reduce:
+            found["dim_reduce"] = self._dim_reduce()
         if self.on.adasum:
             found["adasum"] = AdaSum(self.common.device_number)
         return found
+
+    def _dim_reduce(self) -> DimReduce:
+        section = self.dim_reduce
+        if section.pca_mat_path is None:
+            raise ConfigError(
+                "Dimension reduction needs the principal components.",
+                where="dim_reduce, pca_mat_path",
+                fix="Make them with 'ortboost pca RUN -o p.npy' (--checkpoints takes weight_load_dir), and "
+                "set dim_reduce.pca_mat_path.",
+            )
+        return DimReduce(
+            section.pca_mat_path,
+            section.n_components,
+            section.rho,
+            section.gamma,
+            section.alpha,
+            section.sigma,
+        )
 
 
 _SECTIONS: Final[Mapping[str, type[Any]]] = {

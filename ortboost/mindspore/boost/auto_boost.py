@@ -20,7 +20,7 @@ from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
-from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN, not_in_this_version
+from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 
 __all__ = ["AutoBoost"]
 
@@ -175,12 +175,12 @@ class AutoBoost:
         return process.generate_new_optimizer()
 
     def _check_version(self, owner: str) -> None:
-        missing = not_in_this_version(self.config)
-        if missing is not None:
+        if self.config.on.dim_reduce:
             raise NotInThisVersionError(
-                f"The boost '{missing}' is not in this version.",
+                "The boost 'dim_reduce' is not in this version of these classes.",
                 where=f"{owner}, level {self.level}, mode {self.config.mode}",
-                fix="Turn it off: {'boost': {'mode': 'manual', '" + missing + "': False}}.",
+                fix="Turn it off: {'boost': {'mode': 'manual', 'dim_reduce': False}}; or convert the model to a "
+                "program with --boost dim-reduce.",
             )
 
 
