@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ortboost.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ortboost import amp, boost, nn
+    from ortboost import amp, boost, communication, nn
     from ortboost.api import (
         Comparison,
         ExportResult,
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from ortboost.deploy.int8 import Int8Config
     from ortboost.graph.input_config import InputConfig
     from ortboost.mindspore.amp import DynamicLossScaleManager, FixedLossScaleManager
+    from ortboost.mindspore.communication import ParallelMode, set_auto_parallel_context
     from ortboost.mindspore.core.network import Network, load
     from ortboost.mindspore.core.parameter import Parameter
     from ortboost.mindspore.core.serialization import (
@@ -160,6 +161,7 @@ __all__ = [
     "Optimizer",
     "OrtBoostError",
     "PairDescription",
+    "ParallelMode",
     "Parameter",
     "ParameterGroup",
     "ParityError",
@@ -184,6 +186,7 @@ __all__ = [
     "boost",
     "build_program",
     "check",
+    "communication",
     "compare",
     "convert",
     "doctor",
@@ -205,11 +208,12 @@ __all__ = [
     "nn",
     "pca",
     "save_checkpoint",
+    "set_auto_parallel_context",
     "train",
     "uint8",
 ]
 
-_MODULES: Final = ("amp", "boost", "nn")
+_MODULES: Final = ("amp", "boost", "communication", "nn")
 _HOMES: Final = {
     "ortboost.api": (
         "Comparison",
@@ -281,6 +285,7 @@ _HOMES: Final = {
         "DynamicLossScaleManager",
         "FixedLossScaleManager",
     ),
+    "ortboost.mindspore.communication": ("ParallelMode", "set_auto_parallel_context"),
     "ortboost.mindspore.core.network": (
         "Network",
         "load",

@@ -32,6 +32,7 @@ DOORS = {
     "nn": "mindspore",
     "boost": "mindspore",
     "amp": "mindspore",
+    "communication": "mindspore",
     "__main__": "cli",
 }
 ALLOWED = {name: set(text.split()) for name, text in {**ARROWS, **DOORS}.items()}

@@ -63,6 +63,7 @@ NAMES = [
     "Optimizer",
     "OrtBoostError",
     "PairDescription",
+    "ParallelMode",
     "Parameter",
     "ParameterGroup",
     "ParityError",
@@ -87,6 +88,7 @@ NAMES = [
     "boost",
     "build_program",
     "check",
+    "communication",
     "compare",
     "convert",
     "doctor",
@@ -108,6 +110,7 @@ NAMES = [
     "nn",
     "pca",
     "save_checkpoint",
+    "set_auto_parallel_context",
     "train",
     "uint8",
 ]

@@ -13,6 +13,7 @@ from ortboost.mindspore.boost.grad_freeze import GradientFreeze
 from ortboost.mindspore.boost.less_bn import LessBN
 from ortboost.mindspore.boost.optimizer_process import OptimizerProcess
 from ortboost.mindspore.boost.parameter_process import ParameterProcess
+from ortboost.mindspore.communication import shared_group
 from ortboost.mindspore.core.arguments import NotInThisVersionError, as_argument_error, check_type
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -175,6 +176,14 @@ class AutoBoost:
         return process.generate_new_optimizer()
 
     def _check_version(self, owner: str) -> None:
+        group = shared_group()
+        if self.config.on.adasum and group is not None and group.size > 1:
+            raise NotInThisVersionError(
+                "The boost 'adasum' is not in this version of training cells.",
+                where=f"{owner}, level {self.level}, {group.size} processes",
+                fix="Convert the model to a program with --boost adasum, or call boost.AdaSum yourself; "
+                "{'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
+            )
         if self.config.on.dim_reduce:
             raise NotInThisVersionError(
                 "The boost 'dim_reduce' is not in this version of these classes.",
