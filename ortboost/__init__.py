@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ortboost.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ortboost import amp, boost, nn
+    from ortboost import amp, boost, communication, nn
     from ortboost.api import (
         Comparison,
         ExportResult,
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
         export,
         inspect,
         load_run,
+        pca,
         train,
     )
     from ortboost.api.inspect_model import ModelDescription, ProgramDescription
     from ortboost.api.inspect_pair import PairDescription, inspect_pair
     from ortboost.autodiff.check import TrainabilityReport
     from ortboost.boosts import (
+        AdaSum,
         Boost,
         Clip,
+        DimReduce,
         FullNormHead,
         GradAccumulation,
         GradCentralization,
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     from ortboost.deploy.int8 import Int8Config
     from ortboost.graph.input_config import InputConfig
     from ortboost.mindspore.amp import DynamicLossScaleManager, FixedLossScaleManager
+    from ortboost.mindspore.communication import ParallelMode, set_auto_parallel_context
     from ortboost.mindspore.core.network import Network, load
     from ortboost.mindspore.core.parameter import Parameter
     from ortboost.mindspore.core.serialization import (
@@ -107,6 +111,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_SCALE",
+    "AdaSum",
     "Adam",
     "AdamW",
     "BenchConfig",
@@ -120,6 +125,7 @@ __all__ = [
     "ConfigError",
     "DecayFilter",
     "DependencyError",
+    "DimReduce",
     "DivergedError",
     "DynamicLossScaleManager",
     "DynamicScaleConfig",
@@ -155,6 +161,7 @@ __all__ = [
     "Optimizer",
     "OrtBoostError",
     "PairDescription",
+    "ParallelMode",
     "Parameter",
     "ParameterGroup",
     "ParityError",
@@ -179,6 +186,7 @@ __all__ = [
     "boost",
     "build_program",
     "check",
+    "communication",
     "compare",
     "convert",
     "doctor",
@@ -198,12 +206,14 @@ __all__ = [
     "load_param_into_net",
     "load_run",
     "nn",
+    "pca",
     "save_checkpoint",
+    "set_auto_parallel_context",
     "train",
     "uint8",
 ]
 
-_MODULES: Final = ("amp", "boost", "nn")
+_MODULES: Final = ("amp", "boost", "communication", "nn")
 _HOMES: Final = {
     "ortboost.api": (
         "Comparison",
@@ -218,6 +228,7 @@ _HOMES: Final = {
         "export",
         "inspect",
         "load_run",
+        "pca",
         "train",
     ),
     "ortboost.api.inspect_model": (
@@ -230,8 +241,10 @@ _HOMES: Final = {
     ),
     "ortboost.autodiff.check": ("TrainabilityReport",),
     "ortboost.boosts": (
+        "AdaSum",
         "Boost",
         "Clip",
+        "DimReduce",
         "FullNormHead",
         "GradAccumulation",
         "GradCentralization",
@@ -272,6 +285,7 @@ _HOMES: Final = {
         "DynamicLossScaleManager",
         "FixedLossScaleManager",
     ),
+    "ortboost.mindspore.communication": ("ParallelMode", "set_auto_parallel_context"),
     "ortboost.mindspore.core.network": (
         "Network",
         "load",

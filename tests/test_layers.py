@@ -18,7 +18,7 @@ ARROWS = {
     "autodiff": "core graph",
     "boosts": "core graph transforms",
     "program": "core graph transforms optimizers autodiff boosts",
-    "runtime": "core graph transforms autodiff program",
+    "runtime": "core graph transforms autodiff boosts program",
     "training": "core",
     "deploy": "core graph transforms boosts program runtime",
     "api": "core graph transforms autodiff program runtime training deploy",
@@ -32,6 +32,7 @@ DOORS = {
     "nn": "mindspore",
     "boost": "mindspore",
     "amp": "mindspore",
+    "communication": "mindspore",
     "__main__": "cli",
 }
 ALLOWED = {name: set(text.split()) for name, text in {**ARROWS, **DOORS}.items()}

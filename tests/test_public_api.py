@@ -13,6 +13,7 @@ import ortboost
 
 NAMES = [
     "NO_SCALE",
+    "AdaSum",
     "Adam",
     "AdamW",
     "BenchConfig",
@@ -26,6 +27,7 @@ NAMES = [
     "ConfigError",
     "DecayFilter",
     "DependencyError",
+    "DimReduce",
     "DivergedError",
     "DynamicLossScaleManager",
     "DynamicScaleConfig",
@@ -61,6 +63,7 @@ NAMES = [
     "Optimizer",
     "OrtBoostError",
     "PairDescription",
+    "ParallelMode",
     "Parameter",
     "ParameterGroup",
     "ParityError",
@@ -85,6 +88,7 @@ NAMES = [
     "boost",
     "build_program",
     "check",
+    "communication",
     "compare",
     "convert",
     "doctor",
@@ -104,7 +108,9 @@ NAMES = [
     "load_param_into_net",
     "load_run",
     "nn",
+    "pca",
     "save_checkpoint",
+    "set_auto_parallel_context",
     "train",
     "uint8",
 ]

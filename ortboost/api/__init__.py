@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ortboost.api.export_model import ExportResult as ExportResult
     from ortboost.api.export_model import export as export
     from ortboost.api.inspect_model import inspect as inspect
+    from ortboost.api.run_components import pca as pca
     from ortboost.api.run_folder import load_run as load_run
     from ortboost.api.train_program import train as train
 
@@ -44,6 +45,7 @@ _HOMES: Final = {
     "export": "export_model",
     "inspect": "inspect_model",
     "load_run": "run_folder",
+    "pca": "run_components",
     "train": "train_program",
 }
 __all__ = list(_HOMES)  # type checkers read the imports above

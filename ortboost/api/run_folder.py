@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,38 +15,77 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError
+from ortboost.core.files import read_json, write_json
 from ortboost.program.program import Program
 from ortboost.training import Checkpoint, CheckpointStore
 
-__all__ = ["CHECKPOINTS", "LOG", "PLOT", "alone_in", "load_run"]
+__all__ = ["CHECKPOINTS", "LOCK", "LOG", "PLOT", "alone_in", "load_run"]
 
-CHECKPOINTS, LOG, PLOT = "checkpoints", "log.jsonl", "curves.png"
+CHECKPOINTS, LOG, PLOT, LOCK = "checkpoints", "log.jsonl", "curves.png", "train.lock"
 _log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep a second training out of the folder; the lock goes with the process, however it ends."""
+    """Keep a second training out of the folder.
+
+    The lock goes with the process, however it ends; the file ``train.lock`` says whose it is. On a file
+    system without locks the file alone decides: one whose process is gone from this machine is stale.
+
+    Raises:
+        UsageError: Another process trains the program; it is named.
+        FileError: The folder cannot be opened.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise FileError(
             "The program folder cannot be opened.", where=str(folder), fix=str(error)
         ) from error
+    note = folder / LOCK
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(
-                "Another process is training this program.",
-                where=str(folder),
-                fix="Wait for it, or convert the model into a folder of its own.",
-            ) from error
-        except OSError:  # a file system without locks
-            pass
+            raise _taken(folder, _holder(note)) from error
+        except OSError as error:  # a file system without locks
+            holder = _holder(note)
+            if holder is not None and _may_live(holder):
+                raise _taken(folder, holder) from error
+        with contextlib.suppress(FileError):  # a folder that cannot be written says so itself
+            write_json(note, {"pid": os.getpid(), "host": socket.gethostname()})
         yield
+        note.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+def _holder(note: Path) -> Mapping[str, Any] | None:
+    with contextlib.suppress(FileError):
+        found = read_json(note)
+        return found if isinstance(found, Mapping) and {"pid", "host"} <= set(found) else None
+    return None
+
+
+def _may_live(holder: Mapping[str, Any]) -> bool:
+    if holder["host"] != socket.gethostname():
+        return True
+    try:
+        os.kill(int(holder["pid"]), 0)  # signal 0 only asks
+    except (ProcessLookupError, ValueError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
+    who = "" if holder is None else f": process {holder['pid']} on {holder['host']}"
+    return UsageError(
+        "Another process is training this program.",
+        where=f"{folder}{who}",
+        fix=f"Wait for it, or convert the model into a folder of its own. If it is gone, remove {LOCK}.",
+    )
 
 
 @checked

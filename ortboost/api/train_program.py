@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ortboost.api.export_subject import Data
 from ortboost.api.learning_rates import schedules
+from ortboost.api.processes import SharedSignals, own_threads, processes, restarted
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.fixed_inputs import with_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
+from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.stepper import Stepper
 from ortboost.training import (
     Adaptable,
@@ -32,6 +36,7 @@ from ortboost.training import (
     as_callbacks,
 )
 from ortboost.training.data import open_source, static_batch
+from ortboost.training.signals import SignalGuard
 
 __all__ = ["train"]
 
@@ -54,15 +59,23 @@ def train(
     callbacks: Sequence[Callback | Adaptable] = (),
     progress: Reporter | None = None,
     config: TrainConfig | None = None,
+    exchange_dtype: WireType = "float32",
+    check_sync: int = 0,
+    timeout: float = 600.0,
     **settings: Any,
 ) -> TrainSummary:
     """Train a program folder.
+
+    In a process that ``torchrun`` started, all processes train it together: each takes its part of every
+    batch, the first one writes. The numbers are those of one process, but for the order of sums
+    (and for BatchNormalization and dropout, see ``docs/scale.md``). What torchrun starts again goes on
+    from the newest checkpoint.
 
     Args:
         run: The folder that :func:`convert` made.
         data: Training data.
         validation: Validation data; the best model by its accuracy (or loss) is kept.
-        batch_size: Samples a step.
+        batch_size: Samples a step, of all processes together.
         learning_rate: Schedule as text; that of the program if not given.
         resume: Go on from the newest checkpoint.
         mapping: Input name to the key of its array, where names do not tell.
@@ -76,6 +89,9 @@ def train(
             too, where they can do without the parts of ``Model``.
         progress: Where to show the run.
         config: Settings of the trainer; what the program decides is filled in.
+        exchange_dtype: In what type gradients travel: ``float32``, ``float16`` or ``bfloat16``.
+        check_sync: Compare the parameters of all processes every so many steps; 0 for never.
+        timeout: Seconds that a process waits for the others.
         **settings: Fields of :class:`~ortboost.training.TrainConfig`, as ``epochs=10``.
 
     Returns:
@@ -99,57 +115,110 @@ def train(
             where="--resume and --overwrite",
             fix="Give --resume to go on, or --overwrite to remove the checkpoints that are there.",
         )
-    stepper = Stepper(program, device=device, threads=threads)
-    inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
-    drop_last = static_batch(inputs) is not None
-    source = open_source(
-        data,
-        inputs,
-        "train",
-        batch_size,
-        mapping,
-        shuffle=True,
-        seed=base.seed,
-        drop_last=drop_last,
-    )
-    held_out = None
-    if validation is not None:
-        held_out = open_source(validation, inputs, "test", batch_size, mapping)
-    steps = source.steps_per_epoch
-    total = None if steps is None else _updates(steps, base, program.config.accumulate)
-    classes = program.config.loss.name == "softmax-cross-entropy"
-    asked = tuple(settings.get("metrics") or ())
-    if asked and program.config.loss.name not in ("softmax-cross-entropy", "bce-with-logits"):
-        raise UsageError(
-            f"The metric '{asked[0]}' needs classes, and the loss of this program has none.",
-            where=f"loss '{program.config.loss.name}'",
-            fix="Leave --metric out: the loss itself is reported.",
+    with processes(timeout) as group:
+        first = group is None or group.rank == 0
+        part = (0, 1) if group is None else (group.rank, group.size)
+        _check_shared(
+            group, {"exchange_dtype": exchange_dtype, "check_sync": check_sync}, batch_axes
         )
-    settled = dataclasses.replace(
-        base,
-        learning_rate=schedules(program.config, learning_rate, total),
-        labels=program.labels or base.labels,
-        output=program.prediction if program.labels else None,
-        metrics=base.metrics if classes else asked,
-        loss_scale=program.config.loss_scale,
-    )
-    goal = Goal(f"val_{settled.metrics[0]}" if settled.metrics else "val_loss")
-    best: list[Callback] = [BestModel(goal)] if held_out is not None else []
-    if early_stop is not None:
-        best.append(EarlyStopping(goal, patience=early_stop))
-    trainer = Trainer(
-        stepper,
-        stepper.evaluator(),
-        settled,
-        store=CheckpointStore(folder / CHECKPOINTS, keep=keep),
-        callbacks=[*best, *listeners],
-        log=EventLog(folder / LOG),
-        progress=progress,
-        program=program.fingerprint,
-        plot=folder / PLOT,
-    )
-    with alone_in(folder):
-        return trainer.fit(source, held_out, resume=resume)
+        stepper = Stepper(
+            program,
+            device=device,
+            threads=own_threads(group, threads),
+            group=group,
+            wire=exchange_dtype,
+            check_sync=check_sync,
+        )
+        inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
+        drop_last = static_batch(inputs) is not None
+        source = open_source(
+            data,
+            inputs,
+            "train",
+            batch_size,
+            mapping,
+            shuffle=True,
+            seed=base.seed,
+            drop_last=drop_last,
+            part=part,
+        )
+        held_out = None
+        if validation is not None:
+            held_out = open_source(validation, inputs, "test", batch_size, mapping)
+        steps = source.steps_per_epoch
+        total = None if steps is None else _updates(steps, base, program.config.accumulate)
+        classes = program.config.loss.name == "softmax-cross-entropy"
+        asked = tuple(settings.get("metrics") or ())
+        if asked and program.config.loss.name not in ("softmax-cross-entropy", "bce-with-logits"):
+            raise UsageError(
+                f"The metric '{asked[0]}' needs classes, and the loss of this program has none.",
+                where=f"loss '{program.config.loss.name}'",
+                fix="Leave --metric out: the loss itself is reported.",
+            )
+        settled = dataclasses.replace(
+            base,
+            learning_rate=schedules(program.config, learning_rate, total),
+            labels=program.labels or base.labels,
+            output=program.prediction if program.labels else None,
+            metrics=base.metrics if classes else asked,
+            loss_scale=program.config.loss_scale,
+        )
+        goal = Goal(f"val_{settled.metrics[0]}" if settled.metrics else "val_loss")
+        best: list[Callback] = [BestModel(goal)] if held_out is not None else []
+        if early_stop is not None:
+            best.append(EarlyStopping(goal, patience=early_stop))
+        with alone_in(folder) if first else contextlib.nullcontext():
+            store = CheckpointStore(folder / CHECKPOINTS, keep=keep, writes=first)
+            if group is not None:
+                facts = {
+                    "the training data": source.fingerprint(),
+                    "the validation data": None if held_out is None else held_out.fingerprint(),
+                    "the run": settled.describe(stepper.groups),
+                    "where it begins": store.steps()[-1:] if resume else "anew",
+                }
+                group.agree(facts, fix="Give all processes the same command, files and folder.")
+            if group is None and progress is not None and "adasum" in _names(program):
+                progress.message("adasum does nothing: it joins the updates of several processes")
+            trainer = Trainer(
+                stepper,
+                stepper.evaluator(),
+                settled,
+                store=store,
+                callbacks=[*best, *listeners],
+                log=EventLog(folder / LOG) if first else None,
+                progress=progress if first else None,
+                program=program.fingerprint,
+                plot=folder / PLOT if first else None,
+                signals=SignalGuard
+                if stepper.shared is None
+                else partial(SharedSignals, stepper.shared),
+            )
+            return trainer.fit(source, held_out, resume=resume or restarted())
+
+
+def _names(program: Program) -> set[str]:
+    return {boost.name for boost in program.config.enabled_boosts}
+
+
+def _check_shared(
+    group: ProcessGroup | None,
+    settings: Mapping[str, object],
+    batch_axes: Mapping[str, int | None] | None,
+) -> None:
+    """Refuse what makes no sense with one process, or with several."""
+    for name, value in settings.items():
+        if group is None and value not in ("float32", 0):
+            raise UsageError(
+                f"'{name}' is for several processes.",
+                where=f"{name} = {value}, one process",
+                fix="Leave it out, or start several: --processes 2, or torchrun.",
+            )
+    if group is not None and batch_axes:
+        raise UsageError(
+            "With several processes the batch axes are those of the program.",
+            where=f"batch_axes: {', '.join(batch_axes)}",
+            fix="Say them when the model is converted: ortboost convert --batch-axis.",
+        )
 
 
 def _updates(steps: int, config: TrainConfig, window: int) -> int:

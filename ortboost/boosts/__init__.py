@@ -7,8 +7,10 @@ Example:
     ['less-bn', 'loss-scale', 'grad-freeze']
 """
 
+from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost, GraphContext, State, UpdateContext
 from ortboost.boosts.clip import Clip
+from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.full_norm_head import FullNormHead
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.grad_centralization import GradCentralization
@@ -21,8 +23,10 @@ from ortboost.boosts.table import register, registered
 from ortboost.boosts.thor import Thor
 
 __all__ = [
+    "AdaSum",
     "Boost",
     "Clip",
+    "DimReduce",
     "FullNormHead",
     "GradAccumulation",
     "GradCentralization",

@@ -1,4 +1,4 @@
-"""Three jobs that one boost of a program can have: scale the loss, gather gradients, split the update."""
+"""Jobs that one boost of a program can have: scale the loss, gather gradients, split the update, take the step."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from numpy.typing import NDArray
 from ortboost.boosts.base import Boost, GraphContext, Stage, StepContext
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
+from ortboost.graph.parameters import Parameter
 
-__all__ = ["FLUSHED", "MICRO_STEPS", "SCALE", "GradientGatherer", "LossScaler", "UpdateSplitter"]
+__all__ = [
+    "FLUSHED",
+    "MICRO_STEPS",
+    "SCALE",
+    "GradientGatherer",
+    "LossScaler",
+    "StepTaker",
+    "UpdateSplitter",
+]
 
 SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
@@ -141,6 +150,52 @@ class GradientGatherer(Boost, ABC):
     @abstractmethod
     def cleared(self, step: StepContext) -> dict[str, ir.Value]:
         """Its states after an update with the remainder."""
+
+
+class StepTaker(Boost, ABC):
+    """Moves the parameters itself, after trials of how far, in place of the optimizer.
+
+    The graph ``step`` leaves the parameters where they are; the host runs the graph ``trial`` at each of
+    :attr:`rates` until one is accepted, then ``accept``.
+    """
+
+    @property
+    @abstractmethod
+    def rates(self) -> tuple[float, ...]:
+        """The rates to try, in order."""
+
+    @property
+    def travels(self) -> str | None:
+        """A tensor that is linear in the gradients and travels between processes in their place."""
+        return None
+
+    @abstractmethod
+    def trial_states(self) -> tuple[str, ...]:
+        """The states that a trial reads besides those of the forward pass."""
+
+    @abstractmethod
+    def trial_weights(
+        self,
+        b: Builder,
+        states: Mapping[str, ir.Value],
+        rate: ir.Value,
+        trained: Sequence[Parameter],
+    ) -> tuple[dict[str, ir.Value], ir.Value]:
+        """The weights at a rate; and what must be added to the loss before, to be above that of the trial."""
+
+    @abstractmethod
+    def accept_states(self, trained: Sequence[Parameter]) -> tuple[str, ...]:
+        """The states that accepting reads or writes, parameters aside."""
+
+    @abstractmethod
+    def accepted(
+        self,
+        b: Builder,
+        states: Mapping[str, ir.Value],
+        rate: ir.Value,
+        trained: Sequence[Parameter],
+    ) -> dict[str, ir.Value]:
+        """The next states, parameters among them, with the rate that was accepted, 0 for none."""
 
 
 class UpdateSplitter(Boost, ABC):

@@ -31,8 +31,10 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Final, TypeVar
 
+from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import Clip
+from ortboost.boosts.dim_reduce import DimReduce
 from ortboost.boosts.full_norm_head import FullNormHead
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.grad_centralization import GradCentralization
@@ -62,6 +64,8 @@ _TABLE: list[type[Boost]] = [
     GradAccumulation,
     Clip,
     GradFreeze,
+    AdaSum,
+    DimReduce,
 ]
 
 

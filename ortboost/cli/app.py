@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 import ortboost
-from ortboost.cli import catalogue, check, convert, deploy, examine, measure, picture, use
+from ortboost.cli import (
+    catalogue,
+    check,
+    components,
+    convert,
+    deploy,
+    examine,
+    measure,
+    picture,
+    use,
+)
 
 __all__ = ["app", "run"]
 
@@ -48,6 +58,7 @@ for _verb in (
     check.check,
     convert.convert,
     use.train,
+    components.pca,
     use.evaluate,
     deploy.export,
     deploy.compare,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -62,6 +64,31 @@ class RunOptions:
         return {**found, **({"metrics": tuple(metrics)} if metrics else {})}
 
 
+@dataclass(frozen=True)
+class ProcessOptions:
+    """Several processes, see docs/scale.md."""
+
+    processes: int | None = option(
+        "Share each batch among N processes of this machine (torchrun).", min=1
+    )
+    max_restarts: int = option(
+        "Start processes again after a fault, so many times.", default=0, min=0
+    )
+    exchange_dtype: str = option(
+        "In what gradients travel: float32, float16 or bfloat16.", default="float32"
+    )
+    check_sync: int = option(
+        "Compare the parameters of all processes every N steps.", default=0, min=0
+    )
+    timeout: float = option("Seconds that a process waits for the others.", default=600.0, min=1)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``train``."""
+        found = dict(vars(self))
+        del found["processes"], found["max_restarts"]
+        return found
+
+
 @verb(
     "train",
     "Train a program.",
@@ -71,6 +98,7 @@ Examples:
   ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
   ortboost train run --data train.npz --map x=images --resume
   ortboost train run --data train.npz --debug-overflow
+  ortboost train run --data train.npz --processes 2
 \b
 Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
 Exit status 6 if training diverged.""",
@@ -90,13 +118,18 @@ def train(
     *,
     reading: DataOptions,
     settings: RunOptions,
+    sharing: ProcessOptions,
     console: Console,
 ) -> None:
     """Train a program."""
     from ortboost import api
+    from ortboost.api.processes import in_torchrun, torchrun
     from ortboost.cli.parse import parse_inputs
     from ortboost.training import make_progress
 
+    if sharing.processes is not None and not in_torchrun():
+        command = torchrun(sharing.processes, sys.argv[1:], restarts=sharing.max_restarts)
+        os.execv(command[0], command)
     summary = api.train(
         run,
         data,
@@ -111,7 +144,10 @@ def train(
         threads=threads,
         **reading.arguments(),
         **settings.arguments(),
+        **sharing.arguments(),
     )
+    if int(os.environ.get("RANK", 0)):
+        return
     printer = console.printer()
     printer.result(summary.to_dict())
     printer.pairs(_rows(summary))

@@ -31,7 +31,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from ortboost.boosts import (
+    AdaSum,
     Boost,
+    DimReduce,
     FullNormHead,
     GradAccumulation,
     GradCentralization,
@@ -153,7 +155,18 @@ class AccumulationSection(_Section):
 
 @dataclass(frozen=True)
 class DimReduceSection(_Section):
-    """Dimension reduction, which is not in this version; its section is read and checked."""
+    """Dimension reduction, see :mod:`ortboost.boosts.dim_reduce`.
+
+    Args:
+        rho: Rate of the second trial.
+        gamma: Decay of the momentum of the residual.
+        alpha: Rate of the residual.
+        sigma: Share of the slope that a trial must win.
+        n_components: Number of components.
+        pca_mat_path: The file of the components, made by ``ortboost pca``.
+        weight_load_dir: Not read: ``ortboost pca --checkpoints`` takes it.
+        timeout: Not read: there is no process that waits for another one's file.
+    """
 
     NAME = "dim_reduce"
     LEAST = MappingProxyType({"n_components": 1, "timeout": 0})
@@ -186,7 +199,6 @@ class BoostConfig:
         level: ``O0``, ``O1`` or ``O2``.
         mode: ``auto``, ``manual``, ``enable_all`` or ``disable_all``.
         on: The boosts that are on.
-        asked: Names of the boosts that the dictionary itself turns on, as against the level.
         common: See :class:`CommonSection`.
         less_bn: See :class:`LessBnSection`.
         grad_freeze: See :class:`ortboost.boosts.freeze_schedule.FreezeConfig`.
@@ -198,7 +210,6 @@ class BoostConfig:
     level: str = "O0"
     mode: str = "auto"
     on: Switches = field(default_factory=Switches)
-    asked: frozenset[str] = frozenset()
     common: CommonSection = field(default_factory=CommonSection)
     less_bn: LessBnSection = field(default_factory=LessBnSection)
     grad_freeze: FreezeConfig = field(default_factory=FreezeConfig)
@@ -209,8 +220,7 @@ class BoostConfig:
     def boosts(self) -> dict[str, Boost]:
         """The boosts that are on, by the switch or flag that turned them on.
 
-        AdaSum and a grouped loss scale are none: the first has nothing to do in one process, the second is
-        a setting of the loss scale.
+        A grouped loss scale is none: it is a setting of the loss scale.
         """
         found: dict[str, Boost] = {}
         if self.on.less_bn:
@@ -226,7 +236,29 @@ class BoostConfig:
             found["grad_accumulation"] = GradAccumulation(
                 self.grad_accumulation.grad_accumulation_step
             )
+        if self.on.dim_reduce:
+            found["dim_reduce"] = self._dim_reduce()
+        if self.on.adasum:
+            found["adasum"] = AdaSum(self.common.device_number)
         return found
+
+    def _dim_reduce(self) -> DimReduce:
+        section = self.dim_reduce
+        if section.pca_mat_path is None:
+            raise ConfigError(
+                "Dimension reduction needs the principal components.",
+                where="dim_reduce, pca_mat_path",
+                fix="Make them with 'ortboost pca RUN -o p.npy' (--checkpoints takes weight_load_dir), and "
+                "set dim_reduce.pca_mat_path.",
+            )
+        return DimReduce(
+            section.pca_mat_path,
+            section.n_components,
+            section.rho,
+            section.gamma,
+            section.alpha,
+            section.sigma,
+        )
 
 
 _SECTIONS: Final[Mapping[str, type[Any]]] = {
@@ -325,18 +357,16 @@ def resolve_boost(
                 where="boost configuration",
                 fix=nearest(name, SECTIONS),
             )
-    mode, on, asked, idle = _switches(level, data.pop("boost", {}))
+    mode, on, idle = _switches(level, data.pop("boost", {}))
     sections = {name: _section(name, data.get(name, {})) for name in _SECTIONS}
     for name in data:
         if name != "common" and not getattr(on, name):
             idle[name] = f"settings of a boost that is off ({_because(level, mode)})"
-    return BoostConfig(level=level, mode=mode, on=on, asked=asked, idle=idle, **sections)
+    return BoostConfig(level=level, mode=mode, on=on, idle=idle, **sections)
 
 
-def _switches(
-    level: str, given: dict[str, Any]
-) -> tuple[str, Switches, frozenset[str], dict[str, str]]:
-    """Mode, what is on, what of it was asked for by name, and what changes nothing."""
+def _switches(level: str, given: dict[str, Any]) -> tuple[str, Switches, dict[str, str]]:
+    """Mode, what is on, and what changes nothing."""
     mode = given.pop("mode", "auto")
     if mode not in MODES:
         raise ConfigError(
@@ -345,17 +375,16 @@ def _switches(
     read_config(Switches, given, "boost")
     if mode in ("enable_all", "disable_all"):
         on = Switches(**dict.fromkeys(_SWITCHES, mode == "enable_all"))
-        return mode, on, frozenset(_SWITCHES if mode == "enable_all" else ()), {}
+        return mode, on, {}
     on = Switches(**dict.fromkeys(_ON[level], True))
     if mode == "manual":
-        asked = frozenset(name for name, value in given.items() if value)
-        return mode, dataclasses.replace(on, **given), asked, {}
+        return mode, dataclasses.replace(on, **given), {}
     idle = {
         f"boost.{name}": f"not read: the mode auto takes the level's ({level}); set boost.mode=manual"
         for name, value in given.items()
         if value != getattr(on, name)
     }
-    return mode, on, frozenset(), idle
+    return mode, on, idle
 
 
 def _section(name: str, given: Mapping[str, Any]) -> Any:

@@ -15,31 +15,15 @@ __all__ = [
     "ADASUM_IDLE",
     "SCALE_GROUPS_GIVEN",
     "boosted",
-    "not_in_this_version",
     "split_settings",
     "with_settings",
 ]
 
 _PARTS: Final = ("loss", "optimizer", "loss_scale", "clip", "centralize", "precision")
-ADASUM_IDLE = "it joins the updates of several servers; one process has nothing to join"
+ADASUM_IDLE = (
+    "it joins the updates of several servers; one process has nothing to join (--processes)"
+)
 SCALE_GROUPS_GIVEN = "the loss scale names its groups itself"
-
-
-def not_in_this_version(boost: BoostConfig) -> str | None:
-    """The first boost that is on and not in this version, or ``None``.
-
-    AdaSum is part of the level O2 and does nothing with one process, in MindSpore too: it counts only
-    if it was asked for by name.
-
-    Example:
-        >>> from ortboost.program.boost_config import resolve_boost
-        >>> not_in_this_version(resolve_boost("O2")) is None
-        True
-    """
-    for name in ("dim_reduce", "adasum"):
-        if getattr(boost.on, name) and (name != "adasum" or name in boost.asked):
-            return name
-    return None
 
 
 def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, Report]:
@@ -56,21 +40,14 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
         The new configuration, and the report: each boost with what it became.
 
     Raises:
-        ConfigError: A boost is on that is not in this version, or ``loss_scale_group`` without a loss
-            scale that has groups.
+        ConfigError: ``dim_reduce`` without components, or ``loss_scale_group`` without a loss scale that has
+            groups.
 
     Example:
         >>> from ortboost.program.boost_config import resolve_boost
         >>> boosted(ProgramConfig(), resolve_boost("O1"))[0].less_bn
         True
     """
-    missing = not_in_this_version(boost)
-    if missing is not None:
-        raise ConfigError(
-            f"The boost '{missing}' is not in this version.",
-            where=f"boost level {boost.level}, mode {boost.mode}",
-            fix=f"Turn it off: boost.mode=manual, boost.{missing}=false.",
-        )
     report = Report("auto_boost")
     known = {own.name for own in config.boosts}
     added = []
@@ -91,7 +68,7 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
             )
         report.kept["loss_scale_group"] = SCALE_GROUPS_GIVEN
     if boost.on.adasum:
-        report.kept["adasum"] = ADASUM_IDLE
+        report.notes.append(f"adasum: {ADASUM_IDLE}")
     report.kept.update(boost.idle)
     return config.with_boosts(*added), report
 

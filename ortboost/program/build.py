@@ -40,6 +40,7 @@ from ortboost.program.config import ProgramConfig
 from ortboost.program.forward import Forward
 from ortboost.program.program import Program
 from ortboost.program.step import StepParts, append_flush, append_update
+from ortboost.program.trials import build_trials
 from ortboost.transforms.attach_loss import AttachedLoss, shifted_labels
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.padding_rows import join_padding_rows, protect_padding_rows
@@ -214,6 +215,17 @@ def _build_graphs(
             graphs[names.graph_name(FLUSH_GRAPH, number)] = flush
             _stamp(flush, catalogue, FLUSH_GRAPH)
             catalogues.append(catalogue)
+        if plan.config.taker is not None:
+            for name, (graph, catalogue) in build_trials(
+                plan.forward.model,
+                plan.config.taker,
+                trained,
+                catalogues[0],
+                plan.forward.loss.loss,
+            ).items():
+                graphs[name] = graph
+                _stamp(graph, catalogue, name)
+                catalogues.append(catalogue)
     return graphs, merged(catalogues), initial
 
 
@@ -290,7 +302,11 @@ def _build_step(
     graph = plan.context(step, trained, number)
     for boost in reversed(config.enabled_boosts):  # what was put in last is resolved first
         boost.rewrite_gradients(graph)
-    batch = [value for value in step.graph.inputs if value.name not in states]
+    batch = [
+        value
+        for value in step.graph.inputs
+        if value.name not in states and not (value.name or "").startswith("ortboost/")
+    ]
     values = {value.name or "": value for value in (*step.graph.inputs, *step.graph.outputs)}
     parts = append_update(
         step,

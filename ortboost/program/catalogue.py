@@ -27,6 +27,7 @@ from ortboost.core.errors import FileError
 from ortboost.graph.batch_axes import BatchAxis
 
 __all__ = [
+    "ACCEPT_GRAPH",
     "CONSECUTIVE_SKIPS",
     "FLUSHED",
     "FLUSH_GRAPH",
@@ -40,10 +41,13 @@ __all__ = [
     "METADATA_KEY",
     "MICRO_STEPS",
     "OVERFLOW",
+    "PROMISED",
+    "RATE",
     "SCALE",
     "STEP",
     "STEP_GRAPH",
     "TOTAL_SKIPS",
+    "TRIAL_GRAPH",
     "Catalogue",
     "StateEntry",
     "TensorSpec",
@@ -68,6 +72,8 @@ CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"
 METADATA_KEY = "ortboost.catalogue"
 STEP_GRAPH, FLUSH_GRAPH = "step", "flush"
+TRIAL_GRAPH, ACCEPT_GRAPH = "trial", "accept"
+RATE, PROMISED = "rate", "promised"
 _VERSION = 1
 
 

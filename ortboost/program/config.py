@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from ortboost.boosts.base import Boost
 from ortboost.boosts.clip import ClipConfig
 from ortboost.boosts.loss_scale import scale_from_dict, scale_to_dict
-from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
+from ortboost.boosts.roles import GradientGatherer, LossScaler, StepTaker, UpdateSplitter
 from ortboost.boosts.table import boost_from_dict
 from ortboost.core.errors import ConfigError, nearest
 from ortboost.core.field_types import Range, check_kinds, read_config, write_config
@@ -189,6 +189,14 @@ class ProgramConfig:
                 fix="Leave check_finite on, or use a fixed scale.",
             )
 
+        taker = self.taker
+        if taker is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
+            raise ConfigError(
+                f"The boost '{taker.name}' compares losses with their slopes.",
+                where=f"gradient_divisor = {self.gradient_divisor}, reduction '{self.loss.reduction}'",
+                fix="Use a divisor of 1 and the reduction 'mean'.",
+            )
+
     @property
     def enabled_boosts(self) -> tuple[Boost, ...]:
         """The boosts that do something, in the order in which they act."""
@@ -208,6 +216,11 @@ class ProgramConfig:
     def splitter(self) -> UpdateSplitter | None:
         """The boost that splits the update into several graphs."""
         return next((b for b in self.enabled_boosts if isinstance(b, UpdateSplitter)), None)
+
+    @property
+    def taker(self) -> StepTaker | None:
+        """The boost that takes the step in place of the optimizer."""
+        return next((b for b in self.enabled_boosts if isinstance(b, StepTaker)), None)
 
     def with_boosts(self, *boosts: Boost) -> ProgramConfig:
         """The same with these boosts, each in the place of its like: one of its name, or its loss scale.

@@ -26,7 +26,11 @@ from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
-__all__ = ["ScaledGradients"]
+__all__ = ["INCOMING", "ZEROS", "ScaledGradients"]
+
+ZEROS, INCOMING = "ortboost/zeros", "ortboost/incoming"
+"""First parts of the names of the sums that are zero if gradients are finite, float32 scalars: of
+parameters, and of what comes into a scale group."""
 
 _SMALL = 8192  # elements; larger gradients are not worth a copy
 _BOOL = ir.DataType.BOOL
@@ -91,7 +95,7 @@ class ScaledGradients:
         if not self._groups:
             return {}
         crossing = {
-            ends: [_zero_sum(self.b, value) for value in values]
+            ends: [_zero_sum(self.b, value, INCOMING) for value in values]
             for ends, values in self.incoming.items()
         }
         senders = {above for _, above in crossing if 0 < above <= self._groups}
@@ -197,13 +201,14 @@ class _Bundle:
         return {name: grad for name, grad in self.gradients.items() if name not in inside}
 
 
-def _zero_sum(b: Builder, value: ir.Value) -> ir.Value:
+def _zero_sum(b: Builder, value: ir.Value, name: str = ZEROS) -> ir.Value:
     """`sum(0 * value)` as float32: zero, or not a number."""
     dtype = value.dtype or ir.DataType.FLOAT
     zero = b.op("ReduceSum", b.op("Mul", value, b.const(0.0, dtype)), keepdims=0, shape=())
-    if dtype == ir.DataType.FLOAT:
-        return zero
-    return b.op("Cast", zero, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+    if dtype != ir.DataType.FLOAT:
+        zero = b.op("Cast", zero, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+    zero.name = b.unique(name)  # known by it where a step is split, see ortboost.program.split
+    return zero
 
 
 def _is_zero(b: Builder, sums: Sequence[ir.Value]) -> ir.Value:

@@ -7,6 +7,7 @@
       step.onnx           one training step
       step.1.onnx, ...    the same, training less (gradient freeze)
       flush.onnx, ...     the update with what is left of a window (accumulation)
+      trial.onnx, accept.onnx   how far to go, and going there (DimReduce)
       eval.onnx           outputs and loss in inference mode, on the same state
       state.safetensors   initial state
 """
@@ -44,7 +45,9 @@ __all__ = ["EVAL", "MANIFEST", "STATE", "STEP", "Program", "check_state", "read_
 
 MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
 _FORMAT = 1
-_GRAPH = re.compile(r"(step|flush)(\.\d+)?")  # nothing else is read: a name is part of a path
+_GRAPH = re.compile(
+    r"(step|flush)(\.\d+)?|trial|accept"
+)  # nothing else is read: a name is part of a path
 
 
 @dataclass(frozen=True, repr=False)

@@ -135,6 +135,7 @@ class _Writer:
     def __init__(self, graph: GraphContext, config: ProgramConfig, group: int | None) -> None:
         self.graph = graph.model.graph
         self.config = config
+        self.slots = config.optimizer.slots if config.taker is None else ()
         self.trained = graph.trained
         self.group = group
         self.b = Builder(self.graph, "ortboost/update")
@@ -161,7 +162,7 @@ class _Writer:
             if group.learning_rate is not None:
                 self._learning_rate(group.name)
         for parameter in self.trained:
-            for slot in self.config.optimizer.slots:
+            for slot in self.slots:
                 zeros = np.zeros(parameter.shape, parameter.dtype.numpy())
                 self._add_state(self._slot(slot, parameter), "slot", zeros, slot)
         for boost in self.boosts:
@@ -183,6 +184,9 @@ class _Writer:
             self._add_state(name, "counter", np.int64(start))
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
+        if name in self.inputs:  # a rewrite of the gradients has needed it already
+            self.inputs[name].shape = ir.Shape(shape)
+            return self.inputs[name]
         value = ir.Value(name=self.b.unique(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.graph.inputs.append(value)
         self.inputs[name] = value
@@ -375,9 +379,9 @@ class _Writer:
         gradients = means()
         for boost in self.boosts:
             gradients = boost.transform_gradients(context, gradients)
-        for parameter in self.trained:
+        for parameter in self.trained if self.config.taker is None else ():
             rate, decay = self._group(parameter)
-            slots = {s: self._slot(s, parameter) for s in self.config.optimizer.slots}
+            slots = {s: self._slot(s, parameter) for s in self.slots}
             update = self.config.optimizer.update(
                 b,
                 UpdateInputs(
@@ -409,7 +413,7 @@ class _Writer:
         kept += self.own
         for parameter in self.trained:
             kept.append(parameter.name)
-            kept += [self._slot(slot, parameter) for slot in self.config.optimizer.slots]
+            kept += [self._slot(slot, parameter) for slot in self.slots]
         return {name: self.inputs[name] for name in kept}
 
     def _group(self, parameter: Parameter) -> tuple[ir.Value, float]:

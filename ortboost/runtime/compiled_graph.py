@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ortboost.program.catalogue import Catalogue
 from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.session import open_session
 from ortboost.runtime.state import DeviceState
 
@@ -26,6 +27,7 @@ class CompiledGraph:
         state: The state of the program.
         device: ``cpu`` or ``cuda``.
         threads: Threads within an operator.
+        placed: Inputs and outputs that are not state, and lie in memory of their own on the device.
     """
 
     def __init__(
@@ -36,12 +38,18 @@ class CompiledGraph:
         *,
         device: str,
         threads: int | None,
+        placed: Mapping[str, Buffer] | None = None,
     ) -> None:
-        self.catalogue = catalogue
+        self.catalogue, self._placed = catalogue, placed or {}
         self._state = state
         self._session = open_session(for_device(model, device), device=device, threads=threads)
         self._read = [entry.name for entry in catalogue.state]
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
+        self._lengths_vary = [
+            spec.name
+            for spec in catalogue.outputs
+            if spec.name not in self._placed and not all(isinstance(d, int) for d in spec.shape)
+        ]
         self._bindings: dict[tuple[int, ...], Any] = {}
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -51,7 +59,7 @@ class CompiledGraph:
             feeds: Batch and learning rates by input name.
 
         Returns:
-            The outputs that are not state, by name.
+            The outputs that are neither state nor placed, by name.
 
         Raises:
             Exception: Whatever the runtime's bindings raise.
@@ -59,13 +67,20 @@ class CompiledGraph:
         binding = self._binding()
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
+        for (
+            name
+        ) in self._lengths_vary:  # the memory of the last answer fits no batch of another size
+            binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)
         outputs = self.catalogue.outputs
-        # Copies: the runtime writes the answers of a later step over those of this one.
         values = binding.get_outputs()[: len(outputs)]
-        shown = [np.array(value.numpy(), copy=True) for value in values]
-        return dict(zip((spec.name for spec in outputs), shown, strict=True))
+        # Copies: the runtime writes the answers of a later step over those of this one.
+        return {
+            spec.name: np.array(value.numpy(), copy=True)
+            for spec, value in zip(outputs, values, strict=True)
+            if spec.name not in self._placed
+        }
 
     def _binding(self) -> Any:
         """All states bound to their current buffers; made once for each combination of buffers."""
@@ -74,10 +89,21 @@ class CompiledGraph:
             binding = self._session.io_binding()
             for entry in self.catalogue.state:
                 binding.bind_ortvalue_input(entry.name, self._state.current(entry.name))
+            for name in (spec.name for spec in self.catalogue.batch):
+                if name in self._placed:
+                    binding.bind_input(name, *self._place(name))
             for spec in self.catalogue.outputs:
-                binding.bind_output(spec.name, "cpu")
+                if spec.name in self._placed:
+                    binding.bind_output(spec.name, *self._place(spec.name))
+                else:
+                    binding.bind_output(spec.name, "cpu")
             for entry in self.catalogue.state:
                 if entry.next is not None:
                     binding.bind_ortvalue_output(entry.next, self._state.target(entry.name))
             self._bindings[phase] = binding
         return self._bindings[phase]
+
+    def _place(self, name: str) -> tuple[Any, ...]:
+        buffer = self._placed[name]
+        shape = list(buffer.shape(name))
+        return buffer.device, 0, buffer.dtype.type, shape, buffer.pointer(name)

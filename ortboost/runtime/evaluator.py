@@ -29,7 +29,7 @@ class Evaluator:
     def __init__(self, program: Program, state: DeviceState, *, threads: int | None = None) -> None:
         self.device = state.device
         self.inputs = program.evaluation_inputs
-        self._state = state
+        self.state = state
         self._session = open_session(program.evaluation, device=self.device, threads=threads)
         self._outputs = [output.name for output in self._session.get_outputs()]
         data = {spec.name for spec in self.inputs}
@@ -43,7 +43,7 @@ class Evaluator:
         """
         binding = self._session.io_binding()
         for name in self._state_names:
-            binding.bind_ortvalue_input(name, self._state.current(name))
+            binding.bind_ortvalue_input(name, self.state.current(name))
         for spec in self.inputs:
             array = fed_array(feeds, spec.name, self.inputs)
             binding.bind_cpu_input(spec.name, np.asarray(array, spec.dtype, order="C"))

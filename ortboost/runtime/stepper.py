@@ -9,23 +9,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.boosts.roles import StepTaker
 from ortboost.core.arguments import checked
-from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
-from ortboost.program.catalogue import TensorSpec
+from ortboost.program.catalogue import TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
+from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.session import TRAINING_DEVICES, resolve_device, set_seed
+from ortboost.runtime.shared_evaluator import SharedEvaluator
+from ortboost.runtime.shared_step import SharedStep, count_samples
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["StepResult", "Stepper"]
 
 _MAX_NAMED = 10
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # of 2**64: multiples of it are far apart (Knuth)
 _COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
 
 
@@ -70,6 +75,14 @@ class Stepper:
         threads: Threads within an operator; the runtime's choice if not given.
         in_place: Update states in place where that is proven right. Turning it off costs a second
             copy of the state and changes no number; it is there to test just that.
+        group: The processes that share each step, see :mod:`ortboost.runtime.shared_step`: :meth:`step` is
+            fed with this process's part of the batch and gives back loss and metrics of the whole one.
+            All methods but :meth:`get` and :meth:`set` are then to be called by all processes alike.
+        wire: In what type gradients travel between processes.
+        check_sync: Compare the parameters of all processes every so many steps; 0 for never.
+
+    Raises:
+        UsageError: The processes of the group have different programs.
 
     Example:
         >>> stepper = Stepper(program)                                    # doctest: +SKIP
@@ -85,8 +98,13 @@ class Stepper:
         device: str = "auto",
         threads: int | None = None,
         in_place: bool = True,
+        group: ProcessGroup | None = None,
+        wire: WireType = "float32",
+        check_sync: int = 0,
     ) -> None:
         self.program = program
+        self.group, self._check_sync = group, check_sync
+        self.shared = None if group is None else SharedStep(program, group, wire)
         self.catalogue = program.catalogue
         self.device = resolve_device(device, among=TRAINING_DEVICES)
         self._threads = threads
@@ -96,16 +114,25 @@ class Stepper:
         self._compiled: dict[str, CompiledGraph] = {}
         self._plan = step_plan(program.config)
         self._counters = dict.fromkeys(_COUNTERS, 0)
+        self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None
         self._read_counters()
-        self._graph(self.next_graph)  # what a runtime refuses is found here, not at the first step
+        if self.shared is None:
+            self._graph(self.next_graph)
+        else:
+            self.shared.open(
+                self.next_graph, self._state, threads
+            )  # what a runtime refuses is found here, not at the first step
 
     def _in_place(self) -> frozenset[str]:
         """States that every graph which writes them may update in place."""
         written: set[str] = set()
         shared: set[str] = set()
-        for name, model in self.program.graphs.items():
-            catalogue = self._catalogues[name]
+        graphs = [(model, self._catalogues[name]) for name, model in self.program.graphs.items()]
+        if self.shared is not None:
+            halves = (split.update for split in self.shared.splits.values())
+            graphs += [(model, read_catalogue(model)) for model in halves]
+        for model, catalogue in graphs:
             writes = {entry.name for entry in catalogue.state if entry.next is not None}
             written |= writes
             shared |= writes - in_place_states(model, catalogue)
@@ -126,7 +153,10 @@ class Stepper:
     def open(self) -> None:
         """Open every graph now; otherwise each is opened at the first step that needs it."""
         for name in self.program.graphs:
-            self._graph(name)
+            if self.shared is None or not name.startswith(names.STEP_GRAPH):
+                self._graph(name)
+            else:
+                self.shared.open(name, self._state, self._threads)
 
     @property
     def next_graph(self) -> str:
@@ -162,21 +192,36 @@ class Stepper:
                 the runtime refuses the shapes. Arrays that are no input are ignored.
         """
         if self.catalogue.randomness:
-            set_seed(seed)
-        ready = self._checked(feeds, hyper)
+            set_seed(self._own_seed(seed))
+        empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
+        ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:
             self._scales = {
                 e.name: self._state.read(e.name) for e in self.catalogue.entries("scale")
             }
         group, before = self._group(), self._counters[names.STEP]
-        graph = self._graph(names.graph_name(names.STEP_GRAPH, group))
+        name = names.graph_name(names.STEP_GRAPH, group)
         try:
-            values = graph.run(ready)
+            if self.shared is None:
+                values = self._graph(name).run(ready)
+            else:
+                values = self.shared.run(name, ready, self._state, self._threads)
+        except OrtBoostError:
+            raise
         except Exception as error:  # the bindings raise bare exceptions of many kinds
             raise refused_batch(error, feeds) from error
         overflow = bool(values.pop(names.OVERFLOW))
         self._count(overflow)
+        if self.shared is not None:
+            if self.program.config.gatherer is not None and self._counters[names.STEP] > before:
+                self._state.write(names.MICRO_STEPS, np.asarray(self.program.config.accumulate))
+                self._apply(group, hyper)
+            self._steps += 1
+            if self._check_sync and self._steps % self._check_sync == 0:
+                self.shared.check(self._state, self._steps)
         losses = values.pop(names.LOSS)
+        if self.program.config.taker is not None and not overflow:
+            self._take_step(self.program.config.taker, ready, losses, seed)
         scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         return StepResult(
             loss=float(losses.mean()),
@@ -206,10 +251,46 @@ class Stepper:
         """
         if not self._counters[names.MICRO_STEPS]:
             return False
-        self._graph(names.graph_name(names.FLUSH_GRAPH, self._group())).run(self._rates(hyper))
+        self._apply(self._group(), hyper)
         self._counters[names.MICRO_STEPS] = 0
         self._counters[names.STEP] += 1
         return True
+
+    def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
+        """Run the update with what a window holds."""
+        name = names.graph_name(names.FLUSH_GRAPH, group)
+        if self.shared is None:
+            self._graph(name).run(self._rates(hyper))
+            return
+        self.shared.join_sums(self._state)
+        with self.shared.joining(self._state, name):
+            self._graph(name).run(self._rates(hyper))
+        self.shared.leave_sums(self._state)
+
+    def _take_step(
+        self, taker: StepTaker, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
+    ) -> None:
+        """Try rates, and go as far as the first that is accepted; no rate if the loss is not a number."""
+        catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
+        batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
+        for rate in taker.rates:
+            if catalogue.randomness:
+                set_seed(self._own_seed(seed))  # the same draws as the step's
+            given = {**batch, names.RATE: np.asarray(rate, np.float32)}
+            if self.shared is None:
+                found = self._graph(names.TRIAL_GRAPH).run(given)
+            else:
+                found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given)
+            if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
+                accepted = rate
+                break
+        chosen = {names.RATE: np.asarray(accepted, np.float32)}
+        self._graph(names.ACCEPT_GRAPH).run(chosen)
+
+    def _own_seed(self, seed: int) -> int:
+        """Each process draws for its own samples; the first one as if it were alone."""
+        rank = 0 if self.group is None else self.group.rank
+        return (seed + rank * _GOLDEN_RATIO) % 2**63
 
     def _checked(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float]
@@ -269,7 +350,9 @@ class Stepper:
     # ---- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A host copy of the whole state."""
+        """A host copy of the whole state; of all processes, see :mod:`ortboost.runtime.shared_step`."""
+        if self.shared is not None:
+            self.shared.settle(self._state)
         return self._state.read_all()
 
     def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -279,6 +362,8 @@ class Stepper:
             FileError: It does not fit the program.
         """
         self._state.write_all(state)
+        if self.shared is not None:
+            self.shared.take(self._state)
         self._read_counters()
 
     def get(self, name: str) -> NDArray[Any]:
@@ -298,9 +383,10 @@ class Stepper:
         self._state.write(name, value)
         self._read_counters()
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> Evaluator | SharedEvaluator:
         """The evaluation graph on the state of this stepper."""
-        return Evaluator(self.program, self._state, threads=self._threads)
+        alone = Evaluator(self.program, self._state, threads=self._threads)
+        return alone if self.shared is None else SharedEvaluator(alone, self.shared)
 
     # ---- diagnosis ----------------------------------------------------------------------------
 
@@ -319,11 +405,13 @@ class Stepper:
         Returns:
             At most ten names: states and inputs first, then forward, then gradients.
         """
-        inputs = {**self._checked(feeds, hyper), **self.state()}
+        if self.shared is not None and not count_samples(self.inputs, feeds)[0]:
+            return []
+        inputs = {**self._checked(feeds, hyper), **self._state.read_all()}
         bad = [name for name, array in inputs.items() if not _finite(array)]
         model = self.program.graphs[self.next_graph]
         device, threads = self.device, self._threads
-        drawn = seed if self.catalogue.randomness else None
+        drawn = self._own_seed(seed) if self.catalogue.randomness else None
         inner = inner_tensors(model, inputs, device=device, threads=threads, seed=drawn)
         bad += [name for name, array in inner.items() if not _finite(array)]
         return bad[:_MAX_NAMED]
@@ -350,7 +438,7 @@ class Stepper:
             ModelError: The runtime cannot do it, for want of memory for instance.
         """
         name = self.next_graph
-        inputs = {**self._checked(feeds, hyper), **self.state(), **(self._scales or {})}
+        inputs = {**self._checked(feeds, hyper), **self._state.read_all(), **(self._scales or {})}
         try:
             return diagnose(
                 self.program.graphs[name],
@@ -358,7 +446,7 @@ class Stepper:
                 inputs,
                 device=self.device,
                 threads=self._threads,
-                seed=seed if self.catalogue.randomness else None,
+                seed=self._own_seed(seed) if self.catalogue.randomness else None,
             )
         except Exception as error:  # of memory, or of many kinds from the bindings
             raise ModelError(

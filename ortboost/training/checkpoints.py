@@ -42,6 +42,8 @@ class CheckpointStore:
         folder: Where they lie; created if missing. Temporary files of dead processes in it are
             removed.
         keep: How many of the newest to keep, 1 or more; the best one is kept besides.
+        writes: False for a process that reads what another one writes: saving, pinning and removing
+            do nothing.
 
     Raises:
         FileError: The folder cannot be made.
@@ -51,15 +53,18 @@ class CheckpointStore:
         ``store.latest(program="ab12").checkpoint.state``.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
-        self.folder, self.keep = Path(folder), max(1, keep)
+    def __init__(
+        self, folder: str | os.PathLike[str], keep: int = 3, *, writes: bool = True
+    ) -> None:
+        self.folder, self.keep, self._writes = Path(folder), max(1, keep), writes
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(
                 "The checkpoint folder cannot be made.", where=str(self.folder), fix=str(error)
             ) from error
-        self._sweep()
+        if writes:
+            self._sweep()
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, good or bad, in rising order."""
@@ -93,6 +98,8 @@ class CheckpointStore:
             FileError: The folder is not writable.
         """
         path = self.path(int(progress["step"]))
+        if not self._writes:
+            return path
         write_checkpoint(path, state, progress, program)
         if best:
             write_json(self.folder / "best.json", {"step": int(progress["step"])})
@@ -101,6 +108,8 @@ class CheckpointStore:
 
     def pin_best(self, step: int) -> None:
         """Pin an existing checkpoint as the best one."""
+        if not self._writes:
+            return
         write_json(self.folder / "best.json", {"step": step})
 
     def best_step(self) -> int | None:
@@ -170,6 +179,8 @@ class CheckpointStore:
 
     def clear(self) -> None:
         """Remove all checkpoints and the pin."""
+        if not self._writes:
+            return
         (self.folder / "best.json").unlink(missing_ok=True)
         for step in self.steps():
             self._remove(step)

@@ -7,7 +7,7 @@ import datetime
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ortboost.core.errors import DivergedError, OrtBoostError, UsageError
@@ -48,6 +48,7 @@ class Trainer:
         progress: Where to show the run; None shows nothing.
         program: Fingerprint of the program, written into checkpoints and checked on resuming.
         plot: Where to draw the curves of the log at the end.
+        signals: Makes what notices requests to leave.
 
     Raises:
         UsageError: Two callbacks have the same name, a metric is unknown, or overflows are to be
@@ -72,6 +73,7 @@ class Trainer:
         progress: Reporter | None = None,
         program: str = "",
         plot: str | os.PathLike[str] | None = None,
+        signals: Callable[[], SignalGuard] = SignalGuard,
     ) -> None:
         self.stepper, self.evaluator, self.config = stepper, evaluator, config
         self.store, self.log = store, log
@@ -79,6 +81,7 @@ class Trainer:
         self.progress: Reporter = progress or QuietProgress()
         self.record = Recorder(stepper, config, self.callbacks, store, log, self.progress, program)
         self.plot = None if plot is None else Path(plot)
+        self._signals = signals
         self._schedules = config.schedules(stepper.groups)
         self._metrics = [get_metric(name) for name in config.metrics]
         if config.debug_overflow and not isinstance(stepper, Diagnosable):
@@ -117,7 +120,7 @@ class Trainer:
         """
         started = time.perf_counter()
         with contextlib.ExitStack() as stack:
-            signals = stack.enter_context(SignalGuard())
+            signals = stack.enter_context(self._signals())
             stack.callback(self.progress.close)
             if self.log is not None:
                 stack.callback(self.log.close)

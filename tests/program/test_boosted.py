@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
+from ortboost.boosts import AdaSum, DimReduce
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, GroupedScaleConfig
 from ortboost.optimizers import Momentum
 from ortboost.program.boost_config import resolve_boost
-from ortboost.program.boosted import boosted, not_in_this_version, split_settings, with_settings
+from ortboost.program.boosted import boosted, split_settings, with_settings
 from ortboost.program.build import build_program
 from ortboost.program.config import ClipConfig, ProgramConfig
 from tests.support import ENGINES, assert_three_lines, batch_for, model_path, stepper
@@ -36,10 +37,10 @@ def test_o1_is_less_bn_with_all_that_belongs_to_it_and_freeze():
     assert not report.kept
 
 
-def test_o2_is_o1_with_one_process():
+def test_o2_is_o1_and_adasum():
     one, two = (boosted(ProgramConfig(), resolve_boost(level)) for level in ("O1", "O2"))
-    assert one[0] == two[0]
-    assert "one process" in two[1].kept["adasum"]
+    assert two[0] == one[0].with_boosts(AdaSum(8))
+    assert "one process" in two[1].notes[0]
 
 
 def test_settings_arrive():
@@ -78,21 +79,22 @@ def test_a_window_of_one_is_none():
     assert "is 1" in report.kept["grad_accumulation"]
 
 
-@pytest.mark.parametrize(
-    ("source", "missing"),
-    [
-        ({"boost": {"mode": "manual", "dim_reduce": True}}, "dim_reduce"),
-        ({"boost": {"mode": "manual", "adasum": True}}, "adasum"),
-        ({"boost": {"mode": "enable_all"}}, "dim_reduce"),
-    ],
-)
-def test_what_is_not_there_yet(source, missing):
-    boost = resolve_boost("O1", source)
-    assert not_in_this_version(boost) == missing
-    with pytest.raises(ConfigError) as raised:
-        boosted(ProgramConfig(), boost)
-    assert_three_lines(raised.value)
-    assert missing in raised.value.what
+def test_components_must_be_named():
+    for source in (
+        {"boost": {"mode": "manual", "dim_reduce": True}},
+        {"boost": {"mode": "enable_all"}},
+    ):
+        with pytest.raises(ConfigError, match="principal components") as raised:
+            boosted(ProgramConfig(), resolve_boost("O1", source))
+        assert_three_lines(raised.value)
+        assert "ortboost pca" in raised.value.fix
+
+
+def test_the_section_of_dimension_reduction_arrives():
+    section = {"pca_mat_path": "p.npy", "n_components": 4, "rho": 0.5, "alpha": 0.0}
+    source = {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": section}
+    config, _ = boosted(ProgramConfig(), resolve_boost("O0", source))
+    assert config.taker == DimReduce("p.npy", 4, rho=0.5, alpha=0.0)
 
 
 def test_groups_of_the_loss_scale_must_be_named():

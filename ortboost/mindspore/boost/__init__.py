@@ -7,6 +7,7 @@ docs/mindspore.md and the cards in docs/cards.
 
 from __future__ import annotations
 
+from ortboost.mindspore.boost.adasum import AdaSum
 from ortboost.mindspore.boost.auto_boost import AutoBoost
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
@@ -21,6 +22,7 @@ from ortboost.mindspore.boost.train_step import (
 )
 
 __all__ = [
+    "AdaSum",
     "AutoBoost",
     "BoostTrainOneStepCell",
     "BoostTrainOneStepWithLossScaleCell",

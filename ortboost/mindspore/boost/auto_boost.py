@@ -14,6 +14,7 @@ from ortboost.mindspore.boost.grad_freeze import GradientFreeze
 from ortboost.mindspore.boost.less_bn import LessBN
 from ortboost.mindspore.boost.optimizer_process import OptimizerProcess
 from ortboost.mindspore.boost.parameter_process import ParameterProcess
+from ortboost.mindspore.communication import shared_group
 from ortboost.mindspore.core.arguments import NotInThisVersionError, as_argument_error
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
@@ -21,7 +22,7 @@ from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper
 from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
-from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN, not_in_this_version
+from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 
 __all__ = ["AutoBoost"]
 
@@ -172,12 +173,20 @@ class AutoBoost:
         return process.generate_new_optimizer()
 
     def _check_version(self, owner: str) -> None:
-        missing = not_in_this_version(self.config)
-        if missing is not None:
+        group = shared_group()
+        if self.config.on.adasum and group is not None and group.size > 1:
             raise NotInThisVersionError(
-                f"The boost '{missing}' is not in this version.",
+                "The boost 'adasum' is not in this version of training cells.",
+                where=f"{owner}, level {self.level}, {group.size} processes",
+                fix="Convert the model to a program with --boost adasum, or call boost.AdaSum yourself; "
+                "{'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
+            )
+        if self.config.on.dim_reduce:
+            raise NotInThisVersionError(
+                "The boost 'dim_reduce' is not in this version of these classes.",
                 where=f"{owner}, level {self.level}, mode {self.config.mode}",
-                fix="Turn it off: {'boost': {'mode': 'manual', '" + missing + "': False}}.",
+                fix="Turn it off: {'boost': {'mode': 'manual', 'dim_reduce': False}}; or convert the model to a "
+                "program with --boost dim-reduce.",
             )
 
 

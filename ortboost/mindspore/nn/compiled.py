@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.boosts.grad_centralization import CentralizeConfig
 from ortboost.core.loss_scale import GroupedScaleConfig, ScaleConfig
+from ortboost.mindspore.communication import shared_group
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network, as_input
@@ -142,7 +143,10 @@ class CompiledSteps:
     ) -> tuple[Stepper, dict[str, list[str]]]:
         """A compiled step, and which of its states belong to whom."""
         stepper = Stepper(
-            self._program(trained, loss), device=self.network.device, threads=self.network.threads
+            self._program(trained, loss),
+            device=self.network.device,
+            threads=self.network.threads,
+            group=shared_group(),
         )
         names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
         for entry in stepper.catalogue.state:

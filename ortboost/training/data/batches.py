@@ -17,16 +17,41 @@ from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = [
     "Axes",
+    "Part",
     "batch_axes",
     "batch_length",
     "check_batch_size",
     "pad_batch",
+    "part_rows",
     "rows_of",
     "static_batch",
 ]
 
 Axes = Mapping[str, int | None]
 """Input to its batch axis, 0 where it is not named."""
+
+
+class Part(Batch):
+    """One process's part of a batch.
+
+    Args:
+        arrays: Input name to array; of no samples if the batch has fewer than there are processes.
+        samples: The number of samples of the whole batch.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], samples: int) -> None:
+        super().__init__(arrays)
+        self.samples = samples
+
+
+def part_rows(samples: int, rank: int, size: int) -> slice:
+    """The samples of a batch that a process takes; parts differ by one sample at most.
+
+    Example:
+        >>> [part_rows(5, rank, 2) for rank in range(2)]
+        [slice(0, 2, None), slice(2, 5, None)]
+    """
+    return slice(samples * rank // size, samples * (rank + 1) // size)
 
 
 def batch_axes(inputs: Sequence[InputLike]) -> dict[str, int | None]:
@@ -64,7 +89,7 @@ def rows_of(array: Array, rows: slice | Array, axis: int | None) -> Array:
 def batch_length(
     batch: Mapping[str, Array], where: str = "batch", *, axes: Axes | None = None
 ) -> int:
-    """The number of samples of a batch; 1 where nothing counts them, as for a whole graph.
+    """The number of samples of a batch, of a :class:`Part` that of the whole one; 1 where nothing counts them, as for a whole graph.
 
     Args:
         batch: The arrays.
@@ -74,6 +99,8 @@ def batch_length(
     Raises:
         UsageError: The batch is empty, holds scalars, or its arrays differ in length.
     """
+    if isinstance(batch, Part):
+        return batch.samples
     lengths: dict[str, int] = {}
     for name, array in batch.items():
         axis = 0 if axes is None else axes.get(name, 0)
@@ -128,8 +155,13 @@ def static_batch(inputs: Sequence[InputLike]) -> int | None:
     return next(iter(fixed.values()), None)
 
 
-def check_batch_size(inputs: Sequence[InputLike], batch_size: int) -> None:
+def check_batch_size(inputs: Sequence[InputLike], batch_size: int, *, of: int = 1) -> None:
     """Refuse a batch size that the graph cannot take.
+
+    Args:
+        inputs: The model's inputs.
+        batch_size: Samples that the graph is fed.
+        of: Number of processes that share a batch.
 
     Raises:
         UsageError: The graph is fixed to another size.
@@ -137,9 +169,10 @@ def check_batch_size(inputs: Sequence[InputLike], batch_size: int) -> None:
     fixed = static_batch(inputs)
     if fixed is not None and fixed != batch_size:
         raise UsageError(
-            f"The model is fixed to batches of {fixed}, not {batch_size}.",
+            f"The model is fixed to batches of {fixed}, not {batch_size}"
+            + (f" in each of {of} processes." if of > 1 else "."),
             where=f"input '{inputs[0].name}'",
-            fix=f"Use --batch-size {fixed}, or export the model with a symbolic batch axis.",
+            fix=f"Use --batch-size {fixed * of}, or export the model with a symbolic batch axis.",
         )
 
 

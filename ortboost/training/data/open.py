@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.core.errors import UsageError
 from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.load import load_arrays
 from ortboost.training.data.sources import ArraySource, IterableSource, Source
@@ -26,6 +27,7 @@ def open_source(
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> Source:
     """Make a source of whatever holds data.
 
@@ -39,6 +41,7 @@ def open_source(
         shuffle: Give each epoch its own order.
         seed: Seed of the order.
         drop_last: Leave out the last batch when it is short.
+        part: Rank and number of processes: each batch is divided among them.
 
     Raises:
         FileError: A file cannot be read, or does not fit the inputs.
@@ -50,11 +53,23 @@ def open_source(
     elif isinstance(data, Mapping):
         arrays, path = data, None
     elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
+        if part[1] > 1:
+            raise UsageError(
+                "A source of your own is not divided among processes.",
+                where=f"data: {type(data).__name__}",
+                fix="Give a file, arrays or an iterable of batches.",
+            )
         source: Source = data
         return source
     else:
-        return IterableSource(data, inputs)
+        return IterableSource(data, inputs, part)
     bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
     return ArraySource(
-        bound, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, inputs=inputs
+        bound,
+        batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+        inputs=inputs,
+        part=part,
     )

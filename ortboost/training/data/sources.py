@@ -15,9 +15,11 @@ import numpy as np
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.training.data.batches import (
+    Part,
     batch_axes,
     batch_length,
     check_batch_size,
+    part_rows,
     rows_of,
     static_batch,
 )
@@ -68,6 +70,7 @@ class ArraySource:
         inputs: The model's inputs; each batch is converted to their dtypes (in the prefetch
             thread) by :func:`convert`, and cut along their batch axes. None leaves the dtypes alone
             and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
+        part: Rank and number of processes: each batch is divided, and this process reads its part only.
 
     Raises:
         UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
@@ -88,8 +91,10 @@ class ArraySource:
         seed: int = 0,
         drop_last: bool = False,
         inputs: Sequence[InputLike] | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> None:
         self._axes = {**dict.fromkeys(arrays, 0), **batch_axes(inputs or ())}
+        self._part = part
         self.length = batch_length(arrays, "data", axes=self._axes)
         if batch_size < 1:
             raise UsageError("A batch needs samples.", where="batch_size", fix="Use 1 or more.")
@@ -102,7 +107,9 @@ class ArraySource:
                 fix=f"Use a batch size of at most {self.length}, or keep the last, short batch.",
             )
         if inputs is not None and drop_last:
-            check_batch_size(inputs, batch_size)
+            for rank in range(part[1]):
+                rows = part_rows(batch_size, rank, part[1])
+                check_batch_size(inputs, rows.stop - rows.start, of=part[1])
         self.arrays, self.batch_size = dict(arrays), batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._dtypes = {spec.name: spec.dtype for spec in inputs or ()}
@@ -119,13 +126,16 @@ class ArraySource:
         for index in range(start, self.steps_per_epoch):
             begin = index * self.batch_size
             end = min(begin + self.batch_size, self.length)
-            rows: slice | Array = slice(begin, end) if order is None else order[begin:end]
-            yield {
+            own = part_rows(end - begin, *self._part)
+            rows: slice | Array = slice(begin + own.start, begin + own.stop)
+            rows = rows if order is None else order[rows]
+            batch = {
                 name: convert(
                     rows_of(array, rows, self._axes[name]), self._dtypes.get(name, array.dtype)
                 )
                 for name, array in self.arrays.items()
             }
+            yield batch if self._part[1] == 1 else Part(batch, end - begin)
 
     def fingerprint(self) -> dict[str, Any]:
         """Sizes, dtypes and a CRC of the first and last sample of each array, and how they are cut."""
@@ -161,6 +171,8 @@ class IterableSource:
             one epoch only; a second one is refused.
         inputs: The model's inputs: a tuple is matched to them in order, a dict by name, and arrays
             are converted to their dtypes.
+        part: Rank and number of processes: of each batch that the iterable gives, this process keeps
+            its part. The iterables of all processes must give the same batches.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
     gives the same batches in the same epoch again; the source cannot check that.
@@ -172,8 +184,12 @@ class IterableSource:
     """
 
     def __init__(
-        self, data: Iterable[Any] | Callable[[], Iterable[Any]], inputs: Sequence[InputLike]
+        self,
+        data: Iterable[Any] | Callable[[], Iterable[Any]],
+        inputs: Sequence[InputLike],
+        part: tuple[int, int] = (0, 1),
     ) -> None:
+        self._part = part
         self._data, self._inputs = data, list(inputs)
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
         self._used = False
@@ -243,6 +259,10 @@ class IterableSource:
             for spec, part in zip(self._inputs, parts, strict=True)
         }
         length = batch_length(batch, where, axes=self._axes)
+        if self._part[1] > 1:
+            rows = part_rows(length, *self._part)
+            own = {name: rows_of(array, rows, self._axes[name]) for name, array in batch.items()}
+            batch, length = Part(own, length), rows.stop - rows.start
         if self._fixed is not None and length > self._fixed:
-            check_batch_size(self._inputs, length)
+            check_batch_size(self._inputs, length, of=self._part[1])
         return batch

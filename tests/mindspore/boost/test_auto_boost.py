@@ -224,7 +224,6 @@ def test_configurations_that_make_no_sense(arguments, nearest):
     ("source", "missing"),
     [
         (only("dim_reduce"), "dim_reduce"),
-        (only("adasum"), "adasum"),
         ({"boost": {"mode": "enable_all"}}, "dim_reduce"),
     ],
 )

@@ -1,0 +1,87 @@
+"""Several processes that train one program folder together, as ``torchrun`` started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from ortboost.runtime.process_group import ProcessGroup, in_torchrun, require_torch
+from ortboost.runtime.shared_step import SharedStep
+from ortboost.training.signals import SignalGuard
+
+__all__ = ["SharedSignals", "in_torchrun", "own_threads", "processes", "restarted", "torchrun"]
+
+_MANY = 3  # Ctrl-C reaches each process, and torchrun passes it on; the third is meant
+
+
+@contextlib.contextmanager
+def processes(timeout: float) -> Iterator[ProcessGroup | None]:
+    """The processes that ``torchrun`` started; ``None`` in one that it did not start."""
+    if not in_torchrun():
+        yield None
+        return
+    with ProcessGroup(timeout=timeout) as group:
+        yield group
+
+
+def restarted() -> bool:
+    """Whether ``torchrun`` started this process again after a fault."""
+    return in_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def own_threads(group: ProcessGroup | None, threads: int | None) -> int | None:
+    """Threads of this process: its share of the machine's if not given."""
+    if group is None or threads is not None:
+        return threads
+    return max(1, len(os.sched_getaffinity(0)) // group.local_size)
+
+
+def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> list[str]:
+    """The command that runs a command line of ortboost in several processes of this machine.
+
+    Example:
+        >>> torchrun(2, ["train", "run"])[-6:]
+        ['--nproc-per-node', '2', '-m', 'ortboost', 'train', 'run']
+
+    Raises:
+        DependencyError: torch is not installed.
+    """
+    require_torch()
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--max-restarts", str(restarts)]
+    return [*launch, "--nproc-per-node", str(number), "-m", "ortboost", *arguments]
+
+
+class SharedSignals(SignalGuard):
+    """Requests to leave, on which all processes agree: what one receives travels with its next step.
+
+    Args:
+        shared: The step that the processes share.
+    """
+
+    def __init__(self, shared: SharedStep) -> None:
+        self._shared, self._seen = shared, 0
+        super().__init__()
+
+    @property
+    def received(self) -> int | None:
+        """The signal that one of the processes has received, as of the last step."""
+        interrupted, terminated = self._shared.agreed
+        if not interrupted and not terminated:
+            return None
+        return signal.SIGTERM if terminated else signal.SIGINT
+
+    @received.setter
+    def received(self, number: int | None) -> None:
+        if number is not None:
+            self._shared.requests[int(number == signal.SIGTERM)] = 1.0
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._seen += 1
+        if self._seen >= _MANY:
+            self._restore()

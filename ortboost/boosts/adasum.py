@@ -1,0 +1,137 @@
+r"""AdaSum: join the updates of several servers, between their sum and their mean.
+
+With `a` and `b` what two servers subtract from a parameter tensor (old minus new weights, after
+their optimizers):
+
+    c = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
+
+which is `a + b` where they are orthogonal and `a` where they are equal. More than two are joined pair by
+pair. A server that stood still (`a = 0`) leaves `b` as it is. Gradients are averaged inside a server.
+
+Dot products are of single tensors. A pair does not exchange whole tensors: each keeps one half, and adds up the
+dot products of the halves, so that a pair of graphs does it: ``adasum.dots`` and ``adasum``.
+
+Source: Maleki et al., Scaling Distributed Training with Adaptive Summation (MLSys 2021), and the documents of
+MindSpore Boost 2.10, which adds 1e-12 to each partial dot product; here a division by zero is left out
+instead, so that small updates are not distorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, ClassVar
+
+import onnx_ir as ir
+
+from ortboost.boosts.base import Boost, Stage
+from ortboost.core.errors import ConfigError
+from ortboost.core.field_types import Range
+from ortboost.graph.build import Builder
+
+__all__ = ["AdaSum", "combine_graph", "dots_graph"]
+
+_FLOAT, _BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
+_OPSET, _IR_VERSION = 18, 8
+
+
+@dataclass(frozen=True)
+class AdaSum(Boost):
+    """AdaSum; with one process it does nothing.
+
+    Args:
+        group_size: Processes of a server (``device_number``).
+
+    Example:
+        >>> AdaSum(group_size=4).servers(16)
+        4
+    """
+
+    group_size: Annotated[int, Range(1)] = 8
+
+    name: ClassVar[str] = "adasum"
+    stage: ClassVar[Stage] = "update"
+    card: ClassVar[str] = "adasum"
+    excludes: ClassVar = MappingProxyType({})
+
+    def servers(self, processes: int) -> int:
+        """The number of servers.
+
+        Raises:
+            ConfigError: It is no power of two from 2 on, or the last server is not full.
+        """
+        number, rest = divmod(processes, self.group_size)
+        if rest or number < 2 or number & (number - 1):
+            raise ConfigError(
+                f"AdaSum joins pairs of servers: {processes} processes in groups of "
+                f"{self.group_size} are {number} servers"
+                + (f", and {rest} more." if rest else "."),
+                where=f"boost '{self.name}', group_size",
+                fix="Start 2, 4, 8, ... times group_size processes, or set adasum:group-size=N.",
+            )
+        return number
+
+
+def dots_graph(number: int) -> ir.Model:
+    """`a.b`, `|a|^2` and `|b|^2` of each of so many tensors.
+
+    Inputs ``a0``, ``b0``, ``a1``, ... float32 ``[n_i]``; output ``dots`` float32 ``[3, number]``.
+    """
+    pairs, b = _pairs(number, "adasum.dots")
+    rows = []
+    for one, other in ((0, 1), (0, 0), (1, 1)):
+        products = [
+            b.op("ReduceSum", b.op("Mul", pair[one], pair[other]), keepdims=1, shape=(1,))
+            for pair in pairs
+        ]
+        rows.append(b.op("Concat", *products, axis=0, shape=(number,)))
+    flat = b.op("Concat", *rows, axis=0)
+    dots = b.op("Reshape", flat, b.ints(3, number), name="dots", shape=(3, number))
+    return _closed(b, [dots])
+
+
+def combine_graph(number: int) -> ir.Model:
+    """The joined tensors.
+
+    Inputs as of :func:`dots_graph`, and ``dots`` with the sums over all halves; outputs ``c0``, ``c1``, ...
+    """
+    pairs, b = _pairs(number, "adasum")
+    dots = ir.Value(name="dots", type=ir.TensorType(_FLOAT), shape=ir.Shape((3, number)))
+    b.graph.inputs.append(dots)
+    rows = b.ops("Split", dots, names=[None] * 3, axis=0, num_outputs=3)
+    both, *alone = (b.op("Reshape", row, b.ints(-1), shape=(number,)) for row in rows)
+    factors = []
+    for own in alone:
+        still = b.op("Equal", own, b.const(0.0), dtype=_BOOL)
+        divisor = b.op("Where", still, b.const(1.0), own, dtype=_FLOAT)
+        half = b.op("Mul", b.op("Div", both, divisor), b.const(0.5))
+        factors.append(b.op("Sub", b.const(1.0), half))
+    found = []
+    for i, pair in enumerate(pairs):
+        at = b.ints(i)
+        parts = [
+            b.op("Mul", value, b.op("Gather", factor, at))
+            for value, factor in zip(pair, factors, strict=True)
+        ]
+        found.append(b.op("Add", *parts, name=f"c{i}", shape=pair[0].shape))
+    return _closed(b, found)
+
+
+def _pairs(number: int, name: str) -> tuple[list[tuple[ir.Value, ir.Value]], Builder]:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": _OPSET}, name=name)
+    pairs = []
+    for i in range(number):
+        a, b = (
+            ir.Value(name=f"{side}{i}", type=ir.TensorType(_FLOAT), shape=ir.Shape((f"n{i}",)))
+            for side in "ab"
+        )
+        pairs.append((a, b))
+        graph.inputs.extend((a, b))
+    return pairs, Builder(graph, name)
+
+
+def _closed(b: Builder, outputs: Sequence[ir.Value]) -> ir.Model:
+    b.flush()
+    b.graph.outputs.extend(outputs)
+    return ir.Model(b.graph, ir_version=_IR_VERSION)

@@ -1,0 +1,74 @@
+"""``AdaSum``: join what servers subtract from their parameters, in a training loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ortboost.boosts.adasum import AdaSum as AdaSumBoost
+from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
+from ortboost.mindspore.core.arguments import ArgumentValueError, as_argument_error
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.tensor import Tensor
+from ortboost.runtime.adasum import SharedAdaSum
+
+__all__ = ["AdaSum"]
+
+
+class AdaSum:
+    """AdaSum between servers of ``device_number`` processes, see :mod:`ortboost.boosts.adasum`.
+
+    A program does the same in its steps with the boost ``adasum``.
+
+    Args:
+        rank: This process.
+        device_number: Processes of a server.
+        group_number: Servers, a power of two from 2 on.
+        parameter_tuple: The parameters.
+
+    Raises:
+        ArgumentValueError: The numbers are not those of the processes.
+        ArgumentRuntimeError: The processes have not met.
+    """
+
+    def __init__(
+        self, rank: int, device_number: int, group_number: int, parameter_tuple: Sequence[Parameter]
+    ) -> None:
+        if (rank, device_number * group_number) != (get_rank(), get_group_size()):
+            raise ArgumentValueError(
+                f"Process {rank} of {group_number} servers of {device_number} is not this one.",
+                where=f"AdaSum, process {get_rank()} of {get_group_size()}",
+                fix="Give get_rank(), and numbers whose product is get_group_size().",
+            )
+        group = shared_group()
+        if group is None:
+            raise ArgumentValueError(
+                "Each process is by itself.",
+                where="AdaSum",
+                fix="Call set_auto_parallel_context(parallel_mode='data_parallel') first.",
+            )
+        self._names = [parameter.name for parameter in parameter_tuple]
+        with as_argument_error("AdaSum"):
+            self._joined = SharedAdaSum(AdaSumBoost(device_number), group)
+
+    def __call__(
+        self,
+        delta_weights: Sequence[Tensor],
+        parameters: Sequence[Parameter],
+        old_parameters: Sequence[Tensor],
+    ) -> None:
+        """Set the parameters to what all servers agree on.
+
+        Args:
+            delta_weights: Old minus new weights of this server.
+            parameters: The parameters, in the order of the constructor.
+            old_parameters: Their values before the update.
+        """
+        deltas = {
+            name: np.asarray(delta, np.float32)
+            for name, delta in zip(self._names, delta_weights, strict=True)
+        }
+        joined = self._joined.join(deltas)
+        for name, parameter, old in zip(self._names, parameters, old_parameters, strict=True):
+            parameter.set_data(Tensor(np.asarray(old, np.float32) - joined[name]))

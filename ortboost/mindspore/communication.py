@@ -1,0 +1,149 @@
+"""MindSpore's ``communication`` and the data-parallel part of ``set_auto_parallel_context``.
+
+Like MindSpore's, these are settings of the whole process: ``torchrun`` starts it, :func:`init` meets the others, and
+training cells that are compiled from then on share their steps::
+
+    init()
+    set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=True)
+    data = my_part_of_the_data(get_rank(), get_group_size())
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ortboost.mindspore.core.arguments import (
+    ArgumentRuntimeError,
+    ArgumentValueError,
+    NotInThisVersionError,
+)
+from ortboost.runtime.process_group import ProcessGroup
+
+__all__ = [
+    "ParallelMode",
+    "get_group_size",
+    "get_rank",
+    "init",
+    "release",
+    "reset_auto_parallel_context",
+    "set_auto_parallel_context",
+    "shared_group",
+]
+
+
+class ParallelMode:
+    """Names of the modes; the first two are in this version."""
+
+    STAND_ALONE: Final = "stand_alone"
+    DATA_PARALLEL: Final = "data_parallel"
+    HYBRID_PARALLEL: Final = "hybrid_parallel"
+    SEMI_AUTO_PARALLEL: Final = "semi_auto_parallel"
+    AUTO_PARALLEL: Final = "auto_parallel"
+
+
+class _Process:
+    group: ProcessGroup | None = None
+    mode: str = ParallelMode.STAND_ALONE
+
+
+def init(backend_name: str | None = None) -> None:
+    """Meet the other processes; a second call does nothing.
+
+    Args:
+        backend_name: ``gloo``, ``nccl`` or nothing: the transport follows the device.
+
+    Raises:
+        ArgumentValueError: A transport of other hardware.
+        UsageError: The process was not started by ``torchrun``.
+        DependencyError: torch is not installed.
+    """
+    if backend_name not in (None, "gloo", "nccl"):
+        raise ArgumentValueError(
+            f"There is no transport '{backend_name}'.",
+            where="communication.init, backend_name",
+            fix="Leave it out: gloo carries tensors of the CPU, NCCL those of a GPU.",
+        )
+    if _Process.group is None:
+        _Process.group = ProcessGroup()
+
+
+def release() -> None:
+    """Leave the others."""
+    if _Process.group is not None:
+        _Process.group.close()
+        _Process.group = None
+
+
+def get_rank() -> int:
+    """The number of this process, from 0.
+
+    Raises:
+        ArgumentRuntimeError: Before :func:`init`.
+    """
+    return _group().rank
+
+
+def get_group_size() -> int:
+    """The number of processes.
+
+    Raises:
+        ArgumentRuntimeError: Before :func:`init`.
+    """
+    return _group().size
+
+
+def set_auto_parallel_context(**settings: Any) -> None:
+    """Say how training cells that are compiled from now on share their steps.
+
+    Args:
+        **settings: ``parallel_mode``: ``stand_alone`` or ``data_parallel``; ``gradients_mean``: True;
+            ``device_num``: the number of processes, checked.
+
+    Raises:
+        ArgumentValueError: A value that makes no sense, or a number that is not that of the processes.
+        NotInThisVersionError: Another mode or setting.
+        ArgumentRuntimeError: ``data_parallel`` before :func:`init`.
+    """
+    where = "set_auto_parallel_context"
+    mode = settings.pop("parallel_mode", _Process.mode)
+    number = settings.pop("device_num", None)
+    mean = settings.pop("gradients_mean", True)
+    known = [value for name, value in vars(ParallelMode).items() if name.isupper()]
+    if mode not in known:
+        raise ArgumentValueError(
+            f"There is no mode {mode!r}.", where=where, fix=f"Choices: {', '.join(known)}."
+        )
+    if settings or mode not in known[:2] or not mean:
+        name = next(iter(settings), f"parallel_mode={mode}" if mean else "gradients_mean=False")
+        raise NotInThisVersionError(
+            f"'{name}' is not in this version.",
+            where=where,
+            fix="Use parallel_mode='data_parallel' with gradients_mean=True.",
+        )
+    if mode == ParallelMode.DATA_PARALLEL and number not in (None, _group().size):
+        raise ArgumentValueError(
+            f"device_num is {number}, and there are {_group().size} processes.",
+            where=where,
+            fix="Leave it out, or start so many: torchrun --nproc-per-node N.",
+        )
+    _Process.mode = mode
+
+
+def reset_auto_parallel_context() -> None:
+    """Back to a process by itself."""
+    _Process.mode = ParallelMode.STAND_ALONE
+
+
+def shared_group() -> ProcessGroup | None:
+    """The processes that share a step; ``None`` where each is by itself."""
+    return _group() if _Process.mode == ParallelMode.DATA_PARALLEL else None
+
+
+def _group() -> ProcessGroup:
+    if _Process.group is None:
+        raise ArgumentRuntimeError(
+            "The processes have not met.",
+            where="communication",
+            fix="Call communication.init() first.",
+        )
+    return _Process.group

@@ -1,0 +1,209 @@
+r"""A step graph in two: what a process does by itself, and what all do with the sum.
+
+With several processes, each with a part of the batch, gradients are summed between two graphs::
+
+    gradients.onnx    forward and backward:  batch, states -> loss, metrics, X_grad
+    update.onnx       un-scale, finite check, gate, boosts, optimizer, scale:  X_grad, states -> next states
+
+Both are slices of the step graph and share its state; nothing is computed otherwise than in it. What is
+cut, and what becomes of it between the graphs:
+
+- ``X_grad`` of each trained parameter, still scaled, is summed over the processes. All of them see the same
+  sum, so that an inf of one is found by all and the same step is skipped;
+- what says whether a scale group overflowed above this one (``ortboost/incoming``) is summed, too;
+- raw running statistics (``ortboost/raw/...``) stay with their process, as in torch's DistributedDataParallel.
+
+Where gradients are accumulated they travel once a window: ``X_grad`` stays with its process, only the sums
+of the finite check travel at each step, and the update is left to the flush graph, after the
+sums of the window have been added up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.autodiff.engine import gradient_name
+from ortboost.boosts.adasum import AdaSum
+from ortboost.boosts.grad_accumulation import GradAccumulation
+from ortboost.boosts.roles import StepTaker
+from ortboost.core.errors import ConfigError, ModelError
+from ortboost.program import catalogue as names
+from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
+from ortboost.program.gradients import INCOMING, ZEROS
+from ortboost.program.program import Program
+
+__all__ = ["GRADIENTS_GRAPH", "UPDATE_GRAPH", "SplitStep", "split_program", "split_step"]
+
+GRADIENTS_GRAPH, UPDATE_GRAPH = "gradients", "update"
+_RAW = "ortboost/raw/"
+_OF_UPDATE = (names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES)
+
+
+@dataclass(frozen=True)
+class SplitStep:
+    """The two graphs of a step; each carries its own catalogue.
+
+    Args:
+        gradients: Forward and backward; what is cut is among its outputs.
+        update: The rest; what is cut are its batch inputs.
+        summed: What is cut and summed over the processes, each part weighted by its share of the batch.
+        checks: Scalars that are summed without weights: zero, or not a number.
+        kept: What is cut and stays with its process; gradients among it are weighted, too.
+    """
+
+    gradients: ir.Model
+    update: ir.Model
+    summed: tuple[TensorSpec, ...]
+    checks: tuple[TensorSpec, ...]
+    kept: tuple[TensorSpec, ...]
+
+
+def split_program(program: Program) -> dict[str, SplitStep]:
+    """All step graphs of a program in two, by the name of the step graph.
+
+    Raises:
+        ConfigError: A boost gathers gradients in a way that is not known here.
+        ModelError: The program was made by an older version that did not name what has to be cut.
+
+    Example:
+        >>> split_program(program)["step"].summed[0].name  # doctest: +SKIP
+        'fc1.weight_grad'
+    """
+    gatherer = program.config.gatherer
+    joins = any(isinstance(boost, AdaSum) for boost in program.config.enabled_boosts)
+    if gatherer is not None and not isinstance(gatherer, GradAccumulation):
+        raise ConfigError(
+            f"The boost '{gatherer.name}' gathers gradients in a way of its own.",
+            where="several processes",
+            fix="Use grad-accumulation, or train with one process.",
+        )
+    return {
+        name: split_step(
+            model, accumulates=gatherer is not None, joins=joins, taker=program.config.taker
+        )
+        for name, model in program.graphs.items()
+        if name.partition(".")[0] == names.STEP_GRAPH
+    }
+
+
+def split_step(
+    step: ir.Model,
+    *,
+    accumulates: bool = False,
+    joins: bool = False,
+    taker: StepTaker | None = None,
+) -> SplitStep:
+    """Split one step graph; it is not changed.
+
+    Args:
+        step: The step graph.
+        accumulates: Whether gradients are gathered over a window: the update is left to the flush graph.
+        joins: Whether only some processes sum their gradients (AdaSum), while all skip the same steps: the
+            finite check is cut, too.
+        taker: The boost that takes the step itself: what it lets travel in place of the gradients is cut.
+
+    Raises:
+        ModelError: See :func:`split_program`.
+    """
+    catalogue = read_catalogue(step)
+    made = {o.name: o for node in step.graph for o in node.outputs if o.name}
+    gate = next((node for node in step.graph if node.name == "ortboost/apply"), None)
+    entries = tuple(
+        dataclasses.replace(entry, next=None)
+        if entry.next and gate is not None and made[entry.next].producer() is gate
+        else entry
+        for entry in catalogue.state
+    )
+    gradients = [
+        gradient_name(e.name) for e in catalogue.entries("parameter") if e.next is not None
+    ]
+    if taker is not None:  # the step leaves the parameters where they are
+        found = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
+        gradients = [taker.travels] if taker.travels else [name for name in found if name in made]
+        joins = joins or taker.travels is not None
+    missing = next((name for name in gradients if name not in made), None)
+    checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
+    zeros = [name for name in made if name.startswith(checks)]
+    raw = [name for name in made if name.startswith(_RAW)]
+    if missing is not None or ((accumulates or joins) and not zeros):
+        raise _not_split(missing or ZEROS)
+    cut = [*gradients, *zeros, *raw]
+    shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
+    first = _slice(step, [*(spec.name for spec in shown), *cut], ())
+    specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
+    first_catalogue = dataclasses.replace(
+        catalogue,
+        hyper=(),
+        state=_read(first, [dataclasses.replace(e, next=None) for e in catalogue.state]),
+        outputs=tuple(specs[spec.name] for spec in (*shown, *(specs[name] for name in cut))),
+    )
+    late = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
+    second = _slice(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
+    read = {value.name for value in second.graph.inputs}
+    stray = next((spec.name for spec in catalogue.batch if spec.name in read), None)
+    if stray is not None:
+        raise _not_split(stray)
+    second_catalogue = dataclasses.replace(
+        catalogue,
+        batch=tuple(specs[name] for name in cut if name in read),
+        hyper=tuple(spec for spec in catalogue.hyper if spec.name in read),
+        state=_read(second, entries),
+        outputs=tuple(late),
+        randomness=False,
+    )
+    _stamp(first, first_catalogue, GRADIENTS_GRAPH)
+    _stamp(second, second_catalogue, UPDATE_GRAPH)
+    kept = [*gradients, *raw] if accumulates else raw
+    return SplitStep(
+        first,
+        second,
+        summed=tuple(specs[name] for name in gradients if name not in kept),
+        checks=tuple(specs[name] for name in zeros),
+        kept=tuple(specs[name] for name in kept),
+    )
+
+
+def _slice(step: ir.Model, outputs: Sequence[str], cut: Sequence[str]) -> ir.Model:
+    """What makes the outputs, with the cut values as inputs; states that are only written stay inputs."""
+    model = step.clone()
+    graph = model.graph
+    made = {o.name: o for node in graph for o in node.outputs if o.name}
+    inputs = []
+    for name in cut:
+        old = made[name]
+        new = ir.Value(name=name, type=old.type, shape=old.shape)
+        old.name = f"{name}/cut"
+        old.replace_all_uses_with(new)
+        inputs.append(new)
+    graph.inputs.extend(inputs)
+    graph.outputs[:] = [made[name] for name in outputs]
+    common.RemoveUnusedNodesPass()(model)
+    written = {name.removeprefix(names.next_name("")) for name in outputs}
+    used = {id(value) for node in graph.all_nodes() for value in node.inputs}  # of what is left
+    graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
+    return model
+
+
+def _read(model: ir.Model, entries: Sequence[names.StateEntry]) -> tuple[names.StateEntry, ...]:
+    """The states that a graph reads or writes."""
+    read = {value.name for value in model.graph.inputs}
+    return tuple(entry for entry in entries if entry.name in read)
+
+
+def _stamp(model: ir.Model, catalogue: Catalogue, kind: str) -> None:
+    model.metadata_props["ortboost.kind"] = kind
+    model.metadata_props[names.METADATA_KEY] = json.dumps(catalogue.to_dict())
+
+
+def _not_split(name: str) -> ModelError:
+    return ModelError(
+        "The step cannot be split between gradients and update.",
+        where=f"tensor '{name}'",
+        fix="Convert the model again with this version of ortboost; if it stays so, report it.",
+    )

@@ -1,0 +1,123 @@
+"""The graphs of a boost that takes the step itself: ``trial``, the loss at a rate, and ``accept``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.boosts.roles import StepTaker
+from ortboost.graph.build import Builder
+from ortboost.graph.parameters import Parameter
+from ortboost.program import catalogue as names
+from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec
+
+__all__ = ["build_trials"]
+
+
+def build_trials(
+    forward: ir.Model,
+    taker: StepTaker,
+    trained: Sequence[Parameter],
+    step: Catalogue,
+    loss: str,
+) -> dict[str, tuple[ir.Model, Catalogue]]:
+    """Both graphs by name, with their catalogues; the state is that of the step.
+
+    Args:
+        forward: The training graph before differentiation, its weights inputs; not changed.
+        taker: The boost.
+        trained: What is trained.
+        step: The catalogue of the step graph.
+        loss: Name of the loss that users see.
+    """
+    known = {entry.name: entry for entry in step.state}
+    trial = _trial(forward.clone(), taker, trained, known, step, loss)
+    return {names.TRIAL_GRAPH: trial, names.ACCEPT_GRAPH: _accept(forward, taker, trained, known)}
+
+
+def _trial(
+    model: ir.Model,
+    taker: StepTaker,
+    trained: Sequence[Parameter],
+    known: Mapping[str, StateEntry],
+    step: Catalogue,
+    loss: str,
+) -> tuple[ir.Model, Catalogue]:
+    """The forward pass with other weights; what it makes for running statistics is not looked at."""
+    graph = model.graph
+    inputs = {value.name or "": value for value in graph.inputs}
+    uses = {p.name: inputs[p.name].uses() for p in trained}
+    first = next(iter(graph), None)
+    for name in taker.trial_states():
+        inputs[name] = _input(known[name])
+    rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    b = Builder(graph, "ortboost/trial")
+    weights, promised = taker.trial_weights(b, inputs, rate, trained)
+    promised = b.op("Identity", promised, name=names.PROMISED, shape=())
+    nodes = b.take()
+    if first is None:
+        graph.extend(nodes)
+    else:
+        graph.insert_before(first, nodes)
+    for name, used in uses.items():
+        for usage in used:
+            usage.node.replace_input_with(usage.idx, weights[name])
+    shown = [next(v for v in graph.outputs if v.name == loss), promised]
+    graph.outputs[:] = shown
+    graph.inputs.extend([rate, *(inputs[name] for name in taker.trial_states())])
+    common.RemoveUnusedNodesPass()(model)
+    read = {v.name or "": v for v in graph.inputs if v.uses()}
+    batch = tuple(spec for spec in step.batch if spec.name in read)
+    state = tuple(dataclasses.replace(e, next=None) for n, e in known.items() if n in read)
+    order = [*(spec.name for spec in batch), names.RATE, *(entry.name for entry in state)]
+    graph.inputs[:] = [read[name] for name in order]
+    catalogue = Catalogue(
+        batch=batch,
+        hyper=(TensorSpec.of(rate),),
+        state=state,
+        outputs=tuple(TensorSpec.of(value) for value in shown),
+        randomness=step.randomness,
+    )
+    return model, catalogue
+
+
+def _accept(
+    forward: ir.Model,
+    taker: StepTaker,
+    trained: Sequence[Parameter],
+    known: Mapping[str, StateEntry],
+) -> tuple[ir.Model, Catalogue]:
+    wanted = [p.name for p in trained] + list(taker.accept_states(trained))
+    inputs = {name: _input(known[name]) for name in wanted}
+    rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
+    graph = ir.Graph(
+        [rate, *inputs.values()],
+        [],
+        nodes=[],
+        opset_imports=forward.graph.opset_imports,
+        name="accept",
+    )
+    b = Builder(graph, "ortboost/accept")
+    found = taker.accepted(b, inputs, rate, trained)
+    b.flush()
+    for name, value in found.items():
+        value.name = b.unique(names.next_name(name))
+        value.type, value.shape = inputs[name].type, inputs[name].shape
+        graph.outputs.append(value)
+    state = tuple(
+        dataclasses.replace(known[name], next=names.next_name(name) if name in found else None)
+        for name in wanted
+    )
+    catalogue = Catalogue((), (TensorSpec.of(rate),), state, ())
+    return ir.Model(graph, ir_version=forward.ir_version), catalogue
+
+
+def _input(entry: StateEntry) -> ir.Value:
+    return ir.Value(
+        name=entry.name,
+        type=ir.TensorType(ir.DataType.from_numpy(entry.dtype)),
+        shape=ir.Shape(entry.shape),
+    )

@@ -1,0 +1,337 @@
+"""The processes of a run, and what travels between them: ``torch.distributed``, imported nowhere else.
+
+``torchrun`` starts the processes and starts them again. Tensors on the CPU travel with gloo, tensors on a GPU
+with NCCL. Every call is collective: all processes make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import DependencyError, OrtBoostError, UsageError
+from ortboost.core.version import __version__
+
+__all__ = [
+    "Buffer",
+    "Handle",
+    "LostProcessError",
+    "ProcessGroup",
+    "WireType",
+    "in_torchrun",
+    "require_torch",
+]
+
+WireType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+"""In what type float32 numbers travel."""
+_ALIGNED: Final = 64  # bytes: where vector instructions like tensors to begin
+_GRACE: Final = 5.0  # seconds in which those that live say so
+
+
+class LostProcessError(OrtBoostError):
+    """A process of the run is gone or does not answer."""
+
+    exit_status = 9
+
+
+def in_torchrun() -> bool:
+    """Whether ``torchrun`` started this process, as one of several or alone."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+@dataclass(frozen=True)
+class Handle:
+    """Something on its way; :meth:`wait` until it is there."""
+
+    wait: Callable[[], None]
+
+
+class Buffer:
+    """Memory in which several tensors lie one after the other, to travel as one.
+
+    Args:
+        group: The processes.
+        tensors: Name to shape.
+        dtype: Of all of them.
+        device: ``cpu`` or ``cuda``.
+        wire: In what type float32 travels.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        tensors: Mapping[str, Sequence[int]],
+        dtype: np.dtype[Any],
+        device: str = "cpu",
+        wire: WireType = "float32",
+    ) -> None:
+        torch = require_torch()
+        if device == "cuda" and not torch.cuda.is_available():
+            raise DependencyError(
+                "This build of torch cannot send tensors of a GPU.",
+                where=f"torch {torch.__version__}, device cuda",
+                fix="Install the build of torch for CUDA, or use --device cpu.",
+            )
+        self._group, self.dtype, self.device = group, dtype, device
+        step = max(1, _ALIGNED // dtype.itemsize)
+        self._places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        length = 0
+        for name, shape in tensors.items():
+            self._places[name] = (length, tuple(shape))
+            length += -(-int(np.prod(shape, dtype=np.int64)) // step) * step
+        self._all = torch.zeros(length, dtype=getattr(torch, dtype.name), device=device)
+        narrow = wire != "float32" and dtype == np.float32
+        self._wire = self._all.to(getattr(torch, wire)) if narrow else self._all
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors."""
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor."""
+        return self._places[name][1]
+
+    def pointer(self, name: str) -> int:
+        """Address of a tensor on its device."""
+        return int(self._all.data_ptr()) + self._places[name][0] * self.dtype.itemsize
+
+    def _view(self, name: str) -> Any:
+        start, shape = self._places[name]
+        return self._all[start : start + int(np.prod(shape, dtype=np.int64))].view(shape)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A host copy of a tensor."""
+        return np.array(self._view(name).cpu().numpy(), copy=True)
+
+    def write(self, name: str, value: NDArray[Any]) -> None:
+        """Replace a tensor."""
+        self._view(name).copy_(require_torch().from_numpy(np.asarray(value, self.dtype, order="C")))
+
+    def scale(self, factor: float) -> None:
+        """Multiply everything; by 0 gives 0, whatever there was."""
+        if factor == 0.0:
+            self._all.zero_()
+        elif factor != 1.0:
+            self._all.mul_(factor)
+
+    def start_sum(self) -> Handle:
+        """Begin to add up the buffers of all processes; the sum is the same to the bit in all."""
+        if self._wire is not self._all:
+            self._wire.copy_(self._all)
+        travelling = self._group.start_sum(self._wire)
+
+        def wait() -> None:
+            travelling.wait()
+            if self._wire is not self._all:
+                self._all.copy_(self._wire)
+
+        return Handle(wait)
+
+
+class ProcessGroup:
+    """The processes of a run, as ``torchrun`` started them.
+
+    Args:
+        timeout: Seconds that a process waits for the others.
+
+    Raises:
+        DependencyError: torch is not installed.
+        UsageError: The process was not started by ``torchrun``, or the processes do not find each other.
+
+    Example:
+        >>> with ProcessGroup() as group:  # doctest: +SKIP
+        ...     Stepper(program, group=group).step(my_part_of_the_batch, {"learning_rate": 0.1})
+    """
+
+    def __init__(self, *, timeout: float = 600.0) -> None:
+        if not in_torchrun():
+            raise UsageError(
+                "This process was not started by torchrun.",
+                where="RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set",
+                fix="torchrun --nproc-per-node 2 -m ortboost train RUN ..., or --processes 2.",
+            )
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self.timeout = timeout
+        self._ranks: Any = None  # torch's handle of a part; of all there is none
+        if self.local_size > 1:
+            _see_own_gpu(self.local_rank)
+        torch = require_torch()
+        self._dist, self._owner = torch.distributed, not torch.distributed.is_initialized()
+        self._store: Any = None  # of a group that somebody else has made, it is not known
+        if self._owner:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            patience = datetime.timedelta(seconds=timeout)
+            try:
+                store, rank, size = next(self._dist.rendezvous("env://", timeout=patience))
+                # torchrun's store outlives a fault (torch 2.13): old addresses must not be read again.
+                life = f"ortboost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+                self._store = self._dist.PrefixStore(life, store)
+                self._dist.init_process_group(
+                    backend, store=self._store, rank=rank, world_size=size, timeout=patience
+                )
+            except Exception as error:  # torch raises errors of many kinds
+                raise UsageError(
+                    "The processes did not find each other.",
+                    where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, rank "
+                    f"{self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
+                    fix="Start all of them within the timeout (--timeout), at an address and port that "
+                    "is free and that all can reach.",
+                ) from error
+
+    def __enter__(self) -> ProcessGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._owner and self._dist.is_initialized():
+            self._dist.destroy_process_group()
+
+    def part(self, members: Sequence[Sequence[int]]) -> ProcessGroup:
+        """The group of those ranks of all that this process is one of; every process names all groups."""
+        found = copy.copy(self)
+        found._owner = False
+        for ranks in members:
+            handle = self._dist.new_group(list(ranks))
+            if self.rank in ranks:
+                found.rank, found.size = list(ranks).index(self.rank), len(ranks)
+                found._ranks = handle
+        return found
+
+    # ---- what travels -------------------------------------------------------------------------
+
+    def start_sum(self, tensor: Any) -> Handle:
+        """Begin to add up tensors of torch, in place."""
+        work = self._guarded(
+            lambda: self._dist.all_reduce(tensor, group=self._ranks, async_op=True)
+        )
+        return Handle(lambda: self._guarded(work.wait))
+
+    def start_sum_of(self, array: NDArray[Any]) -> tuple[NDArray[Any], Handle]:
+        """Begin to add up an array of the host; the sum is there after waiting."""
+        total = np.array(array, order="C", copy=True)
+        return total, self.start_sum(require_torch().from_numpy(total))
+
+    def sum(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The sum of an array over all processes."""
+        total, travelling = self.start_sum_of(array)
+        travelling.wait()
+        return total
+
+    def gather(self, value: Any) -> list[Any]:
+        """A small object of each process, by rank: numbers, texts, arrays, containers of them."""
+        found: list[Any] = [None] * self.size
+        self._guarded(lambda: self._dist.all_gather_object(found, value, self._ranks))
+        return found
+
+    def exchange(self, array: NDArray[Any], partner: int, like: NDArray[Any]) -> NDArray[Any]:
+        """Send an array to a process (its rank of all) and receive one of the shape and dtype of ``like`` from it."""
+        torch = require_torch()
+        received = torch.empty(like.shape, dtype=getattr(torch, like.dtype.name))
+        sent = torch.from_numpy(np.asarray(array, order="C"))
+
+        def both() -> None:
+            for work in (self._dist.isend(sent, partner), self._dist.irecv(received, partner)):
+                work.wait()
+
+        self._guarded(both)
+        found: NDArray[Any] = received.numpy()
+        return found
+
+    def agree(self, facts: Mapping[str, object], *, fix: str) -> None:
+        """Refuse processes that differ.
+
+        Args:
+            facts: What must be the same in all, by name; the version of ortboost is added.
+            fix: How to mend it.
+
+        Raises:
+            UsageError: Two processes differ; it names the first fact and who has what.
+        """
+        found = self.gather({"version of ortboost": __version__, **facts})
+        for name in found[0]:
+            for rank, other in enumerate(found):
+                if other.get(name) != found[0][name]:
+                    raise UsageError(
+                        f"The processes do not train the same: {name} differs.",
+                        where=f"rank 0: {found[0][name]}; rank {rank}: {other.get(name)}",
+                        fix=fix,
+                    )
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        """A call that fails because others are gone says who."""
+        try:
+            return call()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> LostProcessError:
+        """Ask who is there: the store of ``torchrun`` outlives the processes."""
+        missing = [] if self._store is None else self._silent()
+        who = f"rank {', '.join(map(str, missing))}" if missing else "a process"
+        return LostProcessError(
+            f"The run lost {who}: it ended, or did not answer for {self.timeout:g} seconds.",
+            where=f"rank {self.rank} of {self.size}: {str(error).strip().splitlines()[0]}",
+            fix="See what that process said; continue with --resume, or let torchrun do it "
+            "(--max-restarts 3). A longer --timeout is for slow steps.",
+        )
+
+    def _silent(self) -> list[int]:
+        """The processes that do not say that they live; nobody if the store is gone, too."""
+        try:
+            self._store.set(f"alive/{self.rank}", "1")
+            end = time.monotonic() + _GRACE
+            while True:
+                silent = [r for r in range(self.size) if not self._store.check([f"alive/{r}"])]
+                if not silent or time.monotonic() > end:
+                    return silent
+                time.sleep(0.1)
+        except RuntimeError:
+            return []
+
+
+def _see_own_gpu(local_rank: int) -> None:
+    """Hide the GPUs of the other processes, so that the only one is number 0; before CUDA is started."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed = [name for name in visible.split(",") if name]
+    if len(listed) != 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            listed[local_rank] if local_rank < len(listed) else str(local_rank)
+        )
+
+
+def require_torch() -> Any:
+    """The torch module.
+
+    Raises:
+        DependencyError: It is not installed, or without ``torch.distributed``.
+    """
+    try:
+        import torch
+        import torch.distributed  # not all builds have it
+    except ImportError as error:
+        raise DependencyError(
+            "Several processes need PyTorch's transport.",
+            where=str(error),
+            fix="pip install 'ortboost[distributed]'.",
+        ) from error
+    if not torch.distributed.is_available():
+        raise DependencyError(
+            "This build of torch has no torch.distributed.",
+            where=f"torch {torch.__version__}",
+            fix="Install a build for Linux from the package index.",
+        )
+    return torch

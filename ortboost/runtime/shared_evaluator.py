@@ -1,0 +1,71 @@
+"""Evaluation shared by several processes: each runs a part of every batch, and all get everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.program import catalogue as names
+from ortboost.runtime.evaluator import Evaluator
+from ortboost.runtime.shared_step import SharedStep, count_samples
+
+__all__ = ["SharedEvaluator"]
+
+
+class SharedEvaluator:
+    """An evaluator that all processes call with the same batch.
+
+    Running statistics are averaged first, if steps have moved them. A batch that cannot be divided is
+    evaluated by each process in whole: one with fewer samples than processes, or for a graph of fixed size.
+
+    Args:
+        alone: Evaluates on the state of this process.
+        shared: The step that moves the state.
+    """
+
+    def __init__(self, alone: Evaluator, shared: SharedStep) -> None:
+        self._alone, self._shared, self.inputs = alone, shared, alone.inputs
+        self._fixed = any(
+            isinstance(spec.batch_axis, int) and isinstance(spec.shape[spec.batch_axis], int)
+            for spec in self.inputs
+        )
+        labels = next((s for s in self.inputs if s.name == shared.program.labels), None)
+        self._axis = labels.batch_axis if labels and isinstance(labels.batch_axis, int) else None
+
+    def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The output that the loss is taken of, and ``loss``, for one batch; see :class:`Evaluator`."""
+        group = self._shared.group
+        self._shared.average(self._alone.state)
+        number, total = count_samples(self.inputs, feeds)
+        if self._fixed or self._axis is None or number < group.size:
+            return self._alone.evaluate(feeds)
+        rows = slice(number * group.rank // group.size, number * (group.rank + 1) // group.size)
+        part = {
+            spec.name: feeds[spec.name][(slice(None),) * spec.batch_axis + (rows,)]
+            if isinstance(spec.batch_axis, int)
+            else feeds[spec.name]
+            for spec in self.inputs
+            if spec.name in feeds
+        }
+        outputs = self._alone.evaluate(part)
+        found = {}
+        prediction = self._shared.program.prediction
+        for name in (prediction, names.LOSS):
+            if name not in outputs:
+                continue
+            value, axis = outputs[name], self._axis if name == prediction else 0
+            if value.ndim:
+                place = (slice(None),) * axis + (rows,)
+                shape = (*value.shape[:axis], number, *value.shape[axis + 1 :])
+                whole = np.zeros(shape, value.dtype)
+                whole[place] = value
+            else:
+                counted = count_samples(self.inputs, part)[1]
+                mean = self._shared.program.config.loss.reduction != "sum"
+                weight = counted / total if mean and total else float(counted > 0)
+                whole = np.asarray(weight * float(value) if weight else 0.0, np.float64)
+            found[name] = group.sum(whole)
+        return found

@@ -1,0 +1,372 @@
+r"""A step that several processes share: gradients, exchange, update.
+
+Each process runs ``gradients`` on its part of the batch, with `n_r` the samples of the part, or the labels
+that count in it, and `n` those of all parts::
+
+    G = sum_r (n_r / n) G_r        for a loss that is a mean;  sum_r G_r for one that is a sum
+
+which is the gradient of the whole batch. Then every process runs ``update`` with the same `G`, so that
+all have the same parameters, to the bit, without sending any. A process whose part is empty adds nothing.
+
+Between two updates of a window of accumulation only the finite check travels; the sums are added
+up when the window is full. What belongs to a single process (running statistics, sums of a window that has
+begun) is joined when the state is read: averages for the first, and rank 0 holds the sums.
+
+Source: Li et al., PyTorch Distributed (VLDB 2020), for buckets and for statistics that stay local; the weights by
+samples are those that make the mean over the batch right where parts differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.boosts.adasum import AdaSum
+from ortboost.core.errors import ConfigError, ModelError
+from ortboost.program import catalogue as names
+from ortboost.program.catalogue import TensorSpec, read_catalogue
+from ortboost.program.program import Program
+from ortboost.program.split import SplitStep, split_program
+from ortboost.runtime.adasum import SharedAdaSum
+from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
+from ortboost.runtime.state import DeviceState
+
+__all__ = ["SharedStep", "count_samples"]
+
+_BUCKET: Final = 25 * 2**20  # bytes; that of torch's DistributedDataParallel
+_RAW: Final = "ortboost/raw/"
+
+
+class SharedStep:
+    """The steps of a program, shared by the processes of a group.
+
+    Args:
+        program: The program.
+        group: The processes.
+        wire: In what type gradients travel.
+
+    Raises:
+        UsageError: The processes have different programs or versions.
+        ModelError: See :func:`ortboost.program.split.split_program`.
+    """
+
+    def __init__(self, program: Program, group: ProcessGroup, wire: WireType = "float32") -> None:
+        self.program, self.group, self.wire = program, group, wire
+        self.splits = split_program(program)
+        self.requests = np.zeros(2)  # SIGINT, SIGTERM: this process was asked to end
+        self.agreed = np.zeros(2)  # the same, of all, as of the last step
+        self._accumulates = program.config.gatherer is not None
+        self._mean = program.config.loss.reduction == "mean" or program.config.loss.name == "output"
+        self._opened: dict[str, _Halves] = {}
+        self._moved, self._share = False, 0.0
+        joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
+        self._adasum = None if joins is None else SharedAdaSum(joins, group)
+        self.server = group if self._adasum is None else self._adasum.server
+        if self._adasum is not None and not self._mean:
+            raise ConfigError(
+                "AdaSum needs a loss that is a mean: a sum grows with the samples of a server.",
+                where=f"loss '{program.config.loss.name}', {program.config.loss.reduction}",
+                fix="Use the reduction 'mean'.",
+            )
+        group.agree(
+            {"the program": program.fingerprint, "its first state": _crc_of(program.initial)},
+            fix="Give all processes the same folder, or copies of one.",
+        )
+
+    def run(
+        self,
+        graph: str,
+        feeds: Mapping[str, NDArray[Any]],
+        state: DeviceState,
+        threads: int | None,
+    ) -> dict[str, NDArray[Any]]:
+        """Run a step on this process's part of the batch.
+
+        Args:
+            graph: Name of the step graph.
+            feeds: The part, checked, and the learning rates; of an empty part only these.
+            state: The state, advanced.
+            threads: Threads within an operator.
+
+        Returns:
+            What the step graph gives, of the whole batch.
+        """
+        halves = self.open(graph, state, threads)
+        rates = {name: feeds[name] for name in halves.rates}
+        feeds = {s.name: feeds[s.name] for s in self.program.catalogue.batch if s.name in feeds}
+        number, counted = count_samples(self.program.catalogue.batch, feeds)
+        counts = np.array([counted, number, *self.requests])
+        totals, travelling = self.group.start_sum_of(counts)
+        nearby, arriving = totals, travelling
+        if self.server is not self.group:
+            nearby, arriving = self.server.start_sum_of(counts)
+        values = halves.gradients.run(feeds) if counted else halves.nothing(state)
+        travelling.wait()
+        arriving.wait()
+        self.agreed = totals[2:]
+        self._share = share = counted / nearby[0] if nearby[0] else 0.0
+        of_all = counted / totals[0] if totals[0] else 0.0
+        own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
+        shown, showing = self.group.start_sum_of(own)
+        for handle in (*halves.start(share if self._mean else float(counted > 0)), showing):
+            handle.wait()
+        self._moved = True
+        numbers = {
+            s.name: np.asarray(x, np.float32) for s, x in zip(halves.shown, shown, strict=True)
+        }
+        with self.joining(state, graph):
+            return {**numbers, **halves.update.run(rates)}
+
+    def try_rate(
+        self, trial: CompiledGraph, feeds: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        """Run the trial of a step taker on the part of the last step: the loss is that of the whole batch."""
+        if not self._share:  # an empty part; what it promises is what the others say
+            loss, promised = 0.0, 0.0
+        else:
+            found = trial.run(feeds)
+            loss, promised = (float(found[name]) for name in (names.LOSS, names.PROMISED))
+        total = self.group.sum(self._share * np.array([loss, promised]))
+        return {
+            names.LOSS: np.asarray(total[0], np.float32),
+            names.PROMISED: np.asarray(total[1], np.float32),
+        }
+
+    @contextlib.contextmanager
+    def joining(self, state: DeviceState, graph: str) -> Iterator[None]:
+        """Join what an update within it subtracts from the parameters, with AdaSum."""
+        if self._adasum is None or (self._accumulates and graph.startswith(names.STEP_GRAPH)):
+            yield
+            return
+        trained = [
+            entry.name
+            for entry in self.program.catalogue_of(graph).entries("parameter")
+            if entry.next is not None
+        ]
+        before = {name: state.read(name) for name in trained}
+        yield
+        deltas = {name: old - state.read(name) for name, old in before.items()}
+        for name, delta in self._adasum.join(deltas).items():
+            state.write(name, before[name] - delta)
+
+    def _weighted(
+        self,
+        values: Mapping[str, NDArray[Any]],
+        share: float,
+        of_samples: float,
+        specs: Sequence[TensorSpec],
+    ) -> NDArray[np.float64]:
+        """This process's share of loss and metrics of the whole batch."""
+        own = np.zeros(len(specs))
+        for i, spec in enumerate(specs):
+            if spec.name not in values:
+                continue
+            factor = share
+            if spec.name == names.LOSS and not self._mean:  # a sum, or one value a sample
+                factor = of_samples if values[spec.name].ndim else 1.0
+            own[i] = factor * float(values[spec.name].mean())
+        return own
+
+    def open(self, graph: str, state: DeviceState, threads: int | None) -> _Halves:
+        """The two graphs of a step, opened when they are needed first."""
+        if graph not in self._opened:
+            self._opened[graph] = _Halves(self, self.splits[graph], state, threads)
+        return self._opened[graph]
+
+    # ---- what belongs to single processes -----------------------------------------------------
+
+    def join_sums(self, state: DeviceState, *, keep: bool = True) -> None:
+        """Add up what each process has gathered in the window.
+
+        Args:
+            state: The state.
+            keep: Whether this process has the sums afterwards; otherwise it has zeros.
+        """
+        if not self._accumulates:
+            return
+        entries = [
+            e for e in state.catalogue.state if e.name.startswith(names.accumulator_name(""))
+        ]
+        for dtype in dict.fromkeys(entry.dtype for entry in entries):
+            shapes = {e.name: e.shape for e in entries if e.dtype == dtype}
+            buffer = Buffer(self.server, shapes, dtype, "cpu", self.wire)
+            for name in shapes:
+                buffer.write(name, state.read(name))
+            buffer.start_sum().wait()
+            buffer.scale(float(keep))
+            for name in shapes:
+                total = buffer.read(name)
+                if not np.isfinite(total).all():  # each part is, that was checked
+                    raise ModelError(
+                        f"The sum of a window overflowed: '{name}'.",
+                        where="gradient accumulation over several processes",
+                        fix="Use the reduction 'mean', or a smaller loss scale or --exchange-dtype bfloat16.",
+                    )
+                state.write(name, total)
+
+    def settle(self, state: DeviceState) -> None:
+        """Make the state one that all processes share: averaged statistics; rank 0 holds the sums."""
+        self.average(state)
+        self.join_sums(state, keep=self.server.rank == 0)
+        if self._adasum is None:
+            return
+        for entry in state.catalogue.entries("slot"):  # of the optimizers of the servers, the mean
+            mean = self.group.sum(state.read(entry.name).astype(np.float64)) / self.group.size
+            if entry.name.startswith(names.accumulator_name("")):  # one process a server has it
+                mean *= self.server.size if self.server.rank == 0 else 0
+            state.write(entry.name, mean)
+
+    def average(self, state: DeviceState) -> None:
+        """Average the running statistics, if a step has moved them since."""
+        if not self._moved:
+            return
+        self._moved = False
+        for entry in state.catalogue.entries("buffer"):
+            if entry.next is not None and entry.dtype.kind == "f":
+                mean = self.group.sum(state.read(entry.name).astype(np.float64)) / self.group.size
+                state.write(entry.name, mean)
+
+    def take(self, state: DeviceState) -> None:
+        """After a state was loaded, in all processes: the sums of its window are rank 0's."""
+        self.leave_sums(state)
+        self._moved = False
+
+    def leave_sums(self, state: DeviceState) -> None:
+        """Where all processes hold the sums of a window, leave them to rank 0."""
+        if self.server.rank:
+            for entry in state.catalogue.state:
+                if entry.name.startswith(names.accumulator_name("")):
+                    state.write(entry.name, np.zeros(entry.shape))
+
+    def check(self, state: DeviceState, step: int) -> None:
+        """Compare what must be the same in all processes.
+
+        Raises:
+            ModelError: A tensor differs; the first one is named, and a process that has another.
+        """
+        entries = [
+            entry
+            for entry in state.catalogue.state
+            if entry.kind not in ("buffer", "slot" if self._adasum is not None else "")
+            and not entry.name.startswith(names.accumulator_name(""))
+        ]
+        sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
+        found = self.group.gather(sums)
+        for rank, other in enumerate(found):
+            different = np.flatnonzero(other != found[0])
+            if different.size:
+                raise ModelError(
+                    f"The processes drifted apart: '{entries[different[0]].name}' differs, and "
+                    f"{different.size - 1} more.",
+                    where=f"step {step}, rank 0 and rank {rank}",
+                    fix="The processes must have the same hardware and runtime. Resume from a checkpoint "
+                    "before this step.",
+                )
+
+
+class _Halves:
+    """The two graphs of one step, opened, and the memory between them."""
+
+    def __init__(
+        self, shared: SharedStep, split: SplitStep, state: DeviceState, threads: int | None
+    ) -> None:
+        first, second = read_catalogue(split.gradients), read_catalogue(split.update)
+        cut = {spec.name for spec in (*split.summed, *split.checks, *split.kept)}
+        self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
+        self.rates = tuple(spec.name for spec in second.hyper)
+        device, group = state.device, shared.group
+        self._raw = [spec.name for spec in split.kept if spec.name.startswith(_RAW)]
+        gradients = [spec for spec in split.kept if spec.name not in self._raw]
+        self._sums = [
+            Buffer(shared.server, part, dtype, device, shared.wire)
+            for dtype, part in _buckets(split.summed)
+        ]
+        self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
+        self._own = [Buffer(group, p, d, device) for d, p in _buckets(gradients)]
+        statistics = [spec for spec in split.kept if spec.name in self._raw]
+        self._statistics = [Buffer(group, p, d, device) for d, p in _buckets(statistics)]
+        placed = {
+            name: buffer
+            for buffer in (*self._sums, *self._checks, *self._own, *self._statistics)
+            for name in buffer.names
+        }
+        self._placed = placed
+        self.gradients, self.update = (
+            CompiledGraph(model, catalogue, state, device=device, threads=threads, placed=placed)
+            for model, catalogue in ((split.gradients, first), (split.update, second))
+        )
+
+    def nothing(self, state: DeviceState) -> dict[str, NDArray[Any]]:
+        """What an empty part gives: no gradients, and the statistics as they are."""
+        for buffer in (*self._checks, *self._own):
+            buffer.scale(0.0)
+        for name in self._raw:
+            self._placed[name].write(name, state.read(name.removeprefix(_RAW)))
+        return {}
+
+    def start(self, share: float) -> list[Handle]:
+        """Weight the gradients and send them on their way."""
+        for buffer in (*self._sums, *self._own):
+            buffer.scale(share)
+        return [buffer.start_sum() for buffer in (*self._sums, *self._checks)]
+
+
+def count_samples(
+    inputs: Sequence[TensorSpec], feeds: Mapping[str, NDArray[Any]]
+) -> tuple[int, int]:
+    """The samples of a batch, and what a mean loss divides by: they, or the labels that count.
+
+    Example:
+        >>> labels = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
+        >>> count_samples([labels], {"labels": np.array([0, -1, 2])})
+        (3, 2)
+    """
+    number = int(bool(feeds))  # where no input counts samples, all processes have the same data
+    for spec in inputs:
+        if isinstance(spec.batch_axis, int) and spec.name in feeds:
+            number = feeds[spec.name].shape[spec.batch_axis]
+    counted = number
+    for spec in inputs:
+        if spec.ignored is not None and spec.name in feeds and number:
+            labels = feeds[spec.name]
+            labels = labels[:, 1:] if spec.shifted else labels
+            counted = int((labels != spec.ignored).sum())
+    return number, counted
+
+
+def _buckets(specs: Sequence[TensorSpec]) -> list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]]:
+    """Tensors of one dtype in pieces of some size; the last gradients, which come first, first."""
+    found: list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]] = []
+    filled: dict[np.dtype[Any], int] = {}
+    for spec in reversed(specs):
+        shape = tuple(d for d in spec.shape if isinstance(d, int))
+        if len(shape) != len(spec.shape):
+            raise ModelError(
+                f"The shape of '{spec.name}' is not known before a step.",
+                where=f"{spec.shape}",
+                fix="Report this.",
+            )
+        size = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+        if spec.dtype not in filled or filled[spec.dtype] + size > _BUCKET:
+            found.append((spec.dtype, {}))
+            filled[spec.dtype] = 0
+        filled[spec.dtype] += size
+        next(part for dtype, part in reversed(found) if dtype == spec.dtype)[spec.name] = shape
+    return found
+
+
+def _crc(array: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data)
+
+
+def _crc_of(state: Mapping[str, NDArray[Any]]) -> int:
+    total = 0
+    for name in sorted(state):
+        total = zlib.crc32(np.ascontiguousarray(state[name]).data, total)
+    return total

@@ -1,0 +1,100 @@
+r"""Principal components of many large vectors, read piece by piece.
+
+With `X` (`N x n`, `N` rows of weights, `N << n`) and its columns centred, the components are the right singular vectors. They come
+from the small matrix of products:
+
+    X X^T = U S^2 U^T         N x N, added up over blocks of columns, in float64
+    P     = S^-1 U^T X        the first k rows, written block by block
+
+so that memory holds one block of all rows, whatever `n` is. The sign of a component is that of its largest entry in
+size, made positive, as in scikit-learn.
+
+Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Coherent Structures (1987).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import FileError, UsageError
+from ortboost.core.files import atomic_path
+
+__all__ = ["principal_components"]
+
+_NOISE = 1e-12  # of the largest eigenvalue: what float64 leaves of a direction that is not there
+
+
+def principal_components(
+    blocks: Callable[[], Iterator[NDArray[np.float32]]],
+    length: int,
+    number: int,
+    path: str | os.PathLike[str],
+) -> NDArray[np.float64]:
+    """Write the first principal components of some rows as a ``.npy`` file, float32 `number x length`.
+
+    Args:
+        blocks: Gives the columns from the first to the last in blocks ``[N, some]``; called twice.
+        length: `n`.
+        number: `k`.
+        path: Where to write.
+
+    Returns:
+        The share of the variance that each component explains.
+
+    Raises:
+        UsageError: There are fewer directions than components.
+        FileError: The file cannot be written.
+    """
+    products: NDArray[np.float64] | None = None
+    for block in blocks():
+        centred = block - block.mean(axis=0, dtype=np.float64)
+        products = centred @ centred.T + (0.0 if products is None else products)
+    if products is None:
+        raise UsageError("There are no weights.", where="rows", fix="Give checkpoints.")
+    values, vectors = np.linalg.eigh(products)
+    values, vectors = values[::-1], vectors[:, ::-1]  # the largest first
+    there = int((values > max(values[0], 0.0) * _NOISE).sum())
+    if not 1 <= number <= there:
+        raise UsageError(
+            f"{len(products)} rows of weights have {there} principal components, not {number}.",
+            where=f"{number} components",
+            fix=f"Ask for {there} at most, or save more checkpoints (--checkpoint-every, --keep).",
+        )
+    mixing = (vectors[:, :number] / np.sqrt(values[:number])).T
+    try:
+        with atomic_path(path) as temporary:
+            _write(blocks, mixing, length, temporary)
+    except OSError as error:
+        raise FileError(
+            "The components cannot be written.",
+            where=f"{path}: {error}",
+            fix="Check space and rights.",
+        ) from error
+    shares: NDArray[np.float64] = values[:number] / values[values > 0].sum()
+    return shares
+
+
+def _write(
+    blocks: Callable[[], Iterator[NDArray[np.float32]]],
+    mixing: NDArray[np.float64],
+    length: int,
+    path: Path,
+) -> None:
+    shape = (len(mixing), length)
+    out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    largest, start = np.zeros(len(mixing)), 0
+    for block in blocks():
+        part = mixing @ (block - block.mean(axis=0, dtype=np.float64))
+        out[:, start : start + part.shape[1]] = part
+        start += part.shape[1]
+        peaks = part[np.arange(len(part)), np.abs(part).argmax(axis=1)]
+        largest = np.where(np.abs(peaks) > np.abs(largest), peaks, largest)
+    for row, peak in enumerate(largest):
+        if peak < 0:
+            out[row] *= -1
+    out.flush()

@@ -1,0 +1,66 @@
+"""MindSpore's names in several processes: a training cell against one process; started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import onnx_ir as ir
+
+import ortboost as ob
+from ortboost import boost, nn
+from ortboost.communication import get_group_size, get_rank, init, release
+from ortboost.training.data.batches import part_rows
+from tests.support import small_mlp
+
+
+def trained(steps, rows):
+    network = ob.Network(ir.to_proto(small_mlp()))
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    cell = boost.BoostTrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
+    for step in range(steps):
+        rng = np.random.default_rng(step)
+        x, labels = rng.standard_normal((12, 4)), rng.integers(0, 3, 12)
+        cell(ob.Tensor(x[rows].astype(np.float32)), ob.Tensor(labels[rows].astype(np.int64)))
+    return {p.name: p.asnumpy() for p in network.trainable_params()}, network
+
+
+if __name__ == "__main__":
+    alone, _ = trained(6, slice(None))
+    refused = {}
+    try:
+        get_rank()
+    except RuntimeError as error:
+        refused["before"] = str(error)
+    init()
+    for name, value in (
+        ("device_num", 17),
+        ("parallel_mode", "auto_parallel"),
+        ("gradients_mean", False),
+    ):
+        try:
+            ob.set_auto_parallel_context(**{"parallel_mode": "data_parallel", name: value})
+        except (ValueError, NotImplementedError) as error:
+            refused[name] = str(error)
+    ob.set_auto_parallel_context(
+        parallel_mode=ob.ParallelMode.DATA_PARALLEL,
+        gradients_mean=True,
+        device_num=get_group_size(),
+    )
+    weights, network = trained(6, part_rows(12, get_rank(), get_group_size()))
+    apart = max(float(np.abs(weights[n] - alone[n]).max()) for n in alone)
+    parameters = network.trainable_params()
+    old = [ob.Tensor(p.asnumpy()) for p in parameters]
+    joins = boost.AdaSum(get_rank(), 1, get_group_size(), parameters)
+    deltas = [ob.Tensor(np.zeros(p.shape, np.float32)) for p in parameters]
+    shift = np.zeros(parameters[0].shape, np.float32)
+    shift.flat[get_rank()] = 1.0  # orthogonal between processes: they add up
+    deltas[0] = ob.Tensor(shift)
+    joins(deltas, parameters, old)
+    moved = (np.asarray(old[0]) - parameters[0].asnumpy()).ravel()
+    if get_rank() == 0:
+        with open(sys.argv[1], "w") as file:
+            json.dump({"apart": apart, "refused": refused, "joined": moved[:4].tolist()}, file)
+    release()

@@ -1,0 +1,108 @@
+"""AdaSum between real processes against a simulation of the servers in float64; started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+from ortboost.boosts import AdaSum, Clip
+from ortboost.core.errors import ConfigError
+from ortboost.core.loss_scale import DynamicScaleConfig
+from ortboost.optimizers import Adam, Momentum
+from ortboost.program.build import build_program
+from ortboost.runtime.adasum import SharedAdaSum
+from ortboost.runtime.process_group import ProcessGroup
+from ortboost.runtime.stepper import Stepper
+from tests.parallel.steps import batch_of, mlp, part_of, program, spoiled
+
+RATES = {"learning_rate": 0.05}
+
+
+def combined(deltas: list[np.ndarray]) -> np.ndarray:
+    """The formula, pair by pair, in float64."""
+    if len(deltas) == 1:
+        return deltas[0]
+    a, b = combined(deltas[: len(deltas) // 2]), combined(deltas[len(deltas) // 2 :])
+    dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
+    return (1 - dot / (2 * aa) if aa else 1) * a + (1 - dot / (2 * bb) if bb else 1) * b
+
+
+def simulated(group: ProcessGroup, size: int, config, steps: int, change) -> dict[str, float]:
+    """How far real servers are from servers that are steppers of one process."""
+    built = build_program(mlp(), config)
+    boosts = tuple(boost for boost in config.boosts if not isinstance(boost, AdaSum))
+    alone = build_program(mlp(), program(optimizer=config.optimizer, boosts=boosts))
+    servers = [Stepper(alone, threads=1) for _ in range(group.size // size)]
+    many = Stepper(built, threads=1, group=group, check_sync=2)
+    weights = [entry.name for entry in built.catalogue.entries("parameter")]
+    apart = 0.0
+    for step in range(steps):
+        batch = change(step, batch_of(built.catalogue.batch, step))
+        before = {name: servers[0].get(name).astype(np.float64) for name in weights}
+        overflow = not np.isfinite(batch["x"]).all() or np.abs(batch["x"]).max() > 1e30
+        found = many.step(part_of(batch, group), RATES)
+        assert found.overflow == overflow
+        if overflow:  # in all servers, though the gradients of the others were finite
+            continue
+        length = len(batch["labels"])
+        ends = [length * rank // group.size for rank in range(group.size + 1)]
+        for number, server in enumerate(servers):
+            rows = slice(ends[number * size], ends[(number + 1) * size])
+            server.step({name: array[rows] for name, array in batch.items()}, RATES)
+        for name in weights:
+            deltas = [before[name] - server.get(name) for server in servers]
+            new = before[name] - combined(deltas)
+            for server in servers:
+                server.set(name, new)
+            apart = max(apart, float(np.abs(new - many.get(name)).max()))
+    state = many.state()
+    moved = max(float(np.abs(state[n] - built.initial[n]).max()) for n in weights)
+    return {"apart": apart, "moved": moved}
+
+
+def closed_forms(group: ProcessGroup) -> dict[str, float]:
+    """Equal updates stay what they are, orthogonal ones add up, one of nothing changes nothing."""
+    joined = SharedAdaSum(AdaSum(1), group)
+    same = np.random.default_rng(3).standard_normal((5, 7)).astype(np.float32)
+    axes = np.zeros((group.size, 3), np.float32)
+    axes[group.rank] = group.rank + 1
+    alone = same[:1] if group.rank == 0 else np.zeros_like(same[:1])
+    found = joined.join({"same": same, "axes": axes, "alone": alone, "one": same[0, 0]})
+    total = np.repeat(np.arange(1, group.size + 1, dtype=np.float32)[:, None], 3, axis=1)
+    wanted = {"same": same, "axes": total, "alone": same[:1], "one": same[0, 0]}
+    return {name: float(np.abs(found[name] - wanted[name]).max()) for name in wanted}
+
+
+def refused(group: ProcessGroup) -> str:
+    try:
+        SharedAdaSum(AdaSum(group.size), group)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def same(step, batch):
+    return batch
+
+
+if __name__ == "__main__":
+    with ProcessGroup(timeout=100) as shared:
+        small = DynamicScaleConfig(init=2.0**15, window=3)
+        found: dict[str, object] = {
+            "closed": closed_forms(shared),
+            "refused": refused(shared),
+            "momentum": simulated(
+                shared, 1, program(optimizer=Momentum(), boosts=(AdaSum(1),)), 6, same
+            ),
+            "adam": simulated(
+                shared, 2, program(optimizer=Adam(), boosts=(AdaSum(2), Clip("norm", 1.0))), 6, same
+            ),
+            "overflow": simulated(
+                shared, 2, program(boosts=(AdaSum(2),), loss_scale=small), 8, spoiled
+            ),
+        }
+        if shared.rank == 0:
+            with open(sys.argv[1], "w") as file:
+                json.dump(found, file)

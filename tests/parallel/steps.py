@@ -1,0 +1,258 @@
+"""One process against several, case by case; started by torchrun, rank 0 writes what it found as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.boosts import (
+    Clip,
+    DimReduce,
+    GradAccumulation,
+    GradCentralization,
+    GradFreeze,
+    GroupLossScale,
+    MixedPrecision,
+)
+from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.loss_scale import DynamicScaleConfig, GroupedScaleConfig
+from ortboost.optimizers import Adam, AdamW, Lars, Momentum, Sgd
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.runtime.process_group import ProcessGroup
+from ortboost.runtime.stepper import Stepper
+from ortboost.training.data.batches import part_rows
+from ortboost.transforms.loss_config import LossConfig
+from tests.support import Arrays, model_path, small_convnet, small_mlp
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, and what it is fed; ``change`` spoils a batch of 12 samples."""
+
+    model: Callable[[], object]
+    config: ProgramConfig
+    change: Callable[[int, Arrays], Arrays] = lambda _, batch: batch
+    steps: int = 10
+    rate: float = 0.05
+    flush: bool = False
+
+
+def mlp() -> ir.Model:
+    return small_mlp(features=10, hidden=16)
+
+
+def deep() -> str:
+    return str(model_path("lenet5"))
+
+
+def program(**settings) -> ProgramConfig:
+    return ProgramConfig(engine="portable", **settings)
+
+
+def short(step: int, batch: Arrays) -> Arrays:
+    """Batches of 12, 7, 5 and 1 samples: parts differ, and some processes have none."""
+    length = (12, 7, 5, 1)[step % 4]
+    return {name: array[:length] for name, array in batch.items()}
+
+
+def spoiled(step: int, batch: Arrays) -> Arrays:
+    """At steps 2, 3 and 6 one sample makes an infinite gradient, in one process only."""
+    if step in (2, 3, 6):
+        batch["x"][-1] = np.inf if step == 3 else 1e38
+    return batch
+
+
+def uncounted(step: int, batch: Arrays) -> Arrays:
+    """The first samples do not count, so that the parts weigh differently; at step 4 a whole part."""
+    batch["labels"][: 6 if step == 4 else 3] = -1
+    return batch
+
+
+def basis() -> str:
+    """Eight components of the weights of :func:`mlp`, the same in all processes."""
+    rows = np.random.default_rng(1).standard_normal((8, 10 * 16 + 16 + 3 * 16 + 3))
+    path = Path(tempfile.mkdtemp()) / "basis.npy"
+    np.save(path, np.linalg.qr(rows.T)[0].T.astype(np.float32))
+    return str(path)
+
+
+LOW = DynamicScaleConfig(init=2.0**8)
+SMALL = DynamicScaleConfig(init=2.0**15, window=3)
+CASES = {
+    **{
+        f"optimizer {rule.name}": Case(mlp, program(optimizer=rule, weight_decay=1e-3))
+        for rule in (Sgd(momentum=0.9), Momentum(nesterov=True), Adam(), AdamW(), Lars())
+    },
+    "convolutions": Case(deep, program()),
+    "uneven": Case(mlp, program(), short),
+    "uneven sum": Case(mlp, program(loss=LossConfig(reduction="sum")), short, rate=0.005),
+    "uneven none": Case(mlp, program(loss=LossConfig(reduction="none")), short, rate=0.005),
+    "uncounted labels": Case(mlp, program(loss=LossConfig(ignore_index=-1)), uncounted),
+    "overflow": Case(mlp, program(loss_scale=SMALL), spoiled),
+    "clip": Case(mlp, program(boosts=(Clip("global-norm", 0.3),))),
+    "centralized": Case(deep, program(boosts=(GradCentralization(),))),
+    "accumulated": Case(mlp, program(boosts=(GradAccumulation(3),)), short, flush=True),
+    "accumulated overflow": Case(
+        mlp, program(boosts=(GradAccumulation(2),), loss_scale=SMALL), spoiled
+    ),
+    "frozen": Case(deep, program(boosts=(GradFreeze(groups=3, steps=10, p=0.6),))),
+    "frozen, accumulated": Case(
+        deep, program(boosts=(GradFreeze(groups=3, steps=6, p=0.6), GradAccumulation(2)))
+    ),
+    "grouped": Case(
+        deep, program(boosts=(GroupLossScale(GroupedScaleConfig(init=256.0, groups=2)),)), spoiled
+    ),
+    "mixed precision": Case(  # the mean over a part is larger than over all: it overflows earlier
+        deep, program(boosts=(MixedPrecision("fp16"),), loss_scale=LOW), rate=0.002
+    ),
+    "reduced": Case(mlp, program(boosts=(DimReduce(basis()),)), short),
+    "in the subspace alone": Case(mlp, program(boosts=(DimReduce(basis(), alpha=0.0),)), spoiled),
+    "metrics": Case(mlp, program(metrics=("accuracy",)), short),
+}
+
+
+def batch_of(inputs, seed: int) -> Arrays:
+    rng = np.random.default_rng(seed)
+    found = {}
+    for spec in inputs:
+        shape = tuple(d if isinstance(d, int) else 12 for d in spec.shape)
+        labels = spec.dtype == np.int64
+        values = rng.integers(0, 3, shape) if labels else rng.standard_normal(shape)
+        found[spec.name] = values.astype(spec.dtype)
+    return found
+
+
+def part_of(batch: Arrays, group: ProcessGroup) -> Arrays:
+    rows = part_rows(len(batch["labels"]), group.rank, group.size)
+    return {name: array[rows] for name, array in batch.items()}
+
+
+def compared(case: Case, group: ProcessGroup) -> dict[str, object]:
+    built = build_program(case.model(), case.config)
+    one, many = Stepper(built, threads=1), Stepper(built, threads=1, group=group, check_sync=3)
+    results = []
+    for step in range(case.steps):
+        batch = case.change(step, batch_of(built.catalogue.batch, step))
+        rates = {"learning_rate": case.rate}
+        results.append((one.step(batch, rates), many.step(part_of(batch, group), rates)))
+    if case.flush:
+        rates = {"learning_rate": case.rate}
+        assert one.flush(rates) == many.flush(rates)
+    first, second = one.state(), many.state()
+    if group.rank:
+        return {}
+    apart = {
+        name: float(np.abs(first[name].astype(np.float64) - second[name]).max(initial=0.0))
+        for name in first
+    }
+    losses = [(a.loss, b.loss) for a, b in results if np.isfinite(a.loss) or np.isfinite(b.loss)]
+    told = [
+        [dataclasses.replace(r, loss=0.0, losses=None, metrics={}) for r in pair]
+        for pair in results
+    ]
+    return {
+        "apart": apart,
+        "moved": max(
+            float(np.abs(first[e.name] - built.initial[e.name]).max())
+            for e in built.catalogue.entries("parameter")
+        ),
+        "loss": max((abs(a - b) / max(1.0, abs(a)) for a, b in losses), default=0.0),
+        "metrics": max(
+            (abs(a.metrics[n] - b.metrics[n]) for a, b in results for n in a.metrics), default=0.0
+        ),
+        "told": [str(pair) for pair in told if pair[0] != pair[1]],
+        "skips": results[-1][0].total_skips,
+        "updates": results[-1][0].applied_steps,
+    }
+
+
+def statistics(group: ProcessGroup) -> float:
+    """How far the running statistics are from the mean of those that each process finds alone."""
+    built = build_program(small_convnet(), program(optimizer=Sgd(), learning_rate="0.0"))
+    alone, many = Stepper(built, threads=1), Stepper(built, threads=1, group=group)
+    for step in range(3):  # the weights stand still, so that only the statistics move
+        part = part_of(batch_of(built.catalogue.batch, step), group)
+        alone.step(part, {"learning_rate": 0.0})
+        many.step(part, {"learning_rate": 0.0})
+    found = many.state()
+    apart = 0.0
+    for name in ("mean", "var"):
+        expected = np.mean(group.gather(alone.get(name)), axis=0)
+        assert not np.array_equal(alone.get(name), found[name])
+        apart = max(apart, float(np.abs(expected - found[name]).max()))
+    return apart
+
+
+def narrow(group: ProcessGroup) -> dict[str, float]:
+    """How far weights are apart if gradients travel in fewer bits, and that they are the same in all."""
+    built = build_program(mlp(), program())
+    found = {}
+    for wire in ("float16", "bfloat16"):
+        one = Stepper(built, threads=1)
+        many = Stepper(built, threads=1, group=group, wire=wire, check_sync=1)
+        for step in range(5):
+            batch = batch_of(built.catalogue.batch, step)
+            one.step(batch, {"learning_rate": 0.05})
+            many.step(part_of(batch, group), {"learning_rate": 0.05})
+        found[wire] = float(np.abs(one.get("w1") - many.get("w1")).max())
+    return found
+
+
+def window(group: ProcessGroup) -> bool:
+    """A state that is read within a window goes on to the same bits."""
+    built = build_program(mlp(), program(boosts=(GradAccumulation(3),)))
+    batches = [part_of(batch_of(built.catalogue.batch, i), group) for i in range(5)]
+    rates = {"learning_rate": 0.1}
+    first, second = (Stepper(built, threads=1, group=group) for _ in range(2))
+    for batch in batches[:2]:
+        first.step(batch, rates)
+    second.load_state(group.gather(first.state())[0])  # of rank 0, as from a checkpoint
+    for batch in batches[2:]:
+        first.step(batch, rates)
+        second.step(batch, rates)
+    one, other = first.state(), second.state()
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def drifted(group: ProcessGroup) -> str:
+    """What is said where a tensor of one process is another."""
+    built = build_program(mlp(), program())
+    stepper = Stepper(built, threads=1, group=group, check_sync=2)
+    if group.rank == group.size - 1:
+        stepper.set("w2", stepper.get("w2") + np.float32(1e-7))
+    batch = part_of(batch_of(built.catalogue.batch, 0), group)
+    stepper.step(batch, {"learning_rate": 0.1})
+    try:
+        stepper.step(batch, {"learning_rate": 0.1})
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+def other_program(group: ProcessGroup) -> str:
+    """What is said where a process has another program."""
+    rule = Adam() if group.rank else Sgd()
+    try:
+        Stepper(build_program(mlp(), program(optimizer=rule)), group=group)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    with ProcessGroup(timeout=60) as shared:
+        found: dict[str, object] = {name: compared(case, shared) for name, case in CASES.items()}
+        checks = (statistics, narrow, window, drifted, other_program)
+        found |= {check.__name__: check(shared) for check in checks}
+        if shared.rank == 0:
+            with open(sys.argv[1], "w") as file:
+                json.dump(found, file)

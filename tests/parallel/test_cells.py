@@ -1,0 +1,22 @@
+"""MindSpore's ``communication``, ``set_auto_parallel_context`` and ``AdaSum`` with real processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distributed]'")
+
+from tests.parallel.launch import finished, torchrun
+
+
+def test_a_cell_shares_its_steps(tmp_path):
+    finished(torchrun(2, "-m", "tests.parallel.cells", tmp_path / "found.json"))
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["apart"] <= 1e-6
+    assert found["joined"] == pytest.approx([1.0, 1.0, 0.0, 0.0], abs=1e-6)
+    assert "init() first" in found["refused"]["before"]
+    assert "there are 2 processes" in found["refused"]["device_num"]
+    assert "not in this version" in found["refused"]["parallel_mode"]
+    assert "not in this version" in found["refused"]["gradients_mean"]

@@ -1,0 +1,66 @@
+"""Several processes give the numbers of one: each optimizer, each boost, overflow, uneven parts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distributed]'")
+
+from tests.parallel.launch import finished, torchrun
+from tests.parallel.steps import CASES
+
+# Sums come in another order. Gradients of a mixed-precision step are rounded to float16 part by part.
+WEIGHTS, ROUNDED = 1e-6, 2e-3
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("steps") / "found.json"
+    finished(torchrun(request.param, "-m", "tests.parallel.steps", path))
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_one_process(found, name):
+    case = found[name]
+    bound = ROUNDED if name == "mixed precision" else WEIGHTS
+    states = {n: v for n, v in case["apart"].items() if not n.startswith("ortboost/accumulated")}
+    slots = {n: v for n, v in states.items() if n.startswith(("ortboost/slot", "ortboost/dim"))}
+    assert max(v for n, v in states.items() if n not in slots) <= bound
+    assert (
+        max(slots.values(), default=0.0) <= 10 * bound
+    )  # momentum is ten gradients long, B of the size of 1 / curvature
+    assert case["moved"] > 1e-3
+    assert case["loss"] <= max(bound, 5e-7)
+    assert case["metrics"] <= 1e-6
+    assert case["told"] == []  # overflow, scale, counters, which group: of every step
+
+
+def test_an_overflow_in_one_process_skips_in_all(found):
+    assert found["overflow"]["skips"] == found["accumulated overflow"]["skips"] == 3
+    assert found["overflow"]["updates"] == 7
+    assert found["grouped"]["skips"] > 0
+
+
+def test_running_statistics_are_averaged(found):
+    assert found["statistics"] <= 1e-6
+
+
+def test_narrow_types_travel(found):
+    assert 1e-6 < found["narrow"]["float16"] < 1e-3
+    assert found["narrow"]["float16"] < found["narrow"]["bfloat16"] < 1e-2
+
+
+def test_a_window_goes_on_from_a_checkpoint(found):
+    assert found["window"] is True
+
+
+def test_drift_is_found(found):
+    assert "drifted apart: 'w2' differs" in found["drifted"]
+
+
+def test_another_program_is_refused(found):
+    assert "the program differs" in found["other_program"]
+    assert "rank 1" in found["other_program"]

@@ -1,0 +1,98 @@
+"""A step in two graphs: the same numbers as in one, run by hand; what is cut, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, GroupLossScale, LessBN
+from ortboost.core.errors import ModelError
+from ortboost.program.build import build_program
+from ortboost.program.catalogue import read_catalogue
+from ortboost.program.config import ProgramConfig
+from ortboost.program.split import split_program, split_step
+from tests.support import ENGINES, assert_three_lines, batch_for, model_path, run, small_mlp
+
+
+def program(model, *boosts, engine="portable", **settings):
+    config = ProgramConfig(engine=engine, boosts=boosts, **settings)
+    return build_program(model if isinstance(model, ir.Model) else str(model_path(model)), config)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("model", "boosts"),
+    [
+        ("mlp", ()),
+        ("resnet20", (LessBN(),)),
+        ("lenet5", (GroupLossScale(),)),
+        ("lenet5", (GradFreeze(groups=3),)),
+    ],
+)
+def test_the_numbers_of_one_graph(model, boosts, engine):
+    built = program(model, *boosts, engine=engine, metrics=("accuracy",))
+    feeds = {**batch_for(built), "learning_rate": np.array(0.1, np.float32), **built.initial}
+    for name, split in split_program(built).items():
+        whole = built.graphs[name]
+        given = {v.name for v in whole.graph.inputs}
+        expected = run(whole, {n: a for n, a in feeds.items() if n in given})
+        found, cut = {}, {}
+        for half in (split.gradients, split.update):
+            if engine == "portable":  # the other has operators of the runtime
+                onnx.checker.check_model(ir.to_proto(half), full_check=True)
+            names = {v.name for v in half.graph.inputs}
+            cut |= run(half, {n: a for n, a in {**feeds, **cut}.items() if n in names})
+        found = {n: cut[n] for n in expected}
+        for output, value in expected.items():
+            np.testing.assert_array_equal(found[output], value, err_msg=f"{name}: {output}")
+
+
+def test_each_half_describes_itself():
+    built = program("resnet20")
+    split = split_program(built)["step"]
+    first, second = read_catalogue(split.gradients), read_catalogue(split.update)
+    assert [s.name for s in first.batch] == [s.name for s in built.catalogue.batch]
+    assert not first.hyper
+    assert all(entry.next is None for entry in first.state)
+    assert {s.name for s in second.batch} == {s.name for s in (*split.summed, *split.kept)}
+    assert {e.name for e in second.state if e.next} == {
+        e.name for e in built.catalogue.state if e.next
+    }
+    for half, catalogue in ((split.gradients, first), (split.update, second)):
+        specs = (*catalogue.batch, *catalogue.hyper, *catalogue.state)
+        assert {v.name for v in half.graph.inputs} == {s.name for s in specs}
+    assert all(s.name.startswith("ortboost/raw/") for s in split.kept)
+
+
+def test_of_a_window_only_the_check_travels():
+    split = split_program(program("mlp", GradAccumulation(3)))["step"]
+    assert not split.summed
+    assert [s.shape for s in split.checks] == [()] * len(split.checks) != []
+    assert "fc1.weight_grad" in {s.name for s in split.kept}
+    moved = {e.name for e in read_catalogue(split.update).state if e.next}
+    assert "ortboost/accumulated/fc1.weight" in moved
+    assert "fc1.weight" not in moved
+
+
+def test_in_the_subspace_alone_k_numbers_travel(tmp_path):
+    rows = np.random.default_rng(0).standard_normal((5, 51)).astype(np.float32)
+    np.save(tmp_path / "p.npy", rows)
+    plain, alone = (
+        split_program(program(small_mlp(), DimReduce(str(tmp_path / "p.npy"), alpha=alpha)))["step"]
+        for alpha in (0.01, 0.0)
+    )
+    assert [s.shape for s in alone.summed] == [(5,)]
+    assert {s.name for s in plain.summed} == {"w1_grad", "b1_grad", "w2_grad", "b2_grad"}
+
+
+def test_an_old_program_is_refused():
+    built = program("mlp", GradAccumulation(2))
+    for node in built.step.graph:
+        for output in node.outputs:
+            if (output.name or "").startswith("ortboost/zeros"):
+                output.name = output.name.replace("zeros", "older")
+    with pytest.raises(ModelError, match="cannot be split") as caught:
+        split_step(built.step, accumulates=True)
+    assert_three_lines(caught.value)
