@@ -21,13 +21,8 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL),
     **dict.fromkeys(
         (
-            "ConvInteger",
-            "DequantizeLinear",
-            "DynamicQuantizeLinear",
-            "MatMulInteger",
-            "QLinearConv",
-            "QLinearMatMul",
-            "QuantizeLinear",
+            *("ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
+            *("QLinearConv", "QLinearMatMul", "QuantizeLinear"),
         ),
         _QUANTIZED,
     ),

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 
 from ortboost.core.errors import ModelError
+from ortboost.graph.query import find_schema
 
 __all__ = ["Builder", "all_names", "free_name", "replace_node"]
 
@@ -200,11 +201,9 @@ def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> Non
     """
     if not opset or not onnx.defs.has(op_type):  # the runtime has some of its own among them
         return
-    try:
-        known = onnx.defs.get_schema(op_type, min(opset, onnx.defs.onnx_opset_version())).attributes
-    except onnx.defs.SchemaError:
-        known = None
-    missing = op_type if known is None else next((a for a in attributes if a not in known), None)
+    schema = find_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))
+    known = () if schema is None else schema.attributes
+    missing = op_type if schema is None else next((a for a in attributes if a not in known), None)
     if missing is not None:
         raise ModelError(
             f"A rewrite of ortboost needs '{missing}', which opset {opset} does not have.",

@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript import version_converter
@@ -25,7 +24,7 @@ from ortboost.graph.inline_branches import inline_branches
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
-from ortboost.graph.query import is_read, is_standard
+from ortboost.graph.query import find_schema, is_read, is_standard
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = [
@@ -40,12 +39,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _MAKES_SEQUENCES = (
-    "SequenceConstruct",
-    "SequenceEmpty",
-    "SequenceErase",
-    "SequenceInsert",
-    "SequenceMap",
-    "SplitToSequence",
+    *("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
+    *("SplitToSequence"),
 )
 
 _UNKNOWN = "ortboost.out_of_sight"
@@ -178,15 +173,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
 def _unknown_operators(model: ir.Model, version: int) -> list[str]:
     """Standard operators of the model that this opset does not have."""
     used = {node.op_type for node in model.graph.all_nodes() if is_standard(node)}
-    return sorted(op for op in used if not _has_operator(op, version))
-
-
-def _has_operator(op: str, version: int) -> bool:
-    try:
-        onnx.defs.get_schema(op, version)
-    except onnx.defs.SchemaError:
-        return False
-    return True
+    return sorted(op for op in used if find_schema(op, version) is None)
 
 
 def infer_shapes(model: ir.Model) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -17,6 +18,7 @@ __all__ = [
     "all_tensors",
     "constant",
     "count_operators",
+    "find_schema",
     "format_shape",
     "has_subgraph",
     "input_at",
@@ -116,6 +118,14 @@ def label(node: ir.Node) -> str:
     if node.name:
         return node.name
     return next((out.name for out in node.outputs if out.name), None) or node.op_type
+
+
+def find_schema(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """What the standard says of an operator; ``None`` if this version does not have it."""
+    try:
+        return onnx.defs.get_schema(op_type, version, "" if domain == "ai.onnx" else domain)
+    except onnx.defs.SchemaError:
+        return None
 
 
 def has_subgraph(node: ir.Node) -> bool:

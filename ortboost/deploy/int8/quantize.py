@@ -36,7 +36,7 @@ from ortboost.deploy.int8.select import (
 )
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import convert_opset, infer_shapes
-from ortboost.graph.query import input_at, known_shape, producer_of
+from ortboost.graph.query import input_at, is_read, known_shape, producer_of
 
 __all__ = ["quantize_int8"]
 
@@ -98,8 +98,9 @@ def quantize_int8(
         percentile=config.percentile,
     )
     _Writer(model, config, ranges, report).write(hosts, list(wanted.values()))
-    for name in [n for n, v in model.graph.initializers.items() if not _needed(v)]:
-        del model.graph.initializers[name]  # the weights in FLOAT
+    held = model.graph.initializers
+    for name in [n for n, v in held.items() if not (is_read(v) or v.is_graph_input())]:
+        del held[name]  # the weights in FLOAT
     left = Counter(
         node.op_type
         for node in model.graph
@@ -246,10 +247,9 @@ class _Writer:
             self.builder.const(scales),
             self.builder.const(np.zeros(scales.shape), tensor.dtype),
         )
-        op, kind = "DequantizeLinear", ir.DataType.FLOAT
-        if axis is None:
-            return self.builder.op(op, *inputs, dtype=kind, shape=like.shape)
-        return self.builder.op(op, *inputs, dtype=kind, shape=like.shape, axis=axis)
+        options: dict[str, Any] = {} if axis is None else {"axis": axis}
+        kind = ir.DataType.FLOAT
+        return self.builder.op("DequantizeLinear", *inputs, dtype=kind, shape=like.shape, **options)
 
     def redirect(self, value: ir.Value, back: ir.Value) -> None:
         """Let consumers of an activation read the pair: all of them, or residual Adds only."""
@@ -295,7 +295,3 @@ def _axis(node: ir.Node, weight: ir.Value) -> int | None:
     if node.op_type == "Gemm":
         return 0 if node.attributes.get_int("transB", 0) else 1
     return rank - 1 if rank == 2 else None
-
-
-def _needed(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output() or value.is_graph_input()

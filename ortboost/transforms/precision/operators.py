@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from ortboost.graph.query import FLOAT_TYPES
+from ortboost.graph.query import FLOAT_TYPES, find_schema, has_subgraph
 
 __all__ = ["Form", "complete_types", "form_of"]
 
@@ -60,7 +60,7 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     """
     reads = tuple(i for i, v in enumerate(node.inputs) if v is not None and v.dtype == _FLOAT)
     writes = tuple(i for i, v in enumerate(node.outputs) if v.dtype == _FLOAT)
-    if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in _attributes(node)):
+    if has_subgraph(node):
         return Form((), (), reads, "control flow")
     types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.type is not None]
     if not all(isinstance(kind, ir.TensorType) for kind in types):
@@ -71,9 +71,8 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
     domain = "" if node.domain == "ai.onnx" else node.domain
     if domain == "com.microsoft" and node.op_type in _MICROSOFT and low == _HALF_ONLY:
         return Form(reads, writes, ())
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-    except onnx.defs.SchemaError:
+    schema = find_schema(node.op_type, opsets.get(domain, 1), domain)
+    if schema is None:
         return Form((), (), reads, "its types are not known")
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     inputs = _type_variables(node.inputs, schema.inputs)
@@ -132,9 +131,8 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
         return ir.DataType(node.attributes.get_int("to", int(_FLOAT)))
     types = [None if value is None else value.dtype for value in node.inputs]
     domain = "" if node.domain == "ai.onnx" else node.domain
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-    except onnx.defs.SchemaError:
+    schema = find_schema(node.op_type, opsets.get(domain, 1), domain)
+    if schema is None:
         floats = [dtype for dtype in types if dtype in FLOAT_TYPES]
         known = domain == "com.microsoft" and index == 0
         return floats[0] if floats and known else None
@@ -148,10 +146,6 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
         if constraint.type_param_str == kind and len(constraint.allowed_type_strs) == 1:
             return _NAMED.get(constraint.allowed_type_strs[0])
     return None
-
-
-def _attributes(node: ir.Node) -> list[ir.Attr]:
-    return list(node.attributes.values())
 
 
 def _formal(formals: object, index: int) -> str:

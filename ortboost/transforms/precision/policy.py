@@ -33,7 +33,6 @@ __all__ = [
     "FP32_OPERATORS",
     "LOSSES",
     "LOW_PRECISION_OPERATORS",
-    "POLICIES",
     "Choice",
     "PrecisionConfig",
     "classify",
@@ -49,20 +48,9 @@ COMPUTE: Final[Mapping[str, ir.DataType | None]] = {
 }
 """Name of a precision to its element type."""
 
-POLICIES: Final = ("autocast", "all")
-
 _PRODUCTS = (
-    "Attention",
-    "Conv",
-    "ConvTranspose",
-    "DeformConv",
-    "Einsum",
-    "FusedConv",
-    "FusedGemm",
-    "FusedMatMul",
-    "Gemm",
-    "MatMul",
-    "MultiHeadAttention",
+    *("Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "FusedConv", "FusedGemm"),
+    *("FusedMatMul", "Gemm", "MatMul", "MultiHeadAttention"),
 )
 LOW_PRECISION_OPERATORS: Final[Mapping[str, str]] = dict.fromkeys(_PRODUCTS, "sums of products")
 """Operators that compute in low precision, with the reason."""
@@ -72,51 +60,19 @@ _KEPT_NORMS = (*BATCH_NORMS, "LayerNormalization")
 LOSSES: Final = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
 
 _REDUCTIONS = (
-    "CumProd",
-    "CumSum",
-    "DFT",
-    "Det",
-    "GlobalAveragePool",
-    "GlobalLpPool",
-    "LpPool",
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMean",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-    "STFT",
+    *("CumProd", "CumSum", "DFT", "Det", "GlobalAveragePool", "GlobalLpPool", "LpPool"),
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd"),
+    *("ReduceSum", "ReduceSumSquare", "STFT"),
 )
 _NORMS = (
     *BATCH_NORMS,
-    "GroupNorm",
-    "GroupNormalization",
-    "InstanceNormalization",
-    "LRN",
-    "LayerNormalization",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "RMSNormalization",
-    "SimplifiedLayerNormalization",
-    "SkipLayerNormalization",
-    "SkipSimplifiedLayerNormalization",
+    *("GroupNorm", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization"),
+    *("LpNormalization", "MeanVarianceNormalization", "RMSNormalization"),
+    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
 )
 _RANGE = (
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Atanh",
-    "Cosh",
-    "Exp",
-    "Log",
-    "Pow",
-    "Reciprocal",
-    "Sinh",
-    "Softplus",
-    "Sqrt",
-    "Tan",
+    *("Acos", "Acosh", "Asin", "Atanh", "Cosh", "Exp", "Log", "Pow", "Reciprocal", "Sinh"),
+    *("Softplus", "Sqrt", "Tan"),
 )
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _GRIDS = ("AffineGrid", "GridSample", "NonMaxSuppression", "Range", "RoiAlign")

@@ -17,6 +17,7 @@ from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.table import Operator, Release
 from ortboost.graph.query import (
     RANDOM_OPERATORS,
+    find_schema,
     has_subgraph,
     input_at,
     is_standard,
@@ -139,10 +140,7 @@ class Context:
 
     def schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
         """What the standard says of an operator; ``None`` if this opset does not have it."""
-        try:
-            return onnx.defs.get_schema(node.op_type, self.opset)
-        except onnx.defs.SchemaError:
-            return None
+        return find_schema(node.op_type, self.opset)
 
     @property
     def opset(self) -> int:
