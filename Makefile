@@ -8,6 +8,7 @@
 VENV := .venv
 STOCK := .venv-stock
 NEWEST := .venv-newest
+DISTRIBUTED := .venv-distributed
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 STOCK_READY := $(STOCK)/.ready
@@ -16,7 +17,7 @@ PARALLEL := -n auto --dist worksteal
 
 check unit unit-training unit-stock newest coverage mutants random: export OMP_NUM_THREADS := 1
 
-.PHONY: help quickstart check format test lint types unit unit-training unit-stock newest coverage \
+.PHONY: distributed help quickstart check format test lint types unit unit-training unit-stock newest coverage \
     mutants random constraints release doctor zoo clean
 
 help:
@@ -24,6 +25,7 @@ help:
 	@echo "make check        before a commit: linter, type checker, and tests of what differs from main (BASE=main)"
 	@echo "make test         set up, then linter, type checker and the whole test suite, with both runtimes"
 	@echo "make unit         the whole test suite in .venv; make unit-stock: in .venv-stock"
+	@echo "make distributed  the tests of several processes, in an environment with torch"
 	@echo "make newest       the whole test suite with the newest releases of all dependencies"
 	@echo "make coverage     which lines and branches the suite runs, with both runtimes; figures by file"
 	@echo "make mutants      break a sample of the package, see whether the tests notice (SAMPLE=20)"
@@ -74,6 +76,15 @@ newest:
 	@CONSTRAINTS= sh tools/setup_env.sh $(NEWEST) stock
 	$(NEWEST)/bin/python -m pytest -q $(PARALLEL)
 
+# torch is an extra of a few hundred megabytes; without it these tests skip.
+distributed: $(DISTRIBUTED)/.ready
+	OMP_NUM_THREADS=1 $(DISTRIBUTED)/bin/python -m pytest -q tests/runtime/test_shared_step.py \
+	    tests/runtime/test_adasum.py tests/api/test_processes.py tests/mindspore/test_communication.py
+
+$(DISTRIBUTED)/.ready: pyproject.toml constraints.txt tools/setup_env.sh
+	@EXTRAS=distributed sh tools/setup_env.sh $(DISTRIBUTED) stock
+	@touch $@
+
 # Both runtimes, and the processes that tests start: one set of figures.
 coverage: $(READY) $(STOCK_READY)
 	@rm -f .coverage .coverage.*
@@ -120,4 +131,4 @@ $(STOCK_READY): pyproject.toml constraints.txt tools/setup_env.sh
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(STOCK) $(NEWEST) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf $(VENV) $(STOCK) $(NEWEST) $(DISTRIBUTED) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Names to import by, where they are not those of the distribution.
 IMPORTED_AS = {"onnx-ir": "onnx_ir", "ml-dtypes": "ml_dtypes", "protobuf": "google"}
 RUNTIME = "onnxruntime"  # each of the extras cpu, cuda, ort and gpu installs it
-EXTRAS = {"plot": {"matplotlib"}, "slim": {"onnxslim"}}
+EXTRAS = {"plot": {"matplotlib"}, "slim": {"onnxslim"}, "distributed": {"torch"}}
 # Loaded by the runtime or by a path, never imported.
 LIBRARIES = {"cuda": re.compile("nvidia-")}
 

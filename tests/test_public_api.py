@@ -51,6 +51,7 @@ NAMES = [
     "LossConfig",
     "LossMonitor",
     "LossScale",
+    "LostProcessError",
     "Measurement",
     "MixedPrecision",
     "Model",

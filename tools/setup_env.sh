@@ -6,6 +6,7 @@
 # training  onnxruntime-training where it has a wheel (Python 3.10 to 3.12), else stock onnxruntime
 # stock     the onnxruntime of the day, on the newest Python that is here
 # PYTHON=python3.11 chooses the interpreter.
+# EXTRAS=distributed adds extras.
 # CONSTRAINTS= (empty) takes the newest releases instead of the versions of constraints.txt.
 set -eu
 venv=${1:?usage: sh tools/setup_env.sh FOLDER [training|stock]}
@@ -54,6 +55,6 @@ if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
         "$python -m venv" "Debian, Ubuntu: apt install python3-venv."
 fi
 constraints=${CONSTRAINTS-constraints.txt}
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extra,dev]" \
+"$venv/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extra,dev${EXTRAS:+,$EXTRAS}]" \
     ${constraints:+-c "$constraints"} ||
     fail "Installing the packages failed." "pip, see above" "Check the network, then run make again."

@@ -65,6 +65,8 @@ class DimReduce(StepTaker):
         gamma: Decay of the momentum of the residual.
         alpha: Rate of the residual; 0 trains in the subspace alone, and only `k` numbers travel.
         sigma: Share of the slope that a trial must win.
+        first: `B` starts as this number times the identity (1 in MindSpore); less where no rate is ever
+            accepted, because a step as long as the gradient is too long.
 
     Raises:
         ConfigError: A number out of range.
@@ -76,6 +78,7 @@ class DimReduce(StepTaker):
     gamma: Annotated[float, Range(0, below=1)] = 0.9
     alpha: Annotated[float, Range(0, below=1)] = 0.001
     sigma: Annotated[float, Range(0, below=1)] = 0.4
+    first: Annotated[float, Range(above=0)] = 1.0
 
     name: ClassVar[str] = "dim-reduce"
     stage: ClassVar[Stage] = "update"
@@ -86,6 +89,7 @@ class DimReduce(StepTaker):
             "grad-accumulation": "the line search is of one batch",
             "group-loss-scale": "gradients are projected together, so they need one scale",
             "adasum": "both take the step",
+            "thor": "the step is a line search, not the gradient",
             "clip": "the step is a line search, not the gradient",
             "grad-centralization": "the step is a line search, not the gradient",
         }
@@ -111,11 +115,11 @@ class DimReduce(StepTaker):
         """
         basis = read_basis(self.pca_mat_path, sum(p.size for p in trained), self.n_components)
         k, zeros = len(basis), np.zeros(len(basis), np.float32)
-        eye = np.eye(k, dtype=np.float32)
+        start = self.first * np.eye(k, dtype=np.float32)
         found = [
             State(_BASIS, basis, "slot", "basis", moves="never"),
-            State(_B, eye, moves="never"),
-            State(_B_NEXT, eye),
+            State(_B, start, moves="never"),
+            State(_B_NEXT, start),
             State(_GK, zeros),
             State(_DK, zeros),
         ]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 __all__ = ["CRASHED", "supervised"]
 
-CRASHED = 9
+CRASHED = 10
 """Exit status after a crash in native code."""
 
 _PR_SET_PDEATHSIG = 1

@@ -18,6 +18,7 @@ __all__ = [
     "DependencyError",
     "DivergedError",
     "FileError",
+    "LostProcessError",
     "ModelError",
     "OrtBoostError",
     "ParityError",
@@ -107,6 +108,12 @@ class FileError(OrtBoostError):
     """A file is missing, damaged, foreign or not writable."""
 
     exit_status = 8
+
+
+class LostProcessError(OrtBoostError):
+    """A process of a run with several is gone, or does not answer."""
+
+    exit_status = 9
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

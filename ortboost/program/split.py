@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -33,12 +35,20 @@ from ortboost.boosts.adasum import AdaSum
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.errors import ConfigError, ModelError
+from ortboost.graph.io import save_model
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.gradients import INCOMING, ZEROS
 from ortboost.program.program import Program
 
-__all__ = ["GRADIENTS_GRAPH", "UPDATE_GRAPH", "SplitStep", "split_program", "split_step"]
+__all__ = [
+    "GRADIENTS_GRAPH",
+    "UPDATE_GRAPH",
+    "SplitStep",
+    "save_split",
+    "split_program",
+    "split_step",
+]
 
 GRADIENTS_GRAPH, UPDATE_GRAPH = "gradients", "update"
 _RAW = "ortboost/raw/"
@@ -90,6 +100,27 @@ def split_program(program: Program) -> dict[str, SplitStep]:
         for name, model in program.graphs.items()
         if name.partition(".")[0] == names.STEP_GRAPH
     }
+
+
+def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write the two graphs of each step, for programs of one's own; they run without ortboost.
+
+    Args:
+        program: The program.
+        folder: Where ``gradients.onnx``, ``update.onnx`` (``gradients.1.onnx``, ... with gradient freeze) go;
+            that of the program, for instance.
+
+    Raises:
+        FileError: They cannot be written.
+        ModelError: See :func:`split_program`.
+    """
+    written = []
+    for name, split in split_program(program).items():
+        for kind, model in ((GRADIENTS_GRAPH, split.gradients), (UPDATE_GRAPH, split.update)):
+            path = Path(folder) / f"{name.replace(names.STEP_GRAPH, kind, 1)}.onnx"
+            save_model(model, path)
+            written.append(path)
+    return written
 
 
 def split_step(

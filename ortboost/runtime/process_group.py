@@ -17,13 +17,12 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.core.errors import DependencyError, OrtBoostError, UsageError
+from ortboost.core.errors import DependencyError, LostProcessError, UsageError
 from ortboost.core.version import __version__
 
 __all__ = [
     "Buffer",
     "Handle",
-    "LostProcessError",
     "ProcessGroup",
     "WireType",
     "in_torchrun",
@@ -34,12 +33,6 @@ WireType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 """In what type float32 numbers travel."""
 _ALIGNED: Final = 64  # bytes: where vector instructions like tensors to begin
 _GRACE: Final = 5.0  # seconds in which those that live say so
-
-
-class LostProcessError(OrtBoostError):
-    """A process of the run is gone or does not answer."""
-
-    exit_status = 9
 
 
 def in_torchrun() -> bool:

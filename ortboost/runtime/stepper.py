@@ -221,7 +221,8 @@ class Stepper:
                 self.shared.check(self._state, self._steps)
         losses = values.pop(names.LOSS)
         if self.program.config.taker is not None and not overflow:
-            self._take_step(self.program.config.taker, ready, losses, seed)
+            taken = self._take_step(self.program.config.taker, ready, losses, seed)
+            values[names.RATE] = np.asarray(taken)
         scales = values.pop(names.LOSS_SCALES, np.zeros(0))
         return StepResult(
             loss=float(losses.mean()),
@@ -269,8 +270,8 @@ class Stepper:
 
     def _take_step(
         self, taker: StepTaker, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
-    ) -> None:
-        """Try rates, and go as far as the first that is accepted; no rate if the loss is not a number."""
+    ) -> float:
+        """Try rates, and go as far as the first that is accepted; 0 for none, as where a loss is nan."""
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
         for rate in taker.rates:
@@ -286,6 +287,7 @@ class Stepper:
                 break
         chosen = {names.RATE: np.asarray(accepted, np.float32)}
         self._graph(names.ACCEPT_GRAPH).run(chosen)
+        return accepted
 
     def _own_seed(self, seed: int) -> int:
         """Each process draws for its own samples; the first one as if it were alone."""

@@ -51,7 +51,12 @@ class Replay:
         self.shapes = [initial[name].shape for name in self.names]
         self.w = np.concatenate([initial[name].ravel() for name in self.names]).astype(np.float64)
         self.p, self.boost, k = p.astype(np.float64), boost, len(p)
-        self.b, self.last, self.sk, self.m = np.eye(k), np.zeros(k), np.zeros(k), 0 * self.w
+        self.b, self.last, self.sk, self.m = (
+            boost.first * np.eye(k),
+            np.zeros(k),
+            np.zeros(k),
+            0 * self.w,
+        )
         self.started, self.rates = False, []
 
     def loss(self, w, feeds):
@@ -111,6 +116,7 @@ class Replay:
         (6, {"alpha": 0.0}),
         (6, {"alpha": 0.05, "gamma": 0.5, "rho": 0.3}),
         (20, {"sigma": 0.9}),
+        (6, {"first": 0.1}),
         (40, {"n_components": 12}),
     ],
 )
@@ -141,7 +147,8 @@ def test_all_three_ends_of_the_line_search_come_up(tmp_path):
             float
         )
         replay.step(batch(step % 2))
-        stepper.step(batch(step % 2), {"learning_rate": 1.0})
+        found = stepper.step(batch(step % 2), {"learning_rate": 1.0})
+        assert found.metrics["rate"] == replay.rates[-1]
         w = np.concatenate([stepper.get(name).ravel() for name in Replay.names])
         assert np.abs(w - replay.w).max() <= 1e-4
     assert set(replay.rates) == {0.0, 0.55, 1.0}

@@ -12,8 +12,16 @@ from ortboost.core.errors import ModelError
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import read_catalogue
 from ortboost.program.config import ProgramConfig
-from ortboost.program.split import split_program, split_step
-from tests.support import ENGINES, assert_three_lines, batch_for, model_path, run, small_mlp
+from ortboost.program.split import save_split, split_program, split_step
+from tests.support import (
+    ENGINES,
+    assert_three_lines,
+    batch_for,
+    model_path,
+    run,
+    session,
+    small_mlp,
+)
 
 
 def program(model, *boosts, engine="portable", **settings):
@@ -47,6 +55,39 @@ def test_the_numbers_of_one_graph(model, boosts, engine):
         found = {n: cut[n] for n in expected}
         for output, value in expected.items():
             np.testing.assert_array_equal(found[output], value, err_msg=f"{name}: {output}")
+
+
+def test_the_files_run_without_ortboost(tmp_path):
+    built = program("mlp")
+    paths = save_split(built, tmp_path)
+    assert [path.name for path in paths] == ["gradients.onnx", "update.onnx"]
+    batch = batch_for(built)
+    halves = [{n: v[rows] for n, v in batch.items()} for rows in (slice(0, 4), slice(4, 8))]
+    opened = [session(path) for path in paths]
+    given = [{v.name for v in one.get_inputs()} for one in opened]
+    names = [v.name for v in opened[0].get_outputs()]
+    parts = [
+        dict(
+            zip(
+                names,
+                opened[0].run(
+                    names, {**half, **{n: a for n, a in built.initial.items() if n in given[0]}}
+                ),
+                strict=True,
+            )
+        )
+        for half in halves
+    ]
+    mean = {n: (parts[0][n] + parts[1][n]) / 2 for n in names if n.endswith("_grad")}
+    feeds = {**built.initial, **mean, "learning_rate": np.array(0.1, np.float32)}
+    outputs = [v.name for v in opened[1].get_outputs()]
+    found = dict(zip(outputs, opened[1].run(outputs, {n: feeds[n] for n in given[1]}), strict=True))
+    whole = {**batch, **built.initial, "learning_rate": np.array(0.1, np.float32)}
+    expected = run(built.step, whole)
+    for name in ("fc1.weight", "fc2.bias"):
+        np.testing.assert_allclose(
+            found[f"ortboost/next/{name}"], expected[f"ortboost/next/{name}"], rtol=0, atol=1e-6
+        )
 
 
 def test_each_half_describes_itself():

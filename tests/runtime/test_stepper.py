@@ -380,3 +380,11 @@ def test_an_empty_batch_is_refused(make):
             call()
         assert_three_lines(info.value)
         assert "empty" in info.value.what
+
+
+def test_one_loss_a_sample_with_batches_of_two_lengths():
+    config = ProgramConfig(engine="portable", loss=LossConfig(reduction="none"))
+    stepper = Stepper(build_program(small_mlp(), config), threads=1)
+    for size in (8, 3, 8, 1):
+        found = stepper.step(batch_for(stepper.program, size), {"learning_rate": 0.01})
+        assert found.losses.shape == (size,)

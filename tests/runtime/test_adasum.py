@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distribu
 
 from tests.parallel.launch import finished, torchrun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=[4, 8])
 def found(request, tmp_path_factory):

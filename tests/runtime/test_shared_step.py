@@ -11,6 +11,8 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distribu
 from tests.parallel.launch import finished, torchrun
 from tests.parallel.steps import CASES
 
+pytestmark = pytest.mark.slow
+
 # Sums come in another order. Gradients of a mixed-precision step are rounded to float16 part by part.
 WEIGHTS, ROUNDED = 1e-6, 2e-3
 

@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distribu
 
 from tests.parallel.launch import finished, torchrun
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_cell_shares_its_steps(tmp_path):
     finished(torchrun(2, "-m", "tests.parallel.cells", tmp_path / "found.json"))

@@ -16,6 +16,8 @@ from ortboost.boosts import GradAccumulation
 from tests.parallel.launch import finished, torchrun
 from tests.support import small_mlp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path):
