@@ -44,7 +44,7 @@ def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> lis
     """The command that runs a command line of ortboost in several processes of this machine.
 
     Example:
-        >>> torchrun(2, ["train", "run"])[-6:]
+        >>> torchrun(2, ["train", "run"])[-6:]  # doctest: +SKIP
         ['--nproc-per-node', '2', '-m', 'ortboost', 'train', 'run']
 
     Raises:

@@ -54,8 +54,10 @@ def alone_in(folder: Path) -> Iterator[None]:
                 raise _taken(folder, holder) from error
         with contextlib.suppress(FileError):  # a folder that cannot be written says so itself
             write_json(note, {"pid": os.getpid(), "host": socket.gethostname()})
-        yield
-        note.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            note.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
 from ortboost.boosts import (
+    AdaSum,
     Clip,
+    DimReduce,
     FullNormHead,
     GradAccumulation,
     GradCentralization,
@@ -50,6 +53,8 @@ BOOSTS = {
         GradCentralization(),
         GradFreeze(groups=3, sequence=(0, 1, 2, 1)),
         Thor(frequency=4),
+        AdaSum(group_size=1),
+        DimReduce("basis.npy", alpha=0.05),  # made by `build`
     )
 }
 NAMES = [boost.name for boost in registered()]
@@ -58,6 +63,13 @@ EXCLUDED = {
     frozenset({"loss-scale", "group-loss-scale"}),
     frozenset({"thor", "grad-freeze"}),
     frozenset({"thor", "group-loss-scale"}),
+    *(
+        frozenset({"dim-reduce", name})
+        for name in (
+            *("grad-freeze", "grad-accumulation", "group-loss-scale", "adasum", "clip"),
+            *("grad-centralization", "thor"),
+        )
+    ),
 }
 RATE = {"learning_rate": 0.05}
 
@@ -108,6 +120,10 @@ def build(names, engine="portable"):
     boosts = tuple(BOOSTS[name] for name in names)
     if not {"loss-scale", "group-loss-scale"} & set(names):
         boosts += (LossScale(NO_SCALE),)
+    if "dim-reduce" in names and not any(frozenset(names) >= pair for pair in EXCLUDED):
+        others = build([name for name in names if name != "dim-reduce"], engine)
+        size = sum(math.prod(e.shape) for e in others.catalogue.entries("parameter"))
+        np.save("basis.npy", np.linalg.qr(weights(size, 8, seed=3))[0].T)
     return build_program(network(), ProgramConfig(engine=engine, boosts=boosts))
 
 

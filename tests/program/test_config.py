@@ -86,7 +86,7 @@ def test_keys_may_stay_out():
         ({"clip": {"by": "norm", "limits": 1.0}}, "'limit'"),
         ({"loss_scale": {"kind": "dynamc"}}, "'dynamic'"),
         ({"loss_scale": {"kind": "dynamic", "windw": 5}}, "'window'"),
-        ({"loss_scale": {"kind": "off", "scale": 5}}, "choices"),
+        ({"loss_scale": {"kind": "off", "scale": 5}}, "no settings"),
         ({"groups": [{"name": "a", "pattern": ["x"]}]}, "'patterns'"),
         ({"groups": [{"name": "a", "patterns": "fc*"}]}, "fc*"),
         ({"freeze": "fc*"}, "fc*"),
