@@ -40,7 +40,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _MAKES_SEQUENCES = (
     *("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
-    *("SplitToSequence"),
+    "SplitToSequence",
 )
 
 _UNKNOWN = "ortboost.out_of_sight"

@@ -49,8 +49,10 @@ def fold_constants(model: ir.Model) -> Report:
     report = Report("fold_constants")
     before = count_operators(model)
 
+    constants = _constant_nodes(model)
+
     def should_fold(node: ir.Node) -> bool | None:
-        reason = _obstacle(node)
+        reason = _obstacle(node, constants)
         if reason is not None:
             report.kept[node.name or node.op_type] = reason
             return False
@@ -82,6 +84,20 @@ def fold_constants(model: ir.Model) -> Report:
         if before[op] > after.get(op, 0):
             report.changed[op] = f"{before[op]} -> {after.get(op, 0)}"
     return report
+
+
+def _constant_nodes(model: ir.Model) -> set[ir.Node]:
+    """Nodes of the main graph that depend on stored tensors only: all of them may be folded."""
+    found: set[ir.Node] = set()
+    for node in model.graph:
+        sources = [value for value in node.inputs if value is not None]
+        if (
+            sources
+            and not is_standard(node, *_KEPT, "ConstantOfShape", "Dropout")
+            and all(v.is_initializer() or v.producer() in found for v in sources)
+        ):
+            found.add(node)
+    return found
 
 
 def _forget_branches(model: ir.Model) -> None:
@@ -120,7 +136,7 @@ def _guilty(model: ir.Model, message: str) -> ir.Node | None:
     return next((node for node in nodes if named and node.name == named[1]), None)
 
 
-def _obstacle(node: ir.Node) -> str | None:
+def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
     """Why a node with constant inputs is kept, or ``None``."""
     if is_standard(node, *_KEPT):
         return _KEPT[node.op_type]
@@ -130,14 +146,16 @@ def _obstacle(node: ir.Node) -> str | None:
             return "it would store what one number says"
     if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
         return "it may draw random numbers"
-    for value in node.inputs:
+    result = node.outputs[0].shape
+    known = result is not None and result.is_static()
+    made = int(np.prod(result.numpy(), dtype=np.int64)) if known and result is not None else None
+    for value in node.inputs if made is None or made > _LARGE else ():
         if value is None or value.const_value is None or value.const_value.size <= _LARGE:
             continue
-        if len({id(usage.node) for usage in value.uses()}) > 1:
+        readers = {usage.node for usage in value.uses()}
+        if len(readers) > 1 and not readers <= constants:
             return f"'{value.name}' serves another node too and would be stored twice"
-    result = node.outputs[0].shape
-    if result is not None and result.is_static():
-        made = int(np.prod(result.numpy(), dtype=np.int64))
+    if made is not None:
         taken = sum(v.const_value.size for v in node.inputs if v is not None and v.const_value)
         if made > max(_RESULT, 2 * taken):
             return f"its result is large ({made} elements)"

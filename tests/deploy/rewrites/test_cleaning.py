@@ -79,6 +79,37 @@ def test_a_large_tensor_is_not_stored_twice():
     assert ops(model) == {"Transpose": 1, "MatMul": 2}
 
 
+def test_what_a_weight_is_normalized_by_is_folded():
+    """Weight standardization reads the weight twice; in the end it is stored once."""
+    model = lifted(
+        model_of(
+            """axes = Constant<value = int64[1] {0}>() m = ReduceMean(w, axes) c = Sub(w, m)
+            y = MatMul(x, c)""",
+            "float[n,600] x, float[600,600] w",
+            "float[n,600] y",
+            w=weights(600, 600),
+        )
+    )
+    check(fold_constants, model, {"x": weights(2, 600)})
+    dead_code(model)
+    assert ops(model) == {"MatMul": 1}
+    assert len(model.graph.initializers) == 1
+
+
+def test_a_small_result_of_a_large_weight_is_folded():
+    model = lifted(
+        model_of(
+            """axes = Constant<value = int64[1] {0}>() m = ReduceMean(w, axes)
+            h = MatMul(x, w) y = Mul(h, m)""",
+            "float[n,600] x, float[600,600] w",
+            "float[n,600] y",
+            w=weights(600, 600),
+        )
+    )
+    check(fold_constants, model, {"x": weights(2, 600)})
+    assert ops(model) == {"MatMul": 1, "Mul": 1}
+
+
 def test_a_cast_that_does_not_saturate_is_not_folded():
     """onnxscript's folding makes of CastLike a Cast that does."""
     model = model_of(
