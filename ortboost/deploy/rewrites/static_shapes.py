@@ -57,6 +57,7 @@ def static_shapes(model: ir.Model) -> Report:
             node.attributes.pop("allowzero", None)
             node.replace_input_with(place, builder.ints(*shape))
             report.changed[label(node)] = f"shape {shape}"
+            _correct_rank(node.outputs[0], shape, report)
             continue
         pieces = _pieces(model.graph, node, keys)
         if pieces is None or _nodes(pieces, parts) >= _cone(value):
@@ -71,6 +72,15 @@ def static_shapes(model: ir.Model) -> Report:
         node.replace_input_with(place, shorter)
         report.changed[label(node)] = "shape read off in one go"
     return report
+
+
+def _correct_rank(value: ir.Value, shape: list[int], report: Report) -> None:
+    """Give an output that is declared with another rank the one it has: checkers see that now."""
+    if value.is_graph_output() and value.shape is not None and len(value.shape) != len(shape):
+        report.notes.append(
+            f"'{value.name}' was declared as {value.shape}, and has {len(shape)} axes"
+        )
+        value.shape = ir.Shape([length if length > 0 else None for length in shape])
 
 
 def _name_lengths(model: ir.Model) -> None:

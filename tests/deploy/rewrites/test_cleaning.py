@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -206,6 +207,14 @@ def test_rows_are_followed_through_reshape_and_gemm():
     assert report.changed == {"r": "shape [0, 1, -1]"}
     dead_code(model)
     assert ops(model) == {"Reshape": 2, "Gemm": 1}
+
+
+def test_an_output_that_is_declared_with_another_rank_gets_its_own():
+    model = lifted(model_of(HEADS, "float[n,s,8] x", "float[a,b] y"))
+    report = static_shapes(model)
+    assert "4 axes" in report.notes[0]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert run(model, {"x": weights(2, 3, 8)})["y"].shape == (2, 3, 2, 4)
 
 
 def test_zero_in_a_shape_keeps_its_meaning():
