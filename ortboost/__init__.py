@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         LessBN,
         LossScale,
         MixedPrecision,
+        Thor,
     )
     from ortboost.boosts.freeze_schedule import FreezeConfig
     from ortboost.boosts.grad_centralization import CentralizeConfig
@@ -168,6 +169,7 @@ __all__ = [
     "Sgd",
     "Stepper",
     "Tensor",
+    "Thor",
     "TimeMonitor",
     "TrainConfig",
     "TrainSummary",
@@ -240,6 +242,7 @@ _HOMES: Final = {
         "LessBN",
         "LossScale",
         "MixedPrecision",
+        "Thor",
     ),
     "ortboost.boosts.freeze_schedule": ("FreezeConfig",),
     "ortboost.boosts.grad_centralization": ("CentralizeConfig",),

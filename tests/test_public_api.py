@@ -74,6 +74,7 @@ NAMES = [
     "Sgd",
     "Stepper",
     "Tensor",
+    "Thor",
     "TimeMonitor",
     "TrainConfig",
     "TrainSummary",

@@ -190,7 +190,7 @@ def mean_of(batches):
 
     def mean(values):
         if isinstance(values[0], list):
-            return [mean(parts) for parts in zip(*values)]
+            return [mean(parts) for parts in zip(*values, strict=True)]
         return sum(values) / len(values)
 
     return {name: mean([batch[name] for batch in batches]) for name in batches[0]}
@@ -234,7 +234,8 @@ class Thor:
             old = self.factors.get(name)
             if self.factor_decay and old is not None:
                 new = [
-                    self.factor_decay * o + (1 - self.factor_decay) * n for o, n in zip(old, new)
+                    self.factor_decay * o + (1 - self.factor_decay) * n
+                    for o, n in zip(old, new, strict=True)
                 ]
             self.factors[name] = new
         tables = [layer.weight for layer in layers if isinstance(layer, Embedding)]
@@ -243,7 +244,7 @@ class Thor:
                 self.inverses[name] = [1 / (found[0] + root)]
                 continue
             self.inverses[name] = []
-            for a, g in zip(found[::2], found[1::2]):
+            for a, g in zip(found[::2], found[1::2], strict=True):
                 ratio = 1.0
                 if self.pi:
                     # of all groups of a layer together
@@ -272,7 +273,7 @@ class Thor:
             matrices = gradient.reshape(groups, gradient.shape[0] // groups, -1)
             u = np.stack([
                 g @ m @ a if rows_out else a @ m @ g
-                for a, g, m in zip(inverses[::2], inverses[1::2], matrices)
+                for a, g, m in zip(inverses[::2], inverses[1::2], matrices, strict=True)
             ]).reshape(gradient.shape)  # fmt: skip
         return u
 

@@ -3,7 +3,7 @@
 Three small nets are trained for six steps, of which the first and the fourth are of second order. What is stored
 are the weights before, and after steps 1, 3 and 6.
 
-Made with Python 3.11, mindspore 2.10.0 and numpy 1.26.4, as ``mindspore_training.py``::
+Made with Python 3.11, mindspore 2.10.0 and numpy 2.4.6::
 
     GLOG_v=3 msenv/bin/python tools/golden/mindspore_thor.py
 
@@ -69,6 +69,8 @@ def block_product(g: NDArray[Any], grad: NDArray[Any], a: NDArray[Any]) -> NDArr
 
 
 class CholeskyTrsm(nn.Cell):
+    """Inverse Cholesky factors; see the module for what it is without blocks."""
+
     def __init__(self, split_dim: int = 0) -> None:
         super().__init__()
 
@@ -83,10 +85,13 @@ class CholeskyTrsm(nn.Cell):
         self.op = ops.Custom(function, shape, lambda dtype: dtype, func_type="pyfunc")
 
     def construct(self, a: Any) -> Any:
+        """The forward pass."""
         return self.op(a)
 
 
 class UpdateThorGradient(nn.Cell):
+    """A gradient between the inverses of its two factors, in blocks."""
+
     def __init__(self, split_dim: int = 1) -> None:
         super().__init__()
         self.op = ops.Custom(
@@ -94,6 +99,7 @@ class UpdateThorGradient(nn.Cell):
         )
 
     def construct(self, g: Any, grad: Any, a: Any) -> Any:
+        """The forward pass."""
         return self.op(g, grad, a)
 
 
@@ -129,16 +135,20 @@ class ThorIm2Col(nn.Cell):
         self.op = ops.Custom(cut, shape, lambda dtype: dtype, func_type="pyfunc")
 
     def construct(self, x: Any) -> Any:
+        """The forward pass."""
         return self.op(ops.stop_gradient(x))
 
 
 class DenseNet(nn.Cell):
+    """Factors of more than 128 rows on both sides."""
+
     def __init__(self) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Dense(130, 129), nn.Dense(129, 7)
         self.fc3, self.relu = nn.Dense(7, CLASSES, has_bias=False), nn.ReLU()
 
     def construct(self, x: Any) -> Any:
+        """The forward pass."""
         return self.fc3(self.relu(self.fc2(self.relu(self.fc1(x)))))
 
 
@@ -152,11 +162,14 @@ class ConvNet(nn.Cell):
         self.fc, self.relu = nn.Dense(8, CLASSES), nn.ReLU()
 
     def construct(self, x: Any) -> Any:
+        """The forward pass."""
         x = self.relu(self.conv2(self.relu(self.conv1(x))))
         return self.fc(x.mean((2, 3)))
 
 
 class TextNet(nn.Cell):
+    """An embedding and a layer normalization."""
+
     def __init__(self) -> None:
         super().__init__()
         self.table, self.norm = nn.Embedding(40, 8), nn.LayerNorm((8,), epsilon=1e-5)
@@ -164,6 +177,7 @@ class TextNet(nn.Cell):
         self.relu = nn.ReLU()
 
     def construct(self, ids: Any) -> Any:
+        """The forward pass."""
         x = self.norm(self.table(ids)).reshape((-1, 8))
         return self.fc2(self.relu(self.fc1(x)))
 
@@ -215,7 +229,7 @@ def train(name: str, settings: dict[str, Any], seed: int) -> Arrays:
     still = nn.SGD(net.trainable_params(), learning_rate=0.0)
     filler = nn.TrainOneStepCell(with_loss, still)
     x, labels = batches(name, rng)
-    trained = [p for p in net.trainable_params()]
+    trained = list(net.trainable_params())
     found: dict[str, list[NDArray[Any]]] = {p.name: [p.asnumpy().copy()] for p in trained}
     for step in range(STEPS):
         cell = cells[step % 3 == 0]
