@@ -184,8 +184,8 @@ class TextNet(nn.Cell):
 
 RUNS: dict[str, dict[str, Any]] = {
     "dense": {"momentum": 0.9, "weight_decay": 0.01, "clip": False, "batch": 8},
-    "conv": {"momentum": 0.9, "weight_decay": 0.0, "clip": True, "batch": 6},
-    "text": {"momentum": 0.8, "weight_decay": 0.0, "clip": False, "batch": 12},
+    "conv": {"momentum": 0.9, "weight_decay": 0.0, "clip": False, "batch": 6},
+    "text": {"momentum": 0.8, "weight_decay": 0.0, "clip": True, "batch": 12},
 }
 NETS = {"dense": DenseNet, "conv": ConvNet, "text": TextNet}
 RATES = [0.05, 0.04, 0.05, 0.03, 0.05, 0.02]
