@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         LessBN,
         LossScale,
         MixedPrecision,
+        Thor,
     )
     from ortboost.boosts.freeze_schedule import FreezeConfig
     from ortboost.boosts.grad_centralization import CentralizeConfig
@@ -177,6 +178,7 @@ __all__ = [
     "Sgd",
     "Stepper",
     "Tensor",
+    "Thor",
     "TimeMonitor",
     "TrainConfig",
     "TrainSummary",
@@ -255,6 +257,7 @@ _HOMES: Final = {
         "LessBN",
         "LossScale",
         "MixedPrecision",
+        "Thor",
     ),
     "ortboost.boosts.freeze_schedule": ("FreezeConfig",),
     "ortboost.boosts.grad_centralization": ("CentralizeConfig",),

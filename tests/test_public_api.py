@@ -78,6 +78,7 @@ NAMES = [
     "Sgd",
     "Stepper",
     "Tensor",
+    "Thor",
     "TimeMonitor",
     "TrainConfig",
     "TrainSummary",

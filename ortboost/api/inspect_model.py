@@ -334,8 +334,8 @@ def _program(program: Program, folder: Path) -> ProgramDescription:
         fingerprint=program.fingerprint,
         config=program.config,
         nodes={
-            "step.onnx": sum(1 for _ in program.step.graph.all_nodes()),
-            "eval.onnx": sum(1 for _ in program.evaluation.graph.all_nodes()),
+            f"{name}.onnx": sum(1 for _ in model.graph.all_nodes())
+            for name, model in {**program.graphs, "eval": program.evaluation}.items()
         },
         state={kind: StateSize(number, elements[kind]) for kind, number in kinds.items()},
         catalogue=program.catalogue,

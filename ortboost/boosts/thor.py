@@ -34,7 +34,12 @@ from numpy.typing import NDArray
 from ortboost.boosts.base import GraphContext, Stage, State, StepContext, UpdateContext
 from ortboost.boosts.roles import MICRO_STEPS, UpdateSplitter
 from ortboost.boosts.thor_factors import Blocks, FactorMaker, precondition
-from ortboost.boosts.thor_inverse import LEAF, damped_inverses, inverse_cost
+from ortboost.boosts.thor_inverse import (
+    Factor,
+    inverse_cost,
+    inverted_factors,
+    padded_rows,
+)
 from ortboost.boosts.thor_layers import Layer, NormLayer, Terms, find_layers, loss_terms
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
@@ -54,18 +59,6 @@ LEARNING_RATE: Final = "learning_rate"
 """Name of the input with the learning rate."""
 KEPT: Final = "ortboost/thor/kept_blocks"
 """The state that counts the blocks whose new inverse was not accurate."""
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Blocks of one factor on their way to their inverses."""
-
-    key: tuple[str, str]
-    shape: tuple[int, ...]
-    factor: ir.Value
-    damping: ir.Value
-    old: ir.Value
-    gain: ir.Value | None
 
 
 @dataclass(frozen=True)
@@ -380,7 +373,7 @@ class Thor(UpdateSplitter):
         if self.factor_decay:
             factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
         found: dict[tuple[str, str], ir.Value] = {}
-        chains: dict[int, list[_Block]] = {}
+        chains: dict[int, list[Factor]] = {}
         root = self._root(update)
         for layer in update.memory[self.name]:
             dampings = self._dampings(b, layer, factors, root)
@@ -388,13 +381,13 @@ class Thor(UpdateSplitter):
                 key, shape = (layer.weight, side), self._shape(layer, side)
                 if len(shape) == 3 and isinstance(layer, Layer):
                     gain = gains.get(layer.weight) if side == "a" else None
-                    block = _Block(key, shape, factors[key], dampings[side], old[key], gain)
-                    chains.setdefault(_padded(shape[1]), []).append(block)
+                    block = Factor(key, shape, factors[key], dampings[side], old[key], gain)
+                    chains.setdefault(padded_rows(shape[1]), []).append(block)
                 else:
                     found[key] = self._reciprocal(b, factors[key], root, old[key])
         kept = update.states[KEPT]
-        for size, blocks in chains.items():
-            inverses, wrong = _inverted(b, blocks, size)
+        for size, members in chains.items():
+            inverses, wrong = inverted_factors(b, members, size)
             found |= inverses
             kept = b.op("Add", kept, wrong)
         for (name, side), value in found.items():
@@ -478,9 +471,9 @@ class Thor(UpdateSplitter):
         shapes = {side: self._shape(layer, side) for side in "ag"}
         elements = sum(math.prod(shape) for shape in shapes.values())
         blocks = {side: self._blocks(layer, side) for side in "ag"}
-        cut = {side: found.number for side, found in blocks.items() if found.number > 1}
+        cut = [blocks[s].number if len(shapes[s]) == 3 else 1 for s in "ag"]
         inverse = sum(
-            shape[0] * inverse_cost(_padded(shape[1]))
+            shape[0] * inverse_cost(padded_rows(shape[1]))
             for shape in shapes.values()
             if len(shape) == 3
         )
@@ -489,7 +482,7 @@ class Thor(UpdateSplitter):
         parts = [
             f"{layer.kind}, A {layer.inputs}, G {layer.outputs}"
             + (f", {layer.groups} groups" if layer.groups > 1 else ""),
-            *([f"{cut.get('a', 1)} and {cut.get('g', 1)} blocks"] if cut else []),
+            *([f"{cut[0]} and {cut[1]} blocks"] if max(cut) > 1 else []),
             f"{4 * elements * (2 if self.factor_decay else 1)} bytes of state",
             f"{inverse / 1e6:.3g} million multiply-accumulates for the inverses, {plain / 1e6:.3g} at each update",
         ]
@@ -509,47 +502,3 @@ def _state(what: str, side: str, weight: str) -> str:
 
 def _units(shape: tuple[int, ...]) -> NDArray[np.float64]:
     return np.tile(np.eye(shape[1]), (shape[0], 1, 1))
-
-
-def _padded(size: int) -> int:
-    """Rows that a block is inverted with: few sizes, so few chains of nodes."""
-    step = LEAF if size <= 4 * LEAF else 4 * LEAF
-    return step * -(-size // step)
-
-
-def _inverted(
-    b: Builder, blocks: Sequence[_Block], size: int
-) -> tuple[dict[tuple[str, str], ir.Value], ir.Value]:
-    """Invert blocks in one chain of products.
-
-    Returns:
-        Key to the inverses, the old ones where the new are not accurate, and how many those are.
-    """
-    parts = []
-    for block in blocks:
-        matrix, missing = (
-            b.op("Cast", block.factor, dtype=_DOUBLE, to=_DOUBLE),
-            size - block.shape[1],
-        )
-        if missing:
-            matrix = b.op("Pad", matrix, b.ints(0, 0, 0, 0, missing, missing))
-        parts.append(matrix)
-    dampings = [b.op("Expand", block.damping, b.ints(block.shape[0], 1, 1)) for block in blocks]
-    inverses, accurate = damped_inverses(b, _joined(b, parts), size, _joined(b, dampings))
-    found, start = {}, 0
-    for block in blocks:
-        count, rows, _ = block.shape
-        ends = b.ints(start + count, rows, rows)
-        new = b.op("Slice", inverses, b.ints(start, 0, 0), ends, b.ints(0, 1, 2))
-        if block.gain is not None:
-            new = b.op("Mul", new, b.op("Cast", block.gain, dtype=_DOUBLE, to=_DOUBLE))
-        new = b.op("Cast", new, dtype=_FLOAT, to=_FLOAT)
-        good = b.op("Slice", accurate, b.ints(start), b.ints(start + count), b.ints(0))
-        found[block.key] = b.op("Where", good, new, block.old, dtype=_FLOAT)
-        start += count
-    wrong = b.op("Cast", b.op("Not", accurate, dtype=_BOOL), dtype=_INT64, to=_INT64)
-    return found, b.op("ReduceSum", wrong, keepdims=0, shape=())
-
-
-def _joined(b: Builder, parts: Sequence[ir.Value]) -> ir.Value:
-    return b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]

@@ -31,6 +31,8 @@ Newton iteration for the generalized inverse of a matrix", 1991 (the scaled step
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -38,7 +40,15 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 
-__all__ = ["ACCURACY", "LEAF", "damped_inverses", "inverse_cost"]
+__all__ = [
+    "ACCURACY",
+    "LEAF",
+    "Factor",
+    "damped_inverses",
+    "inverse_cost",
+    "inverted_factors",
+    "padded_rows",
+]
 
 LEAF: Final = 32
 """Rows of the matrices that are inverted by Newton-Schulz; sizes are multiples of it."""
@@ -47,7 +57,74 @@ ACCURACY: Final = 1e-5
 
 _STEPS: Final = 18
 _SMALLEST: Final = 2e-8  # of the bounds m that the steps suffice for
-_DOUBLE = ir.DataType.DOUBLE
+_DOUBLE, _FLOAT, _INT64 = ir.DataType.DOUBLE, ir.DataType.FLOAT, ir.DataType.INT64
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor on the way to its inverse.
+
+    Args:
+        key: Its name.
+        shape: ``(blocks, rows, rows)``.
+        blocks: float32, of this shape.
+        damping: What is added to its diagonal, float64 scalar.
+        old: The inverses to keep where the new ones are not accurate.
+        gain: A number that the inverses are multiplied with.
+    """
+
+    key: tuple[str, str]
+    shape: tuple[int, ...]
+    blocks: ir.Value
+    damping: ir.Value
+    old: ir.Value
+    gain: ir.Value | None
+
+
+def padded_rows(size: int) -> int:
+    """Rows that a block is inverted with: few sizes, so few chains of nodes."""
+    step = LEAF // 2 if size <= LEAF // 2 else LEAF if size <= 4 * LEAF else 4 * LEAF
+    return step * -(-size // step)
+
+
+def inverted_factors(
+    b: Builder, blocks: Sequence[Factor], size: int
+) -> tuple[dict[tuple[str, str], ir.Value], ir.Value]:
+    """Invert blocks in one chain of products.
+
+    Args:
+        b: Gets the nodes.
+        blocks: The factors.
+        size: Rows that all of them are padded to, of :func:`padded_rows`.
+
+    Returns:
+        Key to the inverses, the old ones where the new are not accurate, and how many those are.
+    """
+    parts = []
+    for block in blocks:
+        matrix = b.op("Cast", block.blocks, dtype=_DOUBLE, to=_DOUBLE)
+        if missing := size - block.shape[1]:
+            matrix = b.op("Pad", matrix, b.ints(0, 0, 0, 0, missing, missing))
+        parts.append(matrix)
+    dampings = [b.op("Expand", block.damping, b.ints(block.shape[0], 1, 1)) for block in blocks]
+    inverses, accurate = damped_inverses(b, _joined(b, parts), size, _joined(b, dampings))
+    found, start = {}, 0
+    for block in blocks:
+        count, rows, _ = block.shape
+        ends = b.ints(start + count, rows, rows)
+        new = b.op("Slice", inverses, b.ints(start, 0, 0), ends, b.ints(0, 1, 2))
+        if block.gain is not None:
+            new = b.op("Mul", new, b.op("Cast", block.gain, dtype=_DOUBLE, to=_DOUBLE))
+        new = b.op("Cast", new, dtype=_FLOAT, to=_FLOAT)
+        good = b.op("Slice", accurate, b.ints(start), b.ints(start + count), b.ints(0))
+        found[block.key] = b.op("Where", good, new, block.old, dtype=_FLOAT)
+        start += count
+    wrong = b.op("Cast", b.op("Not", accurate, dtype=ir.DataType.BOOL), dtype=_INT64, to=_INT64)
+    return found, b.op("ReduceSum", wrong, keepdims=0, shape=())
+
+
+def _joined(b: Builder, parts: Sequence[ir.Value]) -> ir.Value:
+    return b.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
 
 
 def damped_inverses(
@@ -58,7 +135,7 @@ def damped_inverses(
     Args:
         b: Gets the nodes.
         matrices: float64 ``[count, size, size]``, symmetric, no eigenvalue below 0.
-        size: A multiple of :data:`LEAF`.
+        size: At most :data:`LEAF`, or a multiple of it.
         damping: `d`, float64, ``[count, 1, 1]``, above 0.
 
     Returns:

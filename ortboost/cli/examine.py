@@ -171,6 +171,7 @@ def _program(printer: Output, data: dict[str, Any]) -> None:
             ("engine", data["engine"]),
             ("loss", f"{config['loss']['name']}, {config['loss']['reduction']}"),
             ("optimizer", _with_settings(config["optimizer"], "name")),
+            *(("boost", _with_settings(boost, "name")) for boost in config.get("boosts", ())),
             ("learning rate", config["learning_rate"]),
             ("weight decay", f"{config['weight_decay']} ({config['decay']})"),
             ("precision", _format(config)),

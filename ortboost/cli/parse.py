@@ -151,10 +151,9 @@ def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tup
     found |= pairs
     if name != "thor":
         return optimizer_from_dict({"name": name, **found}), ()
-    rule: dict[str, Any] = {k: found.pop(k) for k in ("momentum", "nesterov") if k in found}
-    return optimizer_from_dict({"name": "momentum", **rule}), (
-        boost_from_dict({"name": name, **found}),
-    )
+    rule: dict[str, Any] = {"name": "momentum"}
+    rule |= {key: found.pop(key) for key in ("momentum", "nesterov") if key in found}
+    return optimizer_from_dict(rule), (boost_from_dict({"name": name, **found}),)
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, Any]]:

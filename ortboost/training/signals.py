@@ -50,7 +50,8 @@ class SignalGuard:
     def __enter__(self) -> SignalGuard:
         if threading.current_thread() is threading.main_thread():
             for number in _ASKING:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                ignored = signal.getsignal(number) is signal.SIG_IGN
+                if not (ignored and number == getattr(signal, "SIGHUP", None)):  # as nohup wants
                     self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import ortboost as ob
-from ortboost.boosts import Clip, GradFreeze, GroupLossScale, LessBN, MixedPrecision
+from ortboost.boosts import Clip, GradFreeze, GroupLossScale, LessBN, MixedPrecision, Thor
 from ortboost.boosts.freeze_schedule import FreezeConfig
 from ortboost.cli import main
 from ortboost.core.loss_scale import GroupedScaleConfig
+from ortboost.optimizers import Adam, Momentum
 from ortboost.program.boost_config import resolve_boost
 from ortboost.program.program import Program
 
@@ -252,3 +253,36 @@ def test_the_sample_of_the_card_runs(monkeypatch):
     assert names["evaluate"] is names["network"].backbone_network
     assert names["boost"].reports[0].changed.keys() == {"less_bn", "grad_freeze"}
     assert names["model"].train_network.freeze
+
+
+def test_thor_is_momentum_and_a_boost(tmp_path, capsys):
+    assert (
+        convert(MLP, tmp_path / "run", "--optimizer", "thor:frequency=7,damping=0.1,momentum=0.8")
+        == 0
+    )
+    config = Program.load(tmp_path / "run").config
+    assert config.optimizer == Momentum(0.8)
+    assert config.with_boosts(Thor(0.1, frequency=7)) == config
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "run"), "--reports"]) == 0
+    shown = capsys.readouterr().out
+    assert "thor (damping 0.1" in shown
+    assert "step.1.onnx" in shown
+    assert "fc1.weight: dense, A 64, G 32; 20480 bytes of state" in shown
+
+
+def test_an_optimizer_takes_its_numbers_after_a_colon(tmp_path):
+    assert (
+        convert(
+            MLP, tmp_path / "run", "--optimizer", "adam:beta1=0.8", "--optimizer-arg", "eps=1e-6"
+        )
+        == 0
+    )
+    assert Program.load(tmp_path / "run").config.optimizer == Adam(0.8, eps=1e-6)
+
+
+@pytest.mark.parametrize("text", ["thor:frequencee=3", "thor:damping=0", "thor:mode=mindspore"])
+def test_what_thor_does_not_know_is_refused(text, tmp_path, capsys):
+    assert convert(MLP, tmp_path / "run", "--optimizer", text) == 3
+    assert not (tmp_path / "run").exists()
+    assert "fix:" in capsys.readouterr().err

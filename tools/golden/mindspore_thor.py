@@ -3,7 +3,7 @@
 Three small nets are trained for six steps, of which the first and the fourth are of second order. What is stored
 are the weights before, and after steps 1, 3 and 6.
 
-Made with Python 3.11, mindspore 2.10.0 and numpy 1.26.4, as ``mindspore_training.py``::
+Made with Python 3.11, mindspore 2.10.0 and numpy 2.4.6::
 
     GLOG_v=3 msenv/bin/python tools/golden/mindspore_thor.py
 
@@ -69,7 +69,7 @@ def block_product(g: NDArray[Any], grad: NDArray[Any], a: NDArray[Any]) -> NDArr
 
 
 class CholeskyTrsm(nn.Cell):
-    """Stand-in for the GPU kernel that inverts blocks."""
+    """Inverse Cholesky factors; see the module for what it is without blocks."""
 
     def __init__(self, split_dim: int = 0) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class CholeskyTrsm(nn.Cell):
 
 
 class UpdateThorGradient(nn.Cell):
-    """Stand-in for the GPU kernel that multiplies by the inverses."""
+    """A gradient between the inverses of its two factors, in blocks."""
 
     def __init__(self, split_dim: int = 1) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class ThorIm2Col(nn.Cell):
 
 
 class DenseNet(nn.Cell):
-    """Dense layers, one of them over two blocks."""
+    """Factors of more than 128 rows on both sides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class ConvNet(nn.Cell):
 
 
 class TextNet(nn.Cell):
-    """An embedding, a layer normalization, dense layers."""
+    """An embedding and a layer normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,8 +184,8 @@ class TextNet(nn.Cell):
 
 RUNS: dict[str, dict[str, Any]] = {
     "dense": {"momentum": 0.9, "weight_decay": 0.01, "clip": False, "batch": 8},
-    "conv": {"momentum": 0.9, "weight_decay": 0.0, "clip": True, "batch": 6},
-    "text": {"momentum": 0.8, "weight_decay": 0.0, "clip": False, "batch": 12},
+    "conv": {"momentum": 0.9, "weight_decay": 0.0, "clip": False, "batch": 6},
+    "text": {"momentum": 0.8, "weight_decay": 0.0, "clip": True, "batch": 12},
 }
 NETS = {"dense": DenseNet, "conv": ConvNet, "text": TextNet}
 RATES = [0.05, 0.04, 0.05, 0.03, 0.05, 0.02]
