@@ -35,10 +35,10 @@ def start(folder: Path, processes: int, restarts: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
     command += ["-m", "tests.parallel.run", str(folder), json.dumps(SETTINGS)]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment(), text=True, stdout=quiet, stderr=quiet
-    )
+    with open(folder / "said.txt", "w") as said:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment(), text=True, stdout=said, stderr=said
+        )
 
 
 def workers(parent: int) -> list[int]:
@@ -77,6 +77,8 @@ def main() -> int:
             print(
                 f"{number}: killed {hit}, status {status}, same bits {same}, {resumed}", flush=True
             )
+            if not same:
+                print((folder / "said.txt").read_text()[-4000:], flush=True)
             bad += not same
     return int(bad > 0)
 

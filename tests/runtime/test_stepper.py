@@ -385,7 +385,7 @@ def test_an_empty_batch_is_refused(make):
 
 def test_one_loss_a_sample_with_batches_of_two_lengths():
     config = ProgramConfig(engine="portable", loss=LossConfig(reduction="none"))
-    stepper = Stepper(build_program(small_mlp(), config), threads=1)
+    opened = stepper(build_program(small_mlp(), config))
     for size in (8, 3, 8, 1):
-        found = stepper.step(batch_for(stepper.program, size), {"learning_rate": 0.01})
+        found = opened.step(batch_for(opened.program, size), {"learning_rate": 0.01})
         assert found.losses.shape == (size,)
