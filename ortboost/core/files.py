@@ -30,6 +30,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         FileError: The folder is missing or not writable, or ``path`` is a device or pipe.
     """
     target = Path(path)
+    if not target.name:
+        raise FileError("The file to write has no name.", where=f"'{path}'", fix="Name a file.")
     if not target.parent.is_dir():
         raise FileError(
             f"The folder for '{target.name}' does not exist.",

@@ -37,7 +37,7 @@ def place(tmp_path_factory):
     )
     ob.load(small_mlp(), **_CPU).save(folder / "net.onnx")
     ob.save_checkpoint(ob.load(small_mlp(), **_CPU), folder / "net.safetensors")
-    ob.train(folder / "run", folder / "data.npz", batch_size=4, **_CPU)
+    ob.train(folder / "run", folder / "data.npz", batch_size=4, checkpoint_every=1, **_CPU)
     (folder / "empty").mkdir()
     return folder
 
@@ -68,6 +68,11 @@ def calls(place) -> dict[str, tuple[Any, dict[str, Any]]]:
             ob.save_checkpoint,
             {"save_obj": network, "ckpt_file_name": place / "saved.safetensors"},
         ),
+        "pca": (ob.pca, {"run": run, "output": place / "p.npy", "components": 1}),
+        "set_auto_parallel_context": (
+            ob.set_auto_parallel_context,
+            {"parallel_mode": "stand_alone"},
+        ),
         "train": (ob.train, {"run": place / "other", "data": data, "overwrite": True, **_CPU}),
         "Program.load": (ob.Program.load, {"folder": run}),
         "Program.save": (ob.Program.load(run).save, {"folder": place / "copy"}),
@@ -96,7 +101,9 @@ NAMES = [
     "load_checkpoint",
     "load_param_into_net",
     "load_run",
+    "pca",
     "save_checkpoint",
+    "set_auto_parallel_context",
     "train",
     "Program.load",
     "Program.save",

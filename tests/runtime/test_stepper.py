@@ -8,7 +8,6 @@ from ortboost.core.loss_scale import NO_SCALE
 from ortboost.optimizers import Adam
 from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
-from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
     assert_same_bits,

@@ -12,7 +12,9 @@ __all__ = ["decided_in_float32", "write_table"]
 
 _TIGHT = 1e-4  # weights after three steps, relative
 _UPDATE = 1e-2  # what the three steps moved, relative
-_ROUNDING = 2.0**-23  # a weight that is off by less is the nearest in float32, however little it moved
+_ROUNDING = (
+    2.0**-23
+)  # a weight that is off by less is the nearest in float32, however little it moved
 _TIMES = 4  # how much worse than torch in float32 we may be where that is off by more
 _SLOPE = 3e-2  # central differences in float32
 _DOUBLE = 1e-2  # central differences in float64
