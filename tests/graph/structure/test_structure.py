@@ -187,6 +187,10 @@ def test_what_only_the_checker_knows():
     assert "axes" in caught.value.where
 
 
+def test_gradient_operators_of_the_training_runtime_are_taken():
+    assert load_model(model(node("MaxPoolGrad", ["x", "x"], ["t"]), LAST))
+
+
 def test_an_attribute_of_the_wrong_type():
     refused(model(node("Softmax", ["x"], ["t"], axis="one"), LAST), "'axis' of Softmax")
     refused(model(node("Constant", [], ["t"]), LAST), "0 values")
