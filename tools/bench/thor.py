@@ -216,17 +216,17 @@ class Setting:
         return f"rate {self.rate:.3g}{damping}"
 
 
-def trials(optimizer: str, count: int, frequency: int) -> Iterator[Setting]:
+def trials(optimizer: str, options: Any) -> Iterator[Setting]:
     """The grid of an optimizer: the same number of trials for each."""
+    count, dampings = options.trials, options.damping
     if optimizer == "momentum":
         yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(1e-2, 3.0, count))
     elif optimizer == "adamw":
         yield from (Setting(optimizer, float(rate)) for rate in np.geomspace(3e-4, 3e-2, count))
     else:
-        dampings = (0.001, 0.01)
         rates = np.geomspace(3e-2, 1.0, count // len(dampings))
         for rate, damping in itertools.product(rates, dampings):
-            yield Setting(optimizer, float(rate), damping, frequency)
+            yield Setting(optimizer, float(rate), damping, options.frequency)
 
 
 class OrtTraining:
@@ -349,7 +349,7 @@ def compare(name: str, options: Any) -> dict[str, Any]:
     data, found = task.data(), {}
     for optimizer in options.optimizer:
         tried: list[tuple[float, float, Setting]] = []
-        for setting in trials(optimizer, options.trials, options.frequency):
+        for setting in trials(optimizer, options):
             # A trial that is slower than the best so far need not end.
             limit = min((int(one[0]) for one in tried if one[0] < math.inf), default=task.steps)
             result = train(task, data, setting, 1000, options, limit)
@@ -440,6 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--optimizer", action="append", help="momentum, adamw, thor or kfac")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=8, help="of each optimizer")
+    parser.add_argument("--damping", action="append", type=float, help="0.001 and 0.01")
     parser.add_argument("--frequency", type=int, default=10)
     parser.add_argument("--every", type=int, default=10, help="steps from test to test")
     parser.add_argument(
@@ -452,6 +453,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=15, help="of --cost")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    options.damping = options.damping or [0.001, 0.01]
     options.thor = {key: _value(text) for key, text in options.thor.items()}
     about = environment()
     print(heading(about))
