@@ -32,6 +32,7 @@ from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.adasum import AdaSum
+from ortboost.boosts.base import Boost
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.errors import ConfigError, ModelError
@@ -93,6 +94,13 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             where="several processes",
             fix="Use grad-accumulation, or train with one process.",
         )
+    for boost in program.config.enabled_boosts:
+        if type(boost).watched is not Boost.watched:
+            raise ConfigError(
+                f"The boost '{boost.name}' gathers inner values, which processes do not share yet.",
+                where="several processes",
+                fix=f"Leave {boost.name} out, or train with one process.",
+            )
     return {
         name: split_step(
             model, accumulates=gatherer is not None, joins=joins, taker=program.config.taker

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, GroupLossScale, LessBN
-from ortboost.core.errors import ModelError
+from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, GroupLossScale, LessBN, Thor
+from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import read_catalogue
 from ortboost.program.config import ProgramConfig
@@ -55,6 +55,12 @@ def test_the_numbers_of_one_graph(model, boosts, engine):
         found = {n: cut[n] for n in expected}
         for output, value in expected.items():
             np.testing.assert_array_equal(found[output], value, err_msg=f"{name}: {output}")
+
+
+def test_factors_that_processes_do_not_share_are_refused():
+    with pytest.raises(ConfigError, match="'thor' gathers inner values") as caught:
+        split_program(program(small_mlp(), Thor(frequency=4)))
+    assert_three_lines(caught.value)
 
 
 def test_the_files_run_without_ortboost(tmp_path):
