@@ -22,7 +22,7 @@ from ortboost.deploy.synthetic_inputs import accepted_feeds, input_ranges, made_
 from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import load_model, source_name
+from ortboost.graph.io import is_map, load_model, source_name
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
 from ortboost.program.catalogue import TensorSpec
@@ -260,7 +260,8 @@ def score_output(model: ir.Model, output: str | None = None) -> str:
         UsageError: There is no such output, or it holds no floats.
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
-    scores = [name for name, v in outputs.items() if v.dtype is None or v.dtype in FLOAT_TYPES]
+    scores = [name for name, v in outputs.items() if v.dtype in FLOAT_TYPES]
+    scores = scores or [name for name, v in outputs.items() if v.dtype is None and not is_map(v)]
     if output is None and scores:
         return scores[0]
     name = output or next(iter(outputs), "")
@@ -407,6 +408,8 @@ class Accuracies:
         length = None if self._lengths is None else self._lengths[number]
         try:
             for side, found in (("before", self._expected[number]), ("after", answers)):
+                if np.asarray(found[output]).dtype.kind in "iubO":
+                    raise UsageError(f"The output '{output}' holds no scores.")
                 scores = np.asarray(found[output], np.float32)[:length]
                 self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
             self.judged = (output,)

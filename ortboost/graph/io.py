@@ -21,7 +21,14 @@ from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
 from ortboost.graph.structure import check_standard, check_structure
 
-__all__ = ["EXTERNAL_DATA_THRESHOLD", "ModelSource", "load_model", "save_model", "source_name"]
+__all__ = [
+    "EXTERNAL_DATA_THRESHOLD",
+    "ModelSource",
+    "is_map",
+    "load_model",
+    "save_model",
+    "source_name",
+]
 
 ModelSource: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
@@ -114,6 +121,11 @@ def _with_true_names(model: ir.Model) -> ir.Model:
                     dims = list(value.shape)
                     value.shape = ir.Shape([*dims[:axis], None, *dims[axis + 1 :]])
     return model
+
+
+def is_map(value: ir.Value) -> bool:
+    """Whether a model gives a map here, as scikit-learn's converter does with class scores."""
+    return _MAP in value.meta
 
 
 def source_name(model: ir.Model) -> str:

@@ -106,6 +106,18 @@ def test_labels_that_cannot_be_used_are_told(classifier, tmp_path, labels, words
     assert any(words in note for note in compared.notes)
 
 
+def test_a_file_with_class_numbers_only_has_no_accuracy(tmp_path):
+    text = CLASSIFIER.replace(", float[N,3] scores)", ")")
+    path = tmp_path / "net.onnx"
+    onnx.save(ir.to_proto(text_model(text, w=weights(4, 3))), path)
+    data = {"x": weights(40, 4), "labels": np.arange(40) % 3}
+    error = caught(UsageError, api.evaluate, path, data, **CPU)
+    assert "class numbers" in error.what
+    found = api.export(path, tmp_path / "out.onnx", verify=data, device="cpu")
+    assert not found.metrics
+    assert any("holds no scores" in note for note in found.notes)
+
+
 def test_a_best_checkpoint_that_nothing_was_compared_with_is_told(tmp_path, caplog):
     folder = converted(tmp_path / "run")
     api.train(folder, DIGITS, DIGITS, max_steps=3, batch_size=32, **CPU)

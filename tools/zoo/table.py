@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,7 @@ def write_table(results: Path, out: Path) -> None:
             + f" | {falls} | {exports} | {nodes}{' **more**' if larger else ''} | "
             f"{checked.get('findings', '-')} | {ratio} | {found.get('stock', {}).get('peak_mib', '-')} |"
         )
+    reasons = [re.sub(r"(?<=\s)/\S+/", "", reason) for reason in reasons]  # folders of this machine
     lines = [
         _MARK,
         "",
