@@ -29,12 +29,13 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import atomic_path, read_json, write_json
 from ortboost.core.report import Report
+from ortboost.core.tensor_file import TensorFile
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.io import load_model, save_model
@@ -58,7 +59,7 @@ class Program:
         step: The step graph; its state tensors are inputs.
         evaluation: Inference graph with outputs and ``loss``, on the same parameters and buffers.
         catalogue: Inputs, states and outputs of the step; the states of all graphs.
-        initial: State name to initial value.
+        initial: State name to initial value; of a loaded program each access reads the file.
         config: The configuration it was made with.
         engine: Name of the engine that made the gradients.
         source: Where the model came from.
@@ -318,21 +319,20 @@ def _state_digest(state: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_tensors(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
-    """Read a safetensors file.
+def read_tensors(path: str | os.PathLike[str]) -> TensorFile:
+    """Open a safetensors file; each tensor is read when it is asked for.
 
     Raises:
         FileError: It is missing or damaged.
     """
     try:
-        tensors: dict[str, NDArray[Any]] = load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
+        return TensorFile(path)
+    except (OSError, ValueError) as error:
         raise FileError(
             "A tensor file cannot be read.",
             where=f"{path}: {error}",
             fix="Restore it, or convert the model again.",
         ) from error
-    return tensors
 
 
 def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, where: str) -> None:
@@ -350,10 +350,14 @@ def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, wher
                 where=where,
                 fix="Use the state of this very program.",
             )
-        entry, array = wanted[name], state[name]
-        if tuple(array.shape) != entry.shape or array.dtype != entry.dtype:
+        entry = wanted[name]
+        if isinstance(state, TensorFile):
+            shape, dtype = state.form(name)
+        else:
+            shape, dtype = tuple(state[name].shape), state[name].dtype
+        if shape != entry.shape or dtype != entry.dtype:
             raise FileError(
-                f"The state does not fit the program: '{name}' is {array.dtype}{list(array.shape)}, "
+                f"The state does not fit the program: '{name}' is {dtype}{list(shape)}, "
                 f"{entry.dtype}{list(entry.shape)} is needed.",
                 where=where,
                 fix="Use the state of this very program.",

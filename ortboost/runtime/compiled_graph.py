@@ -9,13 +9,18 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.program.catalogue import Catalogue
+from ortboost.graph.query import static_shape
+from ortboost.program.catalogue import Catalogue, StateEntry
 from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.process_group import Buffer
 from ortboost.runtime.session import open_session
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["CompiledGraph"]
+
+_SMALL_STATE = (
+    16 * 2**20
+)  # bytes; from here on a step takes so long that its allocations do not count
 
 
 class CompiledGraph:
@@ -42,9 +47,17 @@ class CompiledGraph:
     ) -> None:
         self.catalogue, self._placed = catalogue, placed or {}
         self._state = state
-        self._session = open_session(for_device(model, device), device=device, threads=threads)
-        self._read = [entry.name for entry in catalogue.state]
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
+        nexts = [entry.next for entry in catalogue.state if entry.next is not None]
+        form = for_device(model, device, states=nexts, threads=threads)
+        self._shapes = {value.name: static_shape(value) for value in form.graph.outputs}
+        self._session = open_session(
+            form,
+            device=device,
+            threads=threads,
+            memory_pattern=state.nbytes < _SMALL_STATE,
+        )
+        self._read = [entry.name for entry in catalogue.state]
         self._lengths_vary = [
             spec.name
             for spec in catalogue.outputs
@@ -99,9 +112,17 @@ class CompiledGraph:
                     binding.bind_output(spec.name, "cpu")
             for entry in self.catalogue.state:
                 if entry.next is not None:
-                    binding.bind_ortvalue_output(entry.next, self._state.target(entry.name))
+                    self._bind_next(binding, entry, entry.next)
             self._bindings[phase] = binding
         return self._bindings[phase]
+
+    def _bind_next(self, binding: Any, entry: StateEntry, output: str) -> None:
+        target, shape = self._state.target(entry.name), self._shapes[output]
+        if shape is None or shape == entry.shape:
+            binding.bind_ortvalue_output(output, target)
+        else:  # the form for the device computes it in parts, see ortboost.runtime.cpu.chunks
+            device, dtype = target.device_name(), entry.dtype.type
+            binding.bind_output(output, device, 0, dtype, list(shape), target.data_ptr())
 
     def _place(self, name: str) -> tuple[Any, ...]:
         buffer = self._placed[name]

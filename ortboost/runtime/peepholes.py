@@ -3,12 +3,16 @@
 The files hold standard operators (or those of the native engine), which any runtime has. The CPU
 provider has faster forms of some of them, each a rewrite of its own in :mod:`ortboost.runtime.cpu`:
 
+* the check of a large gradient for inf and nan by its plain sum, where that is finite;
 * masks of Relu as one steep HardSigmoid;
 * BatchNormalization in training mode as the one kernel that stock onnxruntime has for it;
 * convolutions in the blocked layout that the runtime itself uses for constant weights only;
 * the gradient of a depthwise weight as one convolution in that layout;
 * the gradient of a global mean expanded to its positions by a product with ones;
-* scalars with as many dimensions as the tensors that they meet.
+* weight gradients as products without a transposed operand;
+* scalars with as many dimensions as the tensors that they meet;
+* chains of elementwise operators over large tensors part by part, so that what lies between stays in
+  the cache.
 
 They compute the same function, with sums in another order, so the last digits may differ.
 
@@ -21,35 +25,46 @@ float32 without rounding in between. Two copies of one number then differ, and a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.runtime.cpu.batch_norm import fused_statistics
 from ortboost.runtime.cpu.blocked import blocked_convolutions
+from ortboost.runtime.cpu.chunks import chunked_chains
 from ortboost.runtime.cpu.depthwise import depthwise_gradients
 from ortboost.runtime.cpu.expand import expand_by_products
 from ortboost.runtime.cpu.masks import steep_masks
+from ortboost.runtime.cpu.products import plain_products
 from ortboost.runtime.cpu.scalars import full_rank_scalars
+from ortboost.runtime.cpu.zero_sums import plain_sums
 from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["emulated_for", "for_device"]
 
 _CPU = (
+    plain_sums,
     fused_statistics,
     steep_masks,
     blocked_convolutions,
     depthwise_gradients,
     expand_by_products,
+    plain_products,
     full_rank_scalars,
 )
 
 
-def for_device(model: ir.Model, device: str) -> ir.Model:
+def for_device(
+    model: ir.Model, device: str, *, states: Collection[str] = (), threads: int | None = None
+) -> ir.Model:
     """The form of a step graph for a device.
 
     Args:
         model: The graph; it is not changed.
         device: ``cpu`` or ``cuda``.
+        states: Outputs that may get another shape with as many elements.
+        threads: Threads within an operator; the runtime's choice if not given.
 
     Returns:
         The model itself, or a changed copy.
@@ -59,6 +74,7 @@ def for_device(model: ir.Model, device: str) -> ir.Model:
         return found
     changed = model.clone() if found is model else found
     done = [rewrite(changed) for rewrite in _CPU]
+    done.append(chunked_chains(changed, states, threads))
     if not any(done):
         return found
     common.RemoveUnusedNodesPass()(changed)

@@ -101,6 +101,7 @@ def open_session(
     device: str = "auto",
     threads: int | None = None,
     fuse_quantized: bool = True,
+    memory_pattern: bool = True,
 ) -> Any:
     """Open an inference session on exactly one device.
 
@@ -112,6 +113,9 @@ def open_session(
         threads: Threads within an operator; the runtime's choice if not given.
         fuse_quantized: Run an operator between QuantizeLinear and DequantizeLinear pairs as one
             integer kernel; otherwise in float32, as the standard defines it.
+        memory_pattern: Lay all memory of a run into one block, whose plan the first run of a shape makes.
+            Up to 4 % faster on small graphs; but the block comes on top of what the first run took,
+            so that it doubles the memory of large ones.
 
     Returns:
         An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run
@@ -127,7 +131,13 @@ def open_session(
         with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
-            return open_session(path, device=device, threads=threads, fuse_quantized=fuse_quantized)
+            return open_session(
+                path,
+                device=device,
+                threads=threads,
+                fuse_quantized=fuse_quantized,
+                memory_pattern=memory_pattern,
+            )
     device = resolve_device(device)
     ort = runtime()
     provider = _PROVIDERS[device]
@@ -137,6 +147,7 @@ def open_session(
     options.log_severity_level = 4  # errors are raised, and warnings of the planner not for users
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.enable_mem_pattern = memory_pattern
     if threads is not None:
         options.intra_op_num_threads = threads
     source = ir.to_proto(model).SerializeToString() if isinstance(model, ir.Model) else str(model)

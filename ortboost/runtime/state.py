@@ -6,6 +6,7 @@ alternate between them. Nothing is copied at a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -45,6 +46,11 @@ class DeviceState:
         for entry in catalogue.state:
             copies = 1 if entry.next is None or entry.name in in_place else 2
             self._buffers[entry.name] = [self._place(initial[entry.name]) for _ in range(copies)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, each counted once."""
+        return sum(math.prod(e.shape) * e.dtype.itemsize for e in self.catalogue.state)
 
     def _place(self, array: NDArray[Any]) -> Any:
         owned = np.array(array, order="C", copy=True)  # on the CPU the OrtValue is this very memory

@@ -54,7 +54,9 @@ def test_a_step_computes_the_same(name, engine, monkeypatch):
     x[1] = np.clip(x[1], -3, 3) * 1e38
     labels = rng.integers(0, 10, (4, 4))
     fast = Stepper(program, device="cpu")
-    monkeypatch.setattr("ortboost.runtime.compiled_graph.for_device", lambda model, device: model)
+    monkeypatch.setattr(
+        "ortboost.runtime.compiled_graph.for_device", lambda model, device, **_: model
+    )
     plain = Stepper(program, device="cpu")
     for place in range(4):
         feeds = {spec.name: x[place], "labels": labels[place]}

@@ -1,6 +1,7 @@
-r"""Time of a training step with each engine and with PyTorch eager, as ratios within one run.
+r"""Time and memory of a training step with each engine and with PyTorch, as ratios within one run.
 
-For every model in ``models/`` these are timed in turns, on the same batch, weights and number of
+For every model in ``models/``, or with ``--large`` for networks of usual size
+(:mod:`tools.bench.networks`), these are timed in turns, on the same batch, weights and number of
 threads, each in a process of its own:
 
 ``native``
@@ -10,12 +11,14 @@ threads, each in a process of its own:
 ``stock``
     the same file in the onnxruntime of the day, that of the Python given with ``--stock-python``;
 ``torch``
-    PyTorch eager, the same network, loss and optimizer.
+    PyTorch eager, the same network, loss and optimizer;
+``compile``
+    the same through ``torch.compile``, with ``--large``.
 
 A step is forward, backward, loss scale, finite check and the update by SGD with momentum. In each
 round everyone makes some steps while the others sleep, in an order that changes from round to round.
 A ratio is the median of the ratios of the rounds; in brackets are its quartiles. Memory is the peak
-of the process less what it had before its session was made.
+of the process less what it had before the network or the program was loaded.
 
 Examples:
     All models at batch 32, also in the runtime of another environment::
@@ -26,6 +29,10 @@ Examples:
 
         python -m tools.bench.engines --model resnet20 --model lenet5 --threads 1 --clock cpu \
             --json engines.json
+
+    Networks that people train, one thread, batch 4::
+
+        python -m tools.bench.engines --large --threads 1 --batch 4 --rounds 5 --seconds 1
 """
 
 from __future__ import annotations
@@ -43,6 +50,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tools.bench.report import environment, heading, table, write_json
 
 __all__ = ["Contestant", "main", "measure"]
@@ -56,6 +65,8 @@ _MODELS = (
     "mobilenet_like",
     "transformer_tiny",
 )
+_LARGE = ("resnet50", "bert_base", "vit_b16", "unet", "decoder_100m")
+_RATE = 1e-3
 _CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 _PAUSE = 0.05  # seconds in which the idle threads of whoever ran before stop spinning
 _WARM_STEPS = 5
@@ -127,28 +138,25 @@ def _child(settings: Mapping[str, Any]) -> None:
         answers.write(json.dumps(fields) + "\n")
         answers.flush()
 
-    from ortboost.program.program import Program
-    from tools.bench.step import our_step, random_batch, torch_step
-
-    program = Program.load(settings["folder"])
-    feeds = random_batch(program, settings["batch"])
-    if settings["who"] == "torch":
+    torch_speaks = settings["who"] in ("torch", "compile")
+    if torch_speaks:
         import torch
 
+        import tools.bench.networks
+
+        del tools.bench.networks  # imported before memory is measured
         version = f"torch {torch.__version__}"
     else:
         import onnxruntime
 
+        import ortboost.runtime.stepper
+
+        del ortboost.runtime.stepper
         version = f"onnxruntime {onnxruntime.__version__}"
     before = _peak(afresh=True)
-    if settings["who"] == "torch":
-        step = torch_step(settings["model"], program, feeds, settings["threads"])
-        if step is None:
-            raise SystemExit("PyTorch is not installed.")
-    else:
-        step = our_step(program, feeds, settings["threads"])
+    step = _large_torch(settings) if torch_speaks and settings["large"] else _step(settings)
     loss = step()
-    for _ in range(_WARM_STEPS):
+    for _ in range(1 if settings["large"] else _WARM_STEPS):
         step()
     start = time.perf_counter()
     step()
@@ -164,6 +172,64 @@ def _child(settings: Mapping[str, Any]) -> None:
         for _ in range(count):
             step()
         say(seconds=(clock() - start) / count)
+
+
+def _step(settings: Mapping[str, Any]) -> Callable[[], float]:
+    """A step of a program, or of PyTorch on the weights of a small one."""
+    from ortboost.program.program import Program
+    from tools.bench.step import our_step, random_batch, torch_step
+
+    program = Program.load(settings["folder"])
+    if settings["large"]:
+        with np.load(settings["feeds"]) as stored:
+            feeds = dict(stored)
+    else:
+        feeds = random_batch(program, settings["batch"])
+    if settings["who"] != "torch":
+        return our_step(program, feeds, settings["threads"])
+    step = torch_step(settings["model"], program, feeds, settings["threads"])
+    if step is None:
+        raise SystemExit("PyTorch is not installed.")
+    return step
+
+
+def _large_torch(settings: Mapping[str, Any]) -> Callable[[], float]:
+    """A step of PyTorch, eager or compiled, on a network of usual size."""
+    import torch
+
+    from tools.bench.networks import NETWORKS, build
+
+    torch.set_num_threads(settings["threads"])
+    spec = NETWORKS[settings["model"]]
+    module = build(spec, dropout=False).train()
+    optimizer = torch.optim.SGD(module.parameters(), lr=_RATE, momentum=0.9)
+    with np.load(settings["feeds"]) as stored:
+        feeds = {name: torch.from_numpy(array) for name, array in stored.items()}
+    labels = feeds.pop("labels")
+    called = torch.compile(module) if settings["who"] == "compile" else module
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        logits = called(*feeds.values()).movedim(spec.class_axis, 1)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    return step
+
+
+def _large_files(name: str, batch: int, folder: Path) -> tuple[Path, Path]:
+    """Model and batch of a network of usual size, made in a process whose memory ends with it."""
+    command = ["-m", "tools.bench.networks", "--model", name, "--exporter", "torchscript"]
+    subprocess.run(
+        [sys.executable, *command, "--batch", str(batch), "--out", str(folder)],
+        check=True,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
+    return folder / f"{name}_torchscript.onnx", folder / f"{name}.npz"
 
 
 def measure(
@@ -183,16 +249,21 @@ def measure(
 
     random = False
     programs = {}
+    model, feeds = _ROOT / "models" / f"{name}.onnx", None
+    if options.large:
+        model, feeds = _large_files(name, options.batch, folder)
     for engine in ("native", "portable"):
         if engine == "native" and "native" not in pythons:
             continue
-        program = build_program(_ROOT / "models" / f"{name}.onnx", ProgramConfig(engine=engine))
+        program = build_program(model, ProgramConfig(engine=engine))
         random = random or bool(program.catalogue.randomness)
         programs[engine] = program.save(folder / f"{name}-{engine}")
     contestants = {}
     for who, python in pythons.items():
         settings = {
             "model": name,
+            "large": options.large,
+            "feeds": str(feeds),
             "folder": str(programs["native" if who == "native" else "portable"]),
             "batch": options.batch,
             "threads": options.threads,
@@ -203,7 +274,8 @@ def measure(
     if not random:  # else dropout makes every loss its own
         _same_loss(name, {who: c.about["loss"] for who, c in contestants.items()})
     counts = {
-        who: max(int(options.seconds / c.about["seconds"]), 2) for who, c in contestants.items()
+        who: max(int(options.seconds / c.about["seconds"]), 1 if options.large else 2)
+        for who, c in contestants.items()
     }
     asks = [contestant.seconds for contestant in contestants.values()]
     found = take_turns(
@@ -240,8 +312,9 @@ def _ratio(result: Mapping[str, Any], above: str, below: str) -> str:
 
 
 def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None:
-    pairs = [(a, b) for a in ("portable", "stock") for b in ("native", "torch")]
-    pairs = [(a, b) for a, b in [*pairs, ("native", "torch")] if {a, b} <= set(everyone)]
+    pairs = [(a, b) for a in ("portable", "stock") for b in ("native", "torch", "compile")]
+    pairs += [("native", "torch"), ("native", "compile")]
+    pairs = [(a, b) for a, b in pairs if {a, b} <= set(everyone)]
     heads = ["model", *(f"{who} ms" for who in everyone), *(f"{a} / {b}" for a, b in pairs)]
     rows = [
         [
@@ -252,12 +325,12 @@ def _show(results: Sequence[Mapping[str, Any]], everyone: Sequence[str]) -> None
         for result in results
     ]
     print(table(heads, rows))
-    print("\nPeak memory in MiB above that before the session:\n")
+    print("\nPeak memory in MiB above that before loading:\n")
     rows = [[r["model"], *(f"{r['memory'][who]['rise']:.0f}" for who in everyone)] for r in results]
     print(table(["model", *everyone], rows))
 
 
-def _pythons(stock: str | None) -> dict[str, str]:
+def _pythons(stock: str | None, *, large: bool) -> dict[str, str]:
     from ortboost.autodiff.engine import get_engine
     from ortboost.core.errors import OrtBoostError
 
@@ -275,6 +348,8 @@ def _pythons(stock: str | None) -> dict[str, str]:
 
         del torch
         found["torch"] = sys.executable
+        if large:
+            found["compile"] = sys.executable
     except ImportError:
         print("PyTorch is not installed: nothing is compared with it.", file=sys.stderr)
     return found
@@ -293,7 +368,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--model", action="append", choices=_MODELS, help="which model (default: all)"
+        "--model",
+        action="append",
+        choices=(*_MODELS, *_LARGE),
+        help="which model (default: all of models/, or with --large all others)",
+    )
+    parser.add_argument(
+        "--large", action="store_true", help="networks of usual size, see tools.bench.networks"
     )
     parser.add_argument("--batch", type=int, default=32, help="samples in a step (default: 32)")
     parser.add_argument("--threads", type=int, default=2, help="default: 2")
@@ -320,10 +401,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("quartiles need at least 2 rounds")
     if options.clock == "cpu" and options.threads != 1:
         parser.error("--clock cpu counts the waiting of further threads: use it with --threads 1")
-    pythons = _pythons(options.stock_python)
+    everyone = _LARGE if options.large else _MODELS
+    if not set(options.model or ()) <= set(everyone):
+        parser.error(f"{'with' if options.large else 'without'} --large: {', '.join(everyone)}")
+    pythons = _pythons(options.stock_python, large=options.large)
     results = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in options.model or _MODELS:
+        for name in options.model or everyone:
             print(f"{name} ...", file=sys.stderr, flush=True)
             results.append(measure(name, pythons, options, Path(scratch)))
     about = environment()

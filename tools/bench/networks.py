@@ -1,14 +1,15 @@
-"""Four networks of usual size with random weights, exported from PyTorch for the benchmarks.
+"""Six networks of usual size with random weights, exported from PyTorch for the benchmarks.
 
-ResNet-50, a MobileNetV2, an encoder of the size of BERT base and a ViT-B/16 are written here in
-plain ``torch.nn``, as a user would write them, and exported with either exporter. The files are
-large (14 to 440 MB) and are never committed; the benchmark makes them where it is told to.
+ResNet-50, a MobileNetV2, an encoder of the size of BERT base, a ViT-B/16, a U-Net and a decoder of
+100 million parameters as in Llama are written here in plain ``torch.nn``, as a user would write
+them, and exported with either exporter. The files are large (14 to 440 MB) and are never committed;
+the benchmark makes them where it is told to.
 
 BatchNormalization gets random statistics: with the zeros and ones of a fresh network folding it
 would prove little.
 
 Examples:
-    All four with both exporters, into a scratch folder::
+    All with both exporters, into a scratch folder::
 
         python -m tools.bench.networks --out /tmp/networks
 """
@@ -22,13 +23,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["EXPORTERS", "NETWORKS", "BertEncoder", "MobileNetV2", "ResNet50", "Vit", "export"]
+__all__ = [
+    "EXPORTERS",
+    "NETWORKS",
+    "BertEncoder",
+    "Decoder",
+    "MobileNetV2",
+    "NetworkSpec",
+    "ResNet50",
+    "UNet",
+    "Vit",
+    "build",
+    "export",
+    "write_batch",
+]
 
 EXPORTERS = ("torchscript", "dynamo")
-_VOCABULARY = 30522
+_VOCABULARY, _TOKENS, _LENGTH = 30522, 16000, 128
 
 
 class Bottleneck(nn.Module):
@@ -227,14 +242,115 @@ class Vit(nn.Module):
         return self.head(self.norm(x)[:, 0])
 
 
-def _image() -> dict[str, Tensor]:
-    return {"x": torch.rand(2, 3, 224, 224)}
+class UNet(nn.Module):
+    """U-Net with BatchNormalization and transposed convolutions, 64 to 512 channels, 21 classes."""
+
+    def __init__(self, width: int = 64, classes: int = 21) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(4)]
+        self.down = nn.ModuleList(
+            self._double(a, b) for a, b in zip([3, *widths], widths, strict=False)
+        )
+        self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in widths[-2::-1])
+        self.join = nn.ModuleList(self._double(2 * w, w) for w in widths[-2::-1])
+        self.head = nn.Conv2d(width, classes, 1)
+
+    @staticmethod
+    def _double(channels_in: int, channels: int) -> nn.Module:
+        return nn.Sequential(
+            *_conv(channels_in, channels, 3), nn.ReLU(), *_conv(channels, channels, 3), nn.ReLU()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of each pixel."""
+        kept = []
+        for level, block in enumerate(self.down):
+            x = block(nn.functional.max_pool2d(x, 2) if level else x)
+            kept.append(x)
+        for up, join, skipped in zip(self.up, self.join, kept[-2::-1], strict=True):
+            x = join(torch.cat([skipped, up(x)], 1))
+        return self.head(x)
 
 
-def _text() -> dict[str, Tensor]:
-    mask = torch.ones(2, 64, dtype=torch.int64)
-    mask[1, 40:] = 0
-    return {"tokens": torch.randint(0, _VOCABULARY, (2, 64)), "mask": mask}
+class RmsNorm(nn.Module):
+    """`w x / sqrt(mean(x^2) + eps)`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized values."""
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+class DecoderLayer(nn.Module):
+    """Causal attention with rotary positions, then a gated network; both after an RMS norm."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
+        hidden = width * 8 // 3
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        """Return the output of the layer."""
+        shape = (x.shape[0], x.shape[1], self.heads, self.size)
+        normed = self.norm1(x)
+        query, key, value = (
+            f(normed).view(shape).transpose(1, 2) for f in (self.query, self.key, self.value)
+        )
+        query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+        scores = query @ key.transpose(-1, -2) / self.size**0.5 + mask
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(x.shape)
+        x = x + self.out(mixed)
+        normed = self.norm2(x)
+        return x + self.down(nn.functional.silu(self.gate(normed)) * self.up(normed))
+
+
+class Decoder(nn.Module):
+    """A language model as in Llama: 12 layers, 768 wide, 16,000 tokens, 109 million parameters."""
+
+    def __init__(self, layers: int = 12, width: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        self.words = nn.Embedding(_TOKENS, width)
+        self.layers = nn.ModuleList(DecoderLayer(width, heads) for _ in range(layers))
+        self.norm = RmsNorm(width)
+        self.head = nn.Linear(width, _TOKENS, bias=False)
+        size = width // heads
+        angles = torch.outer(torch.arange(_LENGTH), 1e4 ** (-torch.arange(0, size, 2) / size))
+        angles = torch.cat([angles, angles], -1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        mask = torch.full((_LENGTH, _LENGTH), -1e9).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of each position."""
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x, self.cos, self.sin, self.mask)
+        return self.head(self.norm(x))
+
+
+def _image(batch: int, side: int = 224) -> dict[str, Tensor]:
+    return {"x": torch.rand(batch, 3, side, side)}
+
+
+def _text(batch: int) -> dict[str, Tensor]:
+    mask = torch.ones(batch, _LENGTH, dtype=torch.int64)
+    mask[1:, _LENGTH * 5 // 8 :] = 0
+    return {"tokens": torch.randint(0, _VOCABULARY, (batch, _LENGTH)), "mask": mask}
 
 
 @dataclass(frozen=True)
@@ -243,28 +359,43 @@ class NetworkSpec:
 
     Attributes:
         make: Builds the module.
-        example: Makes inputs by name to trace it with.
+        example: Makes inputs by name for so many samples.
         output: Name of the output.
+        free_length: Whether the length of a text is symbolic too.
+        class_axis: Axis of the output that counts the classes.
     """
 
     make: Callable[[], nn.Module]
-    example: Callable[[], dict[str, Tensor]]
+    example: Callable[[int], dict[str, Tensor]]
     output: str = "logits"
+    free_length: bool = False
+    class_axis: int = 1
 
 
 NETWORKS = {
     "resnet50": NetworkSpec(ResNet50, _image),
     "mobilenetv2": NetworkSpec(MobileNetV2, _image),
-    "bert_base": NetworkSpec(BertEncoder, _text, "pooled"),
+    "bert_base": NetworkSpec(BertEncoder, _text, "pooled", free_length=True),
     "vit_b16": NetworkSpec(Vit, _image),
+    "unet": NetworkSpec(UNet, lambda batch: _image(batch, 128)),
+    "decoder_100m": NetworkSpec(
+        Decoder, lambda batch: {"tokens": torch.randint(0, _TOKENS, (batch, _LENGTH))}, class_axis=2
+    ),
 }
 
 
-def build(spec: NetworkSpec) -> nn.Module:
-    """A network with seeded weights and random statistics, in evaluation mode."""
+def build(spec: NetworkSpec, *, dropout: bool = True) -> nn.Module:
+    """A network with seeded weights and random statistics, in evaluation mode.
+
+    Args:
+        spec: What to build.
+        dropout: Keep Dropout; without it everyone's loss is the same.
+    """
     torch.manual_seed(0)
     module = spec.make().eval()
     for layer in module.modules():
+        if isinstance(layer, nn.Dropout) and not dropout:
+            layer.p = 0.0
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.uniform_(layer.weight, 0.5, 1.0)
             nn.init.normal_(layer.bias, std=0.1)
@@ -273,11 +404,23 @@ def build(spec: NetworkSpec) -> nn.Module:
     return module
 
 
-def export(name: str, exporter: str, path: Path, opset: int = 18) -> None:
+def write_batch(name: str, samples: int, path: Path) -> None:
+    """Write inputs and labels for one step as ``.npz``."""
+    spec = NETWORKS[name]
+    module = build(spec)
+    feeds = spec.example(samples)
+    with torch.no_grad():
+        shape = list(module(*feeds.values()).shape)
+    classes = shape.pop(spec.class_axis)
+    feeds["labels"] = torch.randint(0, classes, shape)
+    np.savez(path, **{key: value.numpy() for key, value in feeds.items()})
+
+
+def export(name: str, exporter: str, path: Path, opset: int = 18, *, dropout: bool = True) -> None:
     """Export one network, unfolded, the batch (and the length of a text) symbolic."""
     spec = NETWORKS[name]
-    module, example = build(spec), spec.example()
-    text = "tokens" in example
+    module, example = build(spec, dropout=dropout), spec.example(2)
+    text = spec.free_length
     arguments = tuple(example.values())
     common = {"input_names": list(example), "output_names": [spec.output], "opset_version": opset}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -304,14 +447,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.networks", description=__doc__)
     parser.add_argument("--model", choices=NETWORKS, action="append", help="default: all")
     parser.add_argument("--exporter", choices=EXPORTERS, action="append", help="default: both")
+    parser.add_argument(
+        "--batch", type=int, help="also a batch of so many samples; the models without Dropout"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.model or NETWORKS:
         for exporter in arguments.exporter or EXPORTERS:
             path = arguments.out / f"{name}_{exporter}.onnx"
-            export(name, exporter, path)
+            export(name, exporter, path, dropout=arguments.batch is None)
             print(f"{path}: {path.stat().st_size:,} bytes")
+        if arguments.batch is not None:
+            write_batch(name, arguments.batch, arguments.out / f"{name}.npz")
     return 0
 
 

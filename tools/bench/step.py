@@ -119,7 +119,7 @@ def bare_step(program: Program, feeds: Mapping[str, NDArray[Any]], threads: int)
     loss = next(value for value in model.graph.outputs if value.name == "loss")
     model.graph.outputs[:] = [loss, *dict.fromkeys(kept)]
     common.RemoveUnusedNodesPass()(model)
-    session = open_session(for_device(model, "cpu"), device="cpu", threads=threads)
+    session = open_session(for_device(model, "cpu", threads=threads), device="cpu", threads=threads)
     binding = session.io_binding()
     wanted = {value.name for value in session.get_inputs()}
     held = {  # the binding does not keep the arrays alive, the step below does

@@ -31,7 +31,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, is_standard, known_shape, static_shape
+from ortboost.graph.query import constant, is_standard, known_shape, producer_of, static_shape
 from ortboost.runtime.session import open_session
 
 __all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]
@@ -145,19 +145,58 @@ def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.V
 def _weight(builder: Builder, w: ir.Value, layer: _Layer, block: int, outputs: int) -> ir.Value:
     """``[M, C, k...] -> [M/B, C/B, k..., B of C, B of M]``.
 
-    With less than B channels ``[M/B, C, k..., B]``.
+    With less than B channels ``[M/B, C, k..., B]``. One Transpose does all of it number by number, 4.9 ns
+    each; here ReorderInput brings the outputs innermost, and what is left moves runs of B: 1.3 ns.
     """
+    channels, kernel, taps = layer.channels, layer.kernel, math.prod(layer.kernel)
     if outputs > layer.outputs:
         w = builder.op("Pad", w, builder.ints(0, 0, 0, 0, outputs - layer.outputs, 0, 0, 0))
-    channels, kernel = layer.channels, layer.kernel
+    elif channels % block == 0 and (turned := _before_turning(w, layer)) is not None:
+        return _turned_weight(builder, turned, layer, block)
     if channels < block:
         apart = builder.op("Reshape", w, builder.ints(outputs // block, block, channels, *kernel))
-        turned = builder.op("Transpose", apart, perm=[0, 2, 3, 4, 1])
+        moved = builder.op("Transpose", apart, perm=[0, 2, 3, 4, 1])
     else:
-        sizes = (outputs // block, block, channels // block, block, *kernel)
-        apart = builder.op("Reshape", w, builder.ints(*sizes))
-        turned = builder.op("Transpose", apart, perm=[0, 2, 4, 5, 3, 1])
-    return builder.op("Reshape", turned, builder.ints(outputs, channels, *kernel))
+        images = (outputs // block, block, channels * taps, 1)
+        inner = reorder(builder, builder.op("Reshape", w, builder.ints(*images)))
+        runs = (outputs * channels // block**2, block, taps, block)
+        apart = builder.op("Reshape", inner, builder.ints(*runs))
+        moved = builder.op("Transpose", apart, perm=[0, 2, 1, 3])
+    return builder.op("Reshape", moved, builder.ints(outputs, channels, *kernel))
+
+
+def _before_turning(w: ir.Value, layer: _Layer) -> ir.Value | None:
+    """``[C, M, k...]``, if the weight is this with its channels swapped and its taps backwards.
+
+    This is the kernel of the convolution that gives the gradient of an image.
+    """
+    gathered = producer_of(w, "Reshape")
+    back = None if gathered is None else producer_of(gathered.inputs[0], "Gather")
+    row = None if back is None else producer_of(back.inputs[0], "Reshape")
+    swapped = None if row is None else producer_of(row.inputs[0], "Transpose")
+    if back is None or swapped is None or back.attributes.get_int("axis", 0) != 2:
+        return None
+    original, order = swapped.inputs[0], constant(back.inputs[1])
+    perm = list(swapped.attributes.get_ints("perm", []))
+    shape = (layer.channels, layer.outputs, *layer.kernel)
+    if original is None or static_shape(original) != shape or perm != [1, 0, 2, 3]:
+        return None
+    taps = math.prod(layer.kernel)
+    if order is None or not np.array_equal(order, np.arange(taps)[::-1]):
+        return None
+    return original
+
+
+def _turned_weight(builder: Builder, w: ir.Value, layer: _Layer, block: int) -> ir.Value:
+    """``[C, M, k...] -> [M/B, C/B, k... backwards, B of C, B of M]``."""
+    channels, outputs, taps = layer.channels, layer.outputs, math.prod(layer.kernel)
+    images = (channels * outputs // block, block, taps, 1)
+    inner = reorder(builder, builder.op("Reshape", w, builder.ints(*images)))
+    runs = (channels // block, block, outputs // block, taps, block)
+    apart = builder.op("Reshape", inner, builder.ints(*runs))
+    moved = builder.op("Transpose", apart, perm=[2, 0, 3, 1, 4])
+    back = builder.op("Gather", moved, builder.ints(*reversed(range(taps))), axis=2)
+    return builder.op("Reshape", back, builder.ints(outputs, channels, *layer.kernel))
 
 
 @functools.cache

@@ -1,0 +1,102 @@
+"""Tensors in a safetensors file, read one at a time when they are asked for.
+
+A state of 1 GB that is read whole and then copied to the device takes 2 GB. Here each tensor is read
+where it is needed and is gone when its reader is done with it.
+
+The format: eight bytes with the length of the header, the header as JSON (name to dtype, shape and
+place), the numbers. Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+__all__ = ["TensorFile"]
+
+_DTYPES = {
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    "BOOL": "bool",
+    "BF16": ml_dtypes.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class _Place:
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    start: int
+
+
+class TensorFile(Mapping[str, NDArray[np.generic]]):
+    """Name to array; each access reads the file anew.
+
+    The file stays open, so that a new one of the same name changes nothing here.
+
+    Args:
+        path: A safetensors file.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is damaged, or has numbers of a type that numpy does not know.
+
+    Example:
+        >>> TensorFile("run/state.safetensors")["fc1.weight"].shape  # doctest: +SKIP
+        (32, 64)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        try:
+            with safe_open(self.path, framework="numpy"):  # checks the header and all places
+                pass
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+        self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 -- closed with this object
+        weakref.finalize(self, self._file.close)
+        length = int(self._read(0, 1, np.dtype("<u8"))[0])
+        header = json.loads(self._read(8, length, np.dtype("u1")).tobytes())
+        self.metadata: Mapping[str, str] = header.pop("__metadata__", {})
+        self._places: dict[str, _Place] = {}
+        for name, entry in header.items():
+            if entry["dtype"] not in _DTYPES:
+                raise ValueError(f"'{name}' has the type {entry['dtype']}")
+            start = 8 + length + entry["data_offsets"][0]
+            dtype = np.dtype(_DTYPES[entry["dtype"]])
+            self._places[name] = _Place(dtype, tuple(entry["shape"]), start)
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        place = self._places[name]
+        return self._read(place.start, math.prod(place.shape), place.dtype).reshape(place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+        """Shape and dtype of a tensor, which is not read."""
+        return self._places[name].shape, self._places[name].dtype
+
+    def _read(self, start: int, count: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+        array = np.empty(count, dtype)
+        left = array.view(np.uint8).data
+        self._file.seek(start)
+        while left:
+            got = self._file.readinto(left)
+            if not got:
+                raise OSError(f"{self.path} ends {len(left)} bytes early")
+            left = left[got:]
+        return array

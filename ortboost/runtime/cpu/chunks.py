@@ -1,0 +1,288 @@
+"""Chains of elementwise operators over large tensors, part by part.
+
+An update by SGD with momentum is five operators. On a weight that the cache of a core does not hold each
+of them reads and writes memory, twelve passes where five are needed. A Scan that takes all its
+tensors some ten thousand elements at a time keeps what lies between in the cache: its slices are
+views, and its outputs are written in place. For 23.6 million weights in onnxruntime 1.31, one thread:
+
+    node by node                         81 ms
+    in parts of 16, 32, 64 Ki elements   39, 36, 35 ms
+    torch 2.13 (mul_, add_, add_)        46 ms
+
+The numbers are the same to the bit: nothing is summed here.
+
+Nodes are taken together that work on tensors of one shape, and between which nothing else lies (Kennedy
+and McKinley, "Maximizing Loop Parallelism and Improving Data Locality via Loop Fusion and
+Distribution", 1993): each node gets the number of other nodes that lie before it on a path, and
+connected nodes with the same number become one Scan.
+
+Where a branch of an ``If`` gives out what a Scan made, the output has the shape ``[parts, part]``
+instead of its own: a Reshape would copy it. Whoever binds the outputs binds the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.graph.query import is_standard, static_shape
+
+__all__ = ["chunked_chains"]
+
+_BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
+_UNARY = ("Abs", "Clip", "Exp", "Neg", "Reciprocal", "Sign", "Sqrt")
+_OF_NUMBERS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")
+_PART = 32 * 1024  # elements for each thread; some eight tensors of it fit into 2 MiB
+_LARGE = 8  # parts; with fewer there is little to win
+_SLACK = 4  # how many times smaller or larger than wished a part may be
+_LANES = (
+    16  # of a vector register; onnxruntime 1.19 rounds a square root otherwise in what is left over
+)
+
+_Shape = tuple[int, ...]
+
+
+def chunked_chains(
+    model: ir.Model, states: Collection[str] = (), threads: int | None = None
+) -> bool:
+    """Put each chain of elementwise operators over a large tensor into a Scan, in place.
+
+    Args:
+        model: The step graph.
+        states: Outputs that may get another shape with as many elements.
+        threads: Threads within an operator; as many as processors if not given.
+
+    Returns:
+        Whether there was one.
+    """
+    wished = _PART * (threads or _cores())
+    builder = Builder(model.graph, "ortboost/chunks")
+    changed = False
+    for graph, owner in _graphs(model.graph):
+        found = [
+            _Chain(nodes, shape, part)
+            for nodes, shape in _chains(graph)
+            if len(nodes) > 1 and (part := _part(math.prod(shape), wished)) is not None
+        ]
+        for chain in found:
+            _put_into_scan(chain, graph, owner, states, builder)
+        if found:
+            graph.sort()
+            changed = True
+    return changed
+
+
+@dataclass(frozen=True)
+class _Chain:
+    nodes: list[ir.Node]
+    shape: _Shape
+    part: int
+
+    @property
+    def flat(self) -> _Shape:
+        """The shape in parts."""
+        return math.prod(self.shape) // self.part, self.part
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _graphs(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node | None]]:
+    """The graph, and the branches of its ``If`` nodes with these."""
+    return [(graph, None)] + [(b, node) for node in graph for b in _branches(node)]
+
+
+def _branches(node: ir.Node) -> list[ir.Graph]:
+    graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    return graphs if node.op_type == "If" else []
+
+
+def _part(count: int, wished: int) -> int | None:
+    """The divisor of the number of elements that is nearest to what is wished for."""
+    if count < _LARGE * wished:
+        return None
+    near = range(max(wished // _SLACK, _LANES), wished * _SLACK + 1, _LANES)
+    divisors = [part for part in near if count % part == 0]
+    return min(divisors, key=lambda part: abs(math.log(part / wished)), default=None)
+
+
+# ---- which nodes ------------------------------------------------------------------------------
+
+
+def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
+    """Connected elementwise nodes over tensors of one shape, in the order of the graph."""
+    depths: dict[int, int] = {}  # how often a path to this node has left a chain
+    chain_of: dict[int, list[ir.Node]] = {}
+    readers: dict[tuple[int, int], ir.Node] = {}  # the first reader of a tensor at a depth
+    for node in graph:
+        if is_standard(node, *_OF_NUMBERS) and {*map(_shape, node.inputs)} == {()}:
+            node.outputs[0].shape = ir.Shape(())
+        shape = _elementwise(node)
+        depth = 0
+        for value in (*node.inputs, *_captured(node)):
+            made = _maker(value, graph)
+            if made is not None:
+                leaves = id(made) in chain_of and static_shape(made.outputs[0]) != shape
+                depth = max(depth, depths[id(made)] + leaves)
+        depths[id(node)] = depth
+        if shape is None:
+            continue
+        node.outputs[0].shape = ir.Shape(shape)  # those that follow ask for it
+        chain_of[id(node)] = [node]
+        for value in node.inputs:
+            if _shape(value) != shape:
+                continue
+            made = _maker(value, graph)
+            if made is None or id(made) not in chain_of or depths[id(made)] != depth:
+                made = readers.setdefault((id(value), depth), node)
+            if chain_of[id(made)] is not chain_of[id(node)]:
+                chain_of[id(made)].extend(chain_of[id(node)])
+                chain_of.update({id(n): chain_of[id(made)] for n in chain_of[id(node)]})
+    found = {id(chain): chain for chain in chain_of.values()}
+    order = {id(node): index for index, node in enumerate(graph)}
+    return [
+        (sorted(chain, key=lambda node: order[id(node)]), static_shape(chain[0].outputs[0]) or ())
+        for chain in found.values()
+    ]
+
+
+def _maker(value: ir.Value | None, graph: ir.Graph) -> ir.Node | None:
+    producer = None if value is None else value.producer()
+    return producer if producer is not None and producer.graph is graph else None
+
+
+def _captured(node: ir.Node) -> list[ir.Value]:
+    """Values that the subgraphs of a node read."""
+    return [
+        value
+        for attribute in node.attributes.values()
+        if attribute.type == ir.AttributeType.GRAPH
+        for reader in attribute.as_graph().all_nodes()
+        for value in reader.inputs
+        if value is not None
+    ]
+
+
+def _shape(value: ir.Value | None) -> _Shape | None:
+    return None if value is None else static_shape(value)
+
+
+def _elementwise(node: ir.Node) -> _Shape | None:
+    """The shape of the tensors that a node works on element by element, if it does only this."""
+    if not is_standard(node, *_BINARY, *_UNARY):
+        return None
+    found = [_shape(value) for value in node.inputs]
+    known = [shape for shape in found if shape is not None]
+    tensors = {shape for shape in known if math.prod(shape) != 1}
+    scalars = [shape for shape in known if math.prod(shape) == 1]
+    if len(known) < len(found) or len(tensors) != 1 or any(len(shape) > 1 for shape in scalars):
+        return None
+    return tensors.pop()
+
+
+# ---- what becomes of them ---------------------------------------------------------------------
+
+
+def _put_into_scan(
+    chain: _Chain,
+    graph: ir.Graph,
+    owner: ir.Node | None,
+    states: Collection[str],
+    builder: Builder,
+) -> None:
+    """Move nodes into the body of a Scan, which is put where the last of them was."""
+    members = set(chain.nodes)
+    made = {node.outputs[0] for node in chain.nodes}
+    results = [v for v in made if v.is_graph_output() or {use.node for use in v.uses()} - members]
+    results.sort(key=lambda value: value.name or "")
+    taken = [
+        value
+        for value in dict.fromkeys(v for node in chain.nodes for v in node.inputs)
+        if value is not None and value not in made and static_shape(value) == chain.shape
+    ]
+    flat = builder.ints(*chain.flat)
+    columns = [builder.op("Reshape", value, flat, shape=chain.flat) for value in taken]
+    slices = [
+        ir.Value(
+            name=builder.unique(f"{builder.prefix}/slice"),
+            type=value.type,
+            shape=ir.Shape([chain.part]),
+        )
+        for value in taken
+    ]
+    scan = builder.ops(
+        "Scan",
+        *columns,
+        names=[f"{value.name}/parts" for value in results],
+        shape=chain.flat,
+        num_scan_inputs=len(taken),
+    )
+    graph.insert_before(chain.nodes[-1], builder.take())
+    for value, parts in zip(results, scan, strict=True):
+        parts.type = value.type
+        _give_out(value, parts, chain, graph, owner, states, builder)
+    graph.remove(chain.nodes)
+    for member in chain.nodes:
+        member.outputs[0].shape = ir.Shape([chain.part])
+        for index, read in enumerate(member.inputs):
+            if read is not None and read in taken:
+                member.replace_input_with(index, slices[taken.index(read)])
+    body = ir.Graph(slices, results, nodes=chain.nodes, name=f"{scan[0].name}/body")
+    (node,) = {id(p): p for v in scan if (p := v.producer()) is not None}.values()
+    node.attributes["body"] = ir.AttrGraph("body", body)
+
+
+def _give_out(
+    value: ir.Value,
+    parts: ir.Value,
+    chain: _Chain,
+    graph: ir.Graph,
+    owner: ir.Node | None,
+    states: Collection[str],
+    builder: Builder,
+) -> None:
+    """Let all who read a result of the chain read what the Scan gives."""
+    others = [use for use in value.uses() if use.node not in chain.nodes]
+    index = graph.outputs.index(value) if value in graph.outputs else None
+    shown = None if index is None else value if owner is None else owner.outputs[index]
+    free = shown is not None and shown.is_graph_output() and shown.name in states
+    if others or (shown is not None and not free):
+        back = builder.op("Reshape", parts, builder.ints(*chain.shape), shape=chain.shape)
+        graph.extend(builder.take())
+        for use in others:
+            use.node.replace_input_with(use.idx, back)
+    if index is None:
+        return
+    new = parts if free else back
+    graph.outputs[index] = new
+    if owner is None:
+        value.name, new.name = builder.unique(f"{value.name}/part"), value.name
+    elif free:
+        _reshape_output(owner, index, chain, graph, builder)
+
+
+def _reshape_output(
+    owner: ir.Node, index: int, chain: _Chain, graph: ir.Graph, builder: Builder
+) -> None:
+    """Let an output of an ``If``, one branch of which gives it in parts, have their shape."""
+    flat = builder.ints(*chain.flat)
+    for branch in _branches(owner):
+        output = branch.outputs[index]
+        if branch is not graph and static_shape(output) != chain.flat:
+            branch.outputs[index] = builder.op("Reshape", output, flat, shape=chain.flat)
+            branch.extend(builder.take())
+    result, outer = owner.outputs[index], owner.graph
+    assert isinstance(outer, ir.Graph)  # steps have no functions
+    uses = list(result.uses())
+    if uses:
+        back = builder.op("Reshape", result, builder.ints(*chain.shape), shape=chain.shape)
+        outer.insert_after(owner, builder.take())
+        for use in uses:
+            use.node.replace_input_with(use.idx, back)
+    result.shape = ir.Shape(chain.flat)

@@ -1,0 +1,73 @@
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ortboost.core.tensor_file import TensorFile
+
+
+@pytest.fixture
+def stored(tmp_path):
+    rng = np.random.default_rng(0)
+    dtypes = "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool"
+    arrays = {name: rng.integers(0, 2, (3, 4)).astype(name) for name in dtypes.split()}
+    arrays |= {"half": rng.standard_normal((2, 5)).astype(ml_dtypes.bfloat16)}
+    arrays |= {"scalar": np.array(3.5), "empty": np.zeros((0, 4), np.float32)}
+    path = tmp_path / "state.safetensors"
+    save_file(arrays, path, metadata={"step": "7"})
+    return path, arrays
+
+
+def test_it_reads_what_safetensors_reads(stored):
+    path, arrays = stored
+    found, expected = TensorFile(path), load_file(path)
+    assert set(found) == set(expected) == set(arrays)
+    assert len(found) == len(arrays)
+    assert dict(found.metadata) == {"step": "7"}
+    for name, array in expected.items():
+        assert found.form(name) == (array.shape, array.dtype)
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(found[name], arrays[name])
+        assert found[name].flags.writeable
+
+
+def test_each_access_is_an_array_of_its_own(stored):
+    found = TensorFile(stored[0])
+    before = found["float32"].copy()
+    found["float32"][:] = 9
+    np.testing.assert_array_equal(found["float32"], before)
+
+
+def test_a_new_file_of_the_same_name_changes_nothing(stored):
+    path, arrays = stored
+    found = TensorFile(path)
+    other = path.with_name("new")
+    save_file({name: np.zeros_like(array) for name, array in arrays.items()}, other)
+    other.replace(path)
+    np.testing.assert_array_equal(found["float32"], arrays["float32"])
+
+
+@pytest.mark.parametrize("cut", [0, 4, 100, -1])
+def test_a_damaged_file_is_refused(stored, cut):
+    path, _ = stored
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=r"\w"):
+        TensorFile(path)
+
+
+def test_a_file_that_shrinks_later_is_an_error(stored):
+    path, _ = stored
+    found = TensorFile(path)
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size // 4)
+    with pytest.raises(OSError, match=r"ends \d+ bytes early"):
+        dict(found)
+
+
+def test_a_type_that_numpy_lacks_is_refused(tmp_path):
+    path = tmp_path / "f8.safetensors"
+    header = b'{"x":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
+    with pytest.raises(ValueError, match="'x' has the type F8_E4M3"):
+        TensorFile(path)
