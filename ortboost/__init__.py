@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         LessBN,
         LossScale,
         MixedPrecision,
+        Recompute,
         Thor,
     )
     from ortboost.boosts.freeze_schedule import FreezeConfig
@@ -172,6 +173,7 @@ __all__ = [
     "Program",
     "ProgramConfig",
     "ProgramDescription",
+    "Recompute",
     "Report",
     "RunContext",
     "ScaleConfig",
@@ -257,6 +259,7 @@ _HOMES: Final = {
         "LessBN",
         "LossScale",
         "MixedPrecision",
+        "Recompute",
         "Thor",
     ),
     "ortboost.boosts.freeze_schedule": ("FreezeConfig",),

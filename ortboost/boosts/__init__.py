@@ -19,6 +19,7 @@ from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
+from ortboost.boosts.recompute import Recompute
 from ortboost.boosts.table import register, registered
 from ortboost.boosts.thor import Thor
 
@@ -36,6 +37,7 @@ __all__ = [
     "LessBN",
     "LossScale",
     "MixedPrecision",
+    "Recompute",
     "State",
     "Thor",
     "UpdateContext",

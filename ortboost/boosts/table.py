@@ -14,7 +14,8 @@ taste:
   that they are in;
 - ``loss-scale`` before ``grad-accumulation``: what is summed is un-scaled by the scale that was used,
   and a micro-batch that overflowed is not in the sum;
-- ``clip`` after ``grad-accumulation``: the norm is that of the update.
+- ``clip`` after ``grad-accumulation``: the norm is that of the update;
+- ``recompute`` last, so first among the rewrites of gradients: it sees the graph as the engine made it.
 
 Which boosts exclude each other, and why, each says itself (:attr:`~ortboost.boosts.base.Boost.excludes`).
 
@@ -43,6 +44,7 @@ from ortboost.boosts.group_loss_scale import GroupLossScale
 from ortboost.boosts.less_bn import LessBN
 from ortboost.boosts.loss_scale import LossScale
 from ortboost.boosts.mixed_precision import MixedPrecision
+from ortboost.boosts.recompute import Recompute
 from ortboost.boosts.roles import GradientGatherer, LossScaler, UpdateSplitter
 from ortboost.boosts.thor import Thor
 from ortboost.core.errors import ConfigError, nearest
@@ -66,6 +68,7 @@ _TABLE: list[type[Boost]] = [
     GradFreeze,
     AdaSum,
     DimReduce,
+    Recompute,
 ]
 
 

@@ -20,6 +20,7 @@ from ortboost.boosts import (
     LessBN,
     LossScale,
     MixedPrecision,
+    Recompute,
     Thor,
     registered,
 )
@@ -44,6 +45,7 @@ BOOSTS = {
     boost.name: boost
     for boost in (
         LessBN(),
+        Recompute(every="block"),
         FullNormHead(),
         LossScale(DynamicScaleConfig(init=2.0**14, window=2)),
         MixedPrecision("fp16", emulate=True),

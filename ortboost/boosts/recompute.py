@@ -1,0 +1,384 @@
+r"""Activation checkpointing: less memory for about a third more time.
+
+The backward pass reads what the forward pass computed, so all of that is kept until then. Here only a few tensors
+are kept, the *checkpoints*, where a single tensor carries everything that goes on. What lies between two of
+them, a *segment*, is computed again from the first when the backward pass arrives at the second:
+
+    forward     x -> [segment 1] -> c1 -> [segment 2] -> c2 -> [segment 3] -> loss     c1, c2 are kept
+    backward    [segment 3] -> g2,  c1 -> [segment 2 again] -> g1,  x -> [segment 1 again] -> ...
+
+The last segment is not computed again: the backward pass starts there. The numbers are the same, to the bit as far
+as the runtime fuses the copies as it does the originals. What a random operator drew is kept, as a second
+draw would be another one.
+
+Two things keep a runtime from undoing it, with standard operators only. The copy of a segment reads its checkpoint
+through ``Reshape(c, Shape(c) + 0)``, where this 0 is computed from the gradient that arrives: so it cannot
+run earlier, and it is no common subexpression of the original.
+
+Which checkpoints: with the bytes `s_i` of what each segment stores and `c_i` of the checkpoints, the memory is
+about `sum(c_i) + max(s_i)`. ``every="best"`` takes the least of that over the budgets for a segment.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, Algorithms 2 and 3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import onnx_ir as ir
+
+from ortboost.boosts.base import Boost, GraphContext, Stage
+from ortboost.core.report import Report
+from ortboost.graph.build import Builder
+from ortboost.graph.query import (
+    FLOAT_TYPES,
+    RANDOM_OPERATORS,
+    has_subgraph,
+    is_standard,
+    known_shape,
+)
+from ortboost.graph.reach import find_value, uses_inside
+
+__all__ = ["Recompute"]
+
+_UNKNOWN = 32  # stands for a length that is not known, where sizes are compared
+_WORTH = 4  # a block stores at least so many times its checkpoint
+_BUDGETS = 40
+
+
+@dataclass(frozen=True)
+class Recompute(Boost):
+    """Activation checkpointing.
+
+    Args:
+        every: Where the checkpoints are: ``best`` for the least memory by estimate; ``block`` after each block
+            (a layer of a transformer, a residual block).
+
+    Example:
+        >>> Recompute(every="block").to_dict()
+        {'name': 'recompute', 'every': 'block'}
+    """
+
+    every: Literal["best", "block"] = "best"
+
+    name: ClassVar[str] = "recompute"
+    stage: ClassVar[Stage] = "gradients"
+    card: ClassVar[str] = "recompute"
+
+    def rewrite_decomposed(self, graph: GraphContext) -> Report:
+        """Choose the checkpoints."""
+        report = Report(self.name)
+        places = _places(graph)
+        total = sum(place.stored + place.size for place in places)
+        chosen = _blocks(places) if self.every == "block" else _best(places)
+        graph.memory[self.name] = tuple(place.name for place in chosen)
+        for place in chosen:
+            report.changed[place.name] = "kept; what lies before it is computed again"
+        if chosen:
+            kept = sum(place.size for place in chosen) + max(_segments(places, chosen))
+            report.notes.append(
+                f"{len(chosen) + 1} segments; about {100 * kept / total:.0f} % of the activations "
+                f"are held at once (unknown lengths counted as {_UNKNOWN})"
+            )
+        else:
+            report.notes.append(
+                "there is no place where one tensor carries all that goes on, or none that saves memory"
+            )
+        return report
+
+    def rewrite_gradients(self, graph: GraphContext) -> None:
+        """Let the backward pass read copies of the segments."""
+        found = (find_value(graph.model.graph, name) for name in graph.memory[self.name])
+        checkpoints = [value for value in found if value is not None]
+        if checkpoints:
+            _Rewrite(graph, checkpoints).run()
+
+
+# ---- which checkpoints ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor that carries all that goes on; the last place is the end of the graph.
+
+    Args:
+        name: Its name.
+        size: Its size in bytes.
+        stored: Bytes of the activations since the place before it, without it.
+    """
+
+    name: str
+    size: int
+    stored: int
+
+
+def _places(graph: GraphContext) -> list[_Place]:
+    """All places in the order of computation, and the end."""
+    nodes = _ancestors(graph.model.graph, [graph.objective])
+    activations = _activations(graph, nodes)
+    last_use = {id(v): i for i, node in enumerate(nodes) for v in _reads(node)}
+    live: dict[int, ir.Value] = {}
+    found: list[_Place] = []
+    stored = 0
+    for index, node in enumerate(nodes):
+        live = {key: value for key, value in live.items() if last_use[key] > index}
+        made = [v for v in node.outputs if id(v) in activations and last_use.get(id(v), 0) > index]
+        live.update({id(value): value for value in made})
+        stored += sum(map(_bytes, made))
+        if len(live) == 1 and made:
+            (value,) = live.values()
+            if value is made[0] and value.dtype in FLOAT_TYPES and known_shape(value):
+                found.append(_Place(value.name or "", _bytes(value), stored - _bytes(value)))
+                stored = 0
+    return [*found, _Place("", 0, stored)]
+
+
+def _segments(places: Sequence[_Place], chosen: Sequence[_Place]) -> list[int]:
+    """What each segment stores."""
+    sums = [0]
+    for place in places:
+        sums[-1] += place.stored
+        if place in chosen:
+            sums.append(0)
+        else:
+            sums[-1] += place.size
+    return sums
+
+
+def _blocks(places: Sequence[_Place]) -> list[_Place]:
+    """A checkpoint wherever a block has stored enough to be worth one."""
+    chosen: list[_Place] = []
+    stored = 0
+    for place in places[:-1]:
+        stored += place.stored
+        if stored >= _WORTH * place.size:
+            chosen.append(place)
+            stored = 0
+        else:
+            stored += place.size
+    return chosen
+
+
+def _best(places: Sequence[_Place]) -> list[_Place]:
+    """The choice with the least memory, over budgets for a segment; none if that is best."""
+    total = sum(place.stored + place.size for place in places)
+    best: tuple[int, list[_Place]] = (total, [])
+    for step in range(1, _BUDGETS):
+        chosen = _within(places, total * step // _BUDGETS)
+        needed = sum(place.size for place in chosen) + max(_segments(places, chosen))
+        best = min(best, (needed, chosen), key=lambda pair: pair[0])
+    return best[1]
+
+
+def _within(places: Sequence[_Place], budget: int) -> list[_Place]:
+    """The fewest checkpoints with which no segment stores more than the budget, where that can be."""
+    chosen: list[_Place] = []
+    stored = 0
+    for place, following in itertools.pairwise(places):
+        stored += place.stored
+        if stored + place.size + following.stored > budget:
+            chosen.append(place)
+            stored = 0
+        else:
+            stored += place.size
+    return chosen
+
+
+def _activations(graph: GraphContext, nodes: Iterable[ir.Node]) -> set[int]:
+    """Float values that depend on the data and on a parameter."""
+    data = {id(v) for v in graph.model.graph.inputs if v.name not in graph.parameters}
+    weights = {id(v) for v in graph.model.graph.inputs if v.name in graph.parameters}
+    for node in nodes:
+        reads = {id(value) for value in _reads(node)}
+        for known in (data, weights):
+            if reads & known:
+                known.update(id(value) for value in node.outputs)
+    return {
+        id(value)
+        for node in nodes
+        for value in node.outputs
+        if id(value) in data and id(value) in weights and value.dtype in (*FLOAT_TYPES, None)
+    }
+
+
+def _bytes(value: ir.Value) -> int:
+    lengths = [n if isinstance(n, int) else _UNKNOWN for n in known_shape(value) or ()]
+    return math.ceil(math.prod(lengths) * (4 if value.dtype is None else value.dtype.itemsize))
+
+
+def _reads(node: ir.Node) -> list[ir.Value]:
+    return [value for value in (*node.inputs, *uses_inside(node)) if value is not None]
+
+
+def _ancestors(graph: ir.Graph, names: Collection[str]) -> list[ir.Node]:
+    """The nodes that values of these names depend on, in the order of the graph."""
+    wanted = {id(v) for node in graph for v in node.outputs if v.name in names}
+    found = []
+    for node in reversed(graph):
+        if any(id(value) in wanted for value in node.outputs):
+            found.append(node)
+            wanted.update(id(value) for value in _reads(node))
+    return found[::-1]
+
+
+# ---- the copies -------------------------------------------------------------------------------
+
+
+class _Rewrite:
+    """Puts the copies of the segments into one graph of gradients."""
+
+    def __init__(self, graph: GraphContext, checkpoints: Sequence[ir.Value]) -> None:
+        self.graph = graph.model.graph
+        self.b = Builder(self.graph, "ortboost/recompute")
+        gradients = {f"{p.name}_grad" for p in graph.trained}
+        results = {v.name or "" for v in self.graph.outputs} - gradients
+        results = {name for name in results if not name.endswith("_grad")} | {graph.objective}
+        self.forward = _ancestors(self.graph, results)
+        self.activations = _activations(graph, self.forward)
+        self.data = _depending(self.graph, graph.parameters)
+        self.checkpoints = {id(value): index for index, value in enumerate(checkpoints)}
+        self.segment: dict[int, int] = {}  # of each value of the forward pass
+        for node in self.forward:
+            index = max(map(self._after, _reads(node)), default=0)
+            self.segment.update({id(value): index for value in node.outputs})
+        inside = {id(node) for node in self.forward}
+        self.backward = [node for node in self.graph if id(node) not in inside]
+        self.place = {id(node): index for index, node in enumerate(self.graph)}
+
+    def _after(self, value: ir.Value) -> int:
+        """The segment of who reads a value."""
+        checkpoint = self.checkpoints.get(id(value))
+        return self.segment.get(id(value), 0) if checkpoint is None else checkpoint + 1
+
+    def run(self) -> None:
+        """Copy all segments but the last."""
+        last = len(self.checkpoints)
+        starts = [
+            node for node in self.backward if any(self._after(v) == last for v in _reads(node))
+        ]
+        flow = _descendants(self.backward, starts)
+        done = False
+        for index in reversed(range(last)):
+            readers = [
+                (node, place, value)
+                for node in self.backward
+                for place, value in enumerate(node.inputs)
+                if value is not None and self._is_copied(value, index)
+            ]
+            after = _descendants(self.backward, [node for node, _, _ in readers])
+            gradient = self._arriving(flow, after)
+            if gradient is None:
+                continue
+            done = True
+            self._copy(readers, index, gradient)
+            flow |= after
+        if done:
+            self.graph.sort()
+
+    def _is_copied(self, value: ir.Value, index: int) -> bool:
+        return (
+            id(value) in self.activations
+            and id(value) not in self.checkpoints
+            and self.segment[id(value)] == index
+            and not _is_kept(value.producer())
+        )
+
+    def _arriving(self, flow: Collection[int], after: Collection[int]) -> ir.Value | None:
+        """The last gradient that comes from later segments into this one."""
+        found = [
+            value
+            for node in self.backward
+            if id(node) in after
+            for value in node.inputs
+            if value is not None and value.dtype in FLOAT_TYPES
+            if (made := value.producer()) is not None and id(made) in flow and id(made) not in after
+        ]
+        return max(found, key=lambda v: self.place[id(v.producer())], default=None)
+
+    def _copy(
+        self, readers: Sequence[tuple[ir.Node, int, ir.Value]], index: int, gradient: ir.Value
+    ) -> None:
+        """Let readers read copies that are computed after the gradient has arrived."""
+        copies: dict[int, ir.Value] = {}
+        needed = self._needed([value for _, _, value in readers], index)
+        zero = self._zero(gradient)
+        for node in needed:
+            inputs = [None if v is None else self._input(v, copies, zero) for v in node.inputs]
+            outputs = self.b.ops(
+                node.op_type,
+                *inputs,
+                names=[f"{value.name}/again" for value in node.outputs],
+                domain=node.domain,
+                **{key: attribute.value for key, attribute in node.attributes.items()},
+            )
+            for old, new in zip(node.outputs, outputs, strict=True):
+                new.type, new.shape = old.type, old.shape
+                copies[id(old)] = new
+        for node, place, value in readers:
+            node.replace_input_with(place, copies[id(value)])
+        self.b.flush()
+
+    def _needed(self, values: Iterable[ir.Value], index: int) -> list[ir.Node]:
+        """The nodes of a segment that these values need, in order."""
+        wanted = {id(value) for value in values}
+        found = []
+        for node in reversed(self.forward):
+            if any(id(value) in wanted for value in node.outputs):
+                found.append(node)
+                wanted.update(id(v) for v in _reads(node) if self._is_copied(v, index))
+        return found[::-1]
+
+    def _input(self, value: ir.Value, copies: dict[int, ir.Value], zero: ir.Value) -> ir.Value:
+        """What a copy reads: another copy, a weight, or data that is there when the gradient is."""
+        if id(value) not in copies:
+            if id(value) not in self.data:
+                return value
+            shape = self.b.op("Shape", value, dtype=ir.DataType.INT64)
+            later = self.b.op("Add", shape, zero)
+            copies[id(value)] = self.b.op("Reshape", value, later, shape=value.shape)
+        return copies[id(value)]
+
+    def _zero(self, gradient: ir.Value) -> ir.Value:
+        """The number 0, int64, known only when the gradient is: `a and not a` of its first element."""
+        b = self.b
+        first = b.op(
+            "Slice", b.op("Reshape", gradient, b.ints(-1)), b.ints(0), b.ints(1), b.ints(0)
+        )
+        number = b.op("ReduceSum", b.cast(first, ir.DataType.FLOAT), keepdims=0, shape=())
+        negative = b.op("Less", number, b.const(0.0), dtype=ir.DataType.BOOL, shape=())
+        never = b.op("And", negative, b.op("Not", negative, shape=()), shape=())
+        return b.cast(never, ir.DataType.INT64)
+
+
+def _is_kept(node: ir.Node | None) -> bool:
+    """Whether a node would compute something else the second time, or cannot be copied."""
+    return (
+        node is None
+        or has_subgraph(node)
+        or not is_standard(node)
+        or node.op_type in RANDOM_OPERATORS
+        or node.op_type == "Dropout"
+    )
+
+
+def _depending(graph: ir.Graph, parameters: Mapping[str, object]) -> set[int]:
+    """Values that depend on the data."""
+    found = {id(value) for value in graph.inputs if value.name not in parameters}
+    for node in graph:
+        if any(id(value) in found for value in _reads(node)):
+            found.update(id(value) for value in node.outputs)
+    return found
+
+
+def _descendants(nodes: Iterable[ir.Node], starts: Iterable[ir.Node]) -> set[int]:
+    """The starts, and those of the nodes that depend on them; the nodes are in order."""
+    found = {id(node) for node in starts}
+    for node in nodes:
+        made = (value.producer() for value in _reads(node))
+        if any(id(producer) in found for producer in made if producer is not None):
+            found.add(id(node))
+    return found
