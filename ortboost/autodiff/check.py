@@ -16,7 +16,7 @@ from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
 from ortboost.graph.query import FLOAT_TYPES, label
-from ortboost.graph.reach import Reach, find_value, reach
+from ortboost.graph.reach import Reach, reach, values_by_name
 
 __all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
 
@@ -164,8 +164,9 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
 
 
 def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
+    values = values_by_name(model.graph)
     for name in wrt:
-        value = find_value(model.graph, name)
+        value = values.get(name)
         if value is None:
             yield Blocker(name, "tensor", "there is no such tensor", "Check the name.")
         elif value.dtype is not None and value.dtype not in FLOAT_TYPES:

@@ -23,7 +23,7 @@ from ortboost.autodiff.portable.scatter_in_float32 import scatter_in_float32
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.reach import Reach, find_value, reach
+from ortboost.graph.reach import Reach, find_value, reach, values_by_name
 
 __all__ = ["PortableEngine"]
 
@@ -124,17 +124,20 @@ def _name_results(model: ir.Model, wrt: Sequence[str], gradients: dict[str, ir.V
     graph = model.graph
     builder = Builder(graph, "ortboost/grad")
     taken: set[int] = set()
+    values = values_by_name(graph)
     for name in wrt:
-        value, target = gradients[name], find_value(graph, name)
+        value, target = gradients[name], values.get(name)
         private = value.producer() is not None and id(value) not in taken
         if not private or value.is_graph_output():
             value = builder.op("Identity", value, shape=value.shape)
         taken.add(id(value))
         wanted = gradient_name(name)
-        clash = find_value(graph, wanted)
+        clash = values.get(wanted)
         if clash is not None and clash is not value:
             clash.name = builder.unique(f"{wanted}/forward")
+            values[clash.name] = clash
         value.name = wanted
+        values[wanted] = value
         if target is not None:
             value.type, value.shape = target.type, target.shape
         graph.outputs.append(value)
