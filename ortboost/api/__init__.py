@@ -28,12 +28,15 @@ if TYPE_CHECKING:
     from ortboost.api.export_model import ExportResult as ExportResult
     from ortboost.api.export_model import export as export
     from ortboost.api.inspect_model import inspect as inspect
+    from ortboost.api.plot_graph import Drawing as Drawing
+    from ortboost.api.plot_graph import plot as plot
     from ortboost.api.run_components import pca as pca
     from ortboost.api.run_folder import load_run as load_run
     from ortboost.api.train_program import train as train
 
 _HOMES: Final = {
     "Comparison": "compare_models",
+    "Drawing": "plot_graph",
     "ExportResult": "export_model",
     "Finding": "doctor_machine",
     "bench": "bench_models",
@@ -46,6 +49,7 @@ _HOMES: Final = {
     "inspect": "inspect_model",
     "load_run": "run_folder",
     "pca": "run_components",
+    "plot": "plot_graph",
     "train": "train_program",
 }
 __all__ = list(_HOMES)  # type checkers read the imports above
@@ -60,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
