@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.shown import Shown
 from ortboost.graph.io import ModelSource, load_model, save_model
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
@@ -33,7 +34,7 @@ __all__ = ["Network", "Parameter", "as_input", "load"]
 _OPSETS, _IR_VERSION = range(18, 22), 10
 
 
-class Network(Cell):
+class Network(Shown, Cell):
     """A model loaded from ONNX: its parameters, and its forward pass on numpy arrays.
 
     Calling it always runs the inference graph (running statistics, no dropout), with the newest
@@ -91,6 +92,16 @@ class Network(Cell):
         self.output_shape = known_shape(self._forward_model.graph.outputs[0])
         """Shape of the (first) output with names for symbolic axes; ``None`` if not known."""
         self.outputs = [value.name or "" for value in self._forward_model.graph.outputs]
+
+    def _facts(self) -> dict[str, object]:
+        trained = self.trainable_params()
+        return {
+            "graph": self.model.graph.name,
+            "inputs": ", ".join(f"{s.name} {format_shape(s.shape)}" for s in self.inputs),
+            "outputs": ", ".join(self.outputs),
+            "trained": f"{sum(p.size for p in trained):,} numbers in {len(trained)} tensors",
+            "device": self.device,
+        }
 
     def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
         """All parameters in the order in which the graph uses them, running statistics too."""

@@ -45,7 +45,7 @@ class Tensor(np.ndarray[Any, np.dtype[Any]]):
     Example:
         >>> Tensor([1.0, 2.0]).dtype
         dtype('float32')
-        >>> Tensor(np.ones([2, 3]), float32).asnumpy().sum()
+        >>> Tensor(np.ones([2, 3]), np.float32).asnumpy().sum()
         np.float32(6.0)
     """
 

@@ -1,0 +1,92 @@
+"""What a Python session shows: short texts, tables in a notebook, progress."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import ortboost as ob
+from ortboost.api import train_program
+from ortboost.training.progress import QuietProgress
+from tests.support import assert_three_lines, digits, model_path
+
+X, Y = digits()["x_train"][:64].reshape(64, 64), digits()["y_train"][:64]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("session") / "run"
+    ob.convert(model_path("mlp"), path)
+    return path
+
+
+def test_large_objects_are_shown_short(folder):
+    program = ob.Program.load(folder)
+    summary = ob.train(folder, (X, Y), epochs=1, overwrite=True)
+    shown = {
+        "64": ob.load(model_path("mlp")),
+        "portable": program,
+        "updates 0": ob.Stepper(program),
+        "2, 0 skipped": ob.train(folder, (X, Y), epochs=2, overwrite=True),
+        "all epochs done": summary,
+        "softmax-cross-entropy": ob.inspect(folder),
+        "opset": ob.inspect(model_path("mlp")),
+        "trainable True": ob.check(model_path("mlp")),
+    }
+    for word, value in shown.items():
+        text, page = repr(value), value._repr_html_()
+        assert "\n" not in text
+        assert len(text) < 420
+        assert word in text
+        assert word.split()[-1] in page
+        assert page.startswith(f"<table><caption>{type(value).__name__}</caption>")
+
+
+def test_training_shows_itself_unless_it_is_told_not_to(folder, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(
+        train_program, "session_progress", lambda: made.append(QuietProgress()) or made[-1]
+    )
+    ob.train(folder, (X, Y), epochs=1, overwrite=True)
+    assert len(made) == 1
+    ob.train(folder, (X, Y), epochs=1, overwrite=True, progress=None)
+    assert capsys.readouterr() == ("", "")
+    ob.train(folder, (X, Y), epochs=1, overwrite=True, progress="plain")
+    assert "train_loss" in capsys.readouterr().err
+    assert len(made) == 1
+    with pytest.raises(ValueError, match="'progress' is 'loud'"):
+        ob.train(folder, (X, Y), progress="loud")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("batchsize", "batch_size"), ("epoch", "epochs"), ("valdation", "validation")],
+)
+def test_a_wrong_keyword_has_the_nearest_name(folder, given, meant):
+    with pytest.raises(ob.ConfigError, match=f"did you mean '{meant}'") as info:
+        ob.train(folder, (X, Y), **{given: 3})
+    assert_three_lines(info.value)
+
+
+def test_a_notebook_has_a_bar_of_its_own(folder, monkeypatch):
+    pages = []
+
+    class ZMQInteractiveShell:
+        pass
+
+    class Handle:
+        def update(self, page):
+            pages.append(page)
+
+    def show(page, display_id):
+        pages.append(page)
+        return Handle()
+
+    display = SimpleNamespace(HTML=str, display=show)
+    shell = SimpleNamespace(get_ipython=ZMQInteractiveShell, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    ob.train(folder, (X, Y), (X, Y), epochs=2, overwrite=True, batch_size=16)
+    assert any("<progress" in page for page in pages)
+    assert "<progress" not in pages[-1]
+    assert pages[-1].count("val_accuracy") == 2
