@@ -65,8 +65,8 @@ class _Boosts:
         return False
 
     def check_dim_reduce_enable(self) -> bool:
-        """Whether the step is taken in a subspace: False, that is not in this version."""
-        return False
+        """Whether the step is taken in a subspace: with a :class:`DimReduce` as optimizer."""
+        return self._steps.taker is not None
 
     def gradient_freeze_process(self, *inputs: Any) -> Any:
         """One step of a cell with gradient freeze; the same as calling it.
@@ -102,14 +102,6 @@ class _Boosts:
             NotInThisVersionError: Always.
         """
         self._missing("AdaSum", "adasum_process")
-
-    def dim_reduce_process(self, *args: Any) -> NoReturn:
-        """Not in this version.
-
-        Raises:
-            NotInThisVersionError: Always.
-        """
-        self._missing("Dimension reduction", "dim_reduce_process")
 
     def flush(self) -> bool:
         """Update with what a window of accumulation holds so far, as the mean of its steps.

@@ -105,7 +105,6 @@ def test_the_processes_are_the_step_itself():
         (lambda c: c.gradient_freeze_process(*batch()), ValueError),
         (lambda c: c.gradient_accumulation_process(*batch()), ValueError),
         (lambda c: c.adasum_process(1.0, ()), NotImplementedError),
-        (lambda c: c.dim_reduce_process(1.0, (), 1.0), NotImplementedError),
         (lambda c: c(batch()[0]), TypeError),
         (lambda c: type(c)(c.network, None, 1.0), TypeError),
         (lambda c: type(c)(None, c.optimizer, Tensor(1.0)), TypeError),
