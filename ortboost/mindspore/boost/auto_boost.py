@@ -21,7 +21,7 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of, parts_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 
@@ -211,8 +211,7 @@ class AutoBoost:
 
 def _around(network: Network, like: Cell) -> Cell:
     """A network in a cell of the kind that another one is in."""
-    if isinstance(like, WithLossCell):
-        return WithLossCell(network, like.loss_fn)
     if isinstance(like, WithEvalCell):
         return WithEvalCell(network, like.loss_fn, like.add_cast_fp32)
-    return network
+    _, loss = parts_of("AutoBoost", like)
+    return network if loss is None else WithLossCell(network, loss)

@@ -197,6 +197,7 @@ class CompiledSteps:
                 centralize=self._centralize(trained),
                 grad_freeze=self._freeze(trained),
                 precision=self.network.precision,
+                engine=self.network.engine,
             ),
         )
 
