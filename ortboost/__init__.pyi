@@ -1,7 +1,4 @@
-"""The public names, each in one line: type checkers read this file, and so does ``__init__.py``.
-
-The form is ``from HOME import NAME as NAME``, as in SPEC 1 of the Scientific Python project.
-"""
+"""The public names, each in one line; see :mod:`ortboost.core.lazy`."""
 
 from ortboost import amp as amp
 from ortboost import boost as boost

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from html import escape
 
+from ortboost.core.python_words import in_python
+
 __all__ = ["Shown"]
 
 
@@ -27,7 +29,8 @@ class Shown(ABC):
         """What there is to say, by name; ``None`` and empty texts are left out."""
 
     def _told(self) -> dict[str, str]:
-        return {name: str(fact) for name, fact in self._facts().items() if fact not in (None, "")}
+        facts = self._facts().items()
+        return {name: in_python(str(fact)) for name, fact in facts if fact not in (None, "")}
 
     def __repr__(self) -> str:
         facts = "; ".join(f"{name} {fact}" for name, fact in self._told().items())

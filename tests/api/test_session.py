@@ -1,5 +1,6 @@
 """What a Python session shows: short texts, tables in a notebook, progress."""
 
+import dataclasses
 import sys
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.api import train_program
+from ortboost.cli import main
 from ortboost.training.progress import QuietProgress
 from tests.support import assert_three_lines, digits, model_path
 
@@ -90,3 +92,19 @@ def test_a_notebook_has_a_bar_of_its_own(folder, monkeypatch):
     assert any("<progress" in page for page in pages)
     assert "<progress" not in pages[-1]
     assert pages[-1].count("val_accuracy") == 2
+
+
+def test_the_same_error_speaks_of_arguments_or_of_options(folder, capsys):
+    with pytest.raises(ob.UsageError) as info:
+        ob.convert(model_path("mlp"), folder)
+    assert "or overwrite=True to replace it" in str(info.value)
+    assert "--" not in str(info.value)
+    assert main(["convert", str(model_path("mlp")), "-o", str(folder)]) == 2
+    assert "or --overwrite to replace it" in capsys.readouterr().err
+    ob.train(folder, (X, Y), epochs=1, overwrite=True)
+    with pytest.raises(ob.UsageError, match="with resume=True, or start anew with overwrite=True"):
+        ob.train(folder, (X, Y), epochs=1)
+    shown = repr(
+        dataclasses.replace(ob.train(folder, (X, Y), overwrite=True), health="see --debug-overflow")
+    )
+    assert "see debug_overflow" in shown
