@@ -75,8 +75,9 @@ def train(
 
     Args:
         run: The folder that :func:`convert` made.
-        data: Training data.
-        validation: Validation data; the best model by its accuracy (or loss) is kept.
+        data: Training data: a file or folder, ``(x, y)`` or arrays or tensors by name, a table of columns such as a
+            pandas DataFrame (see :func:`ortboost.training.data.given.given_arrays`), batches to iterate, or a source.
+        validation: Validation data, in the same forms; the best model by its accuracy (or loss) is kept.
         batch_size: Samples a step, of all processes together.
         learning_rate: Schedule as text; that of the program if not given.
         resume: Go on from the newest checkpoint.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.boosts.roles import StepTaker
-from ortboost.core.arguments import checked
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
 from ortboost.core.shown import Shown
 from ortboost.graph.query import format_shape
@@ -204,6 +204,9 @@ class Stepper(Shown):
             UsageError: An input is missing or has another type, a learning rate is not known, or
                 the runtime refuses the shapes. Arrays that are no input are ignored.
         """
+        for name, given in (("feeds", feeds), ("hyper", hyper)):
+            if type(given) is not dict:
+                check_argument("Stepper.step", name, given, Mapping[str, Any])
         if self.catalogue.randomness:
             set_seed(self._own_seed(seed))
         empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]

@@ -190,6 +190,15 @@ def test_a_wrong_batch_changes_nothing(training, case, capfd):
     assert training.step(FEEDS, RATE).loss == expected.step(FEEDS, RATE).loss
 
 
+@pytest.mark.parametrize(
+    ("feeds", "hyper", "name"), [((FEEDS["x"], 1), RATE, "feeds"), (FEEDS, 0.1, "hyper")]
+)
+def test_what_is_no_mapping_is_refused(training, feeds, hyper, name):
+    with pytest.raises(TypeError, match=f"'{name}' is") as info:
+        training.step(feeds, hyper)
+    assert_three_lines(info.value)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8])
 def test_shorter_numbers_of_the_same_kind_are_converted(training, dtype):
     expected = stepper(PROGRAM)
