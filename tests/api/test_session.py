@@ -34,6 +34,8 @@ def test_large_objects_are_shown_short(folder):
         "softmax-cross-entropy": ob.inspect(folder),
         "opset": ob.inspect(model_path("mlp")),
         "trainable True": ob.check(model_path("mlp")),
+        "TensorRT": ob.check(model_path("mlp"), target="tensorrt=11"),
+        "precision fp32": ob.export(folder, folder / "mlp.onnx", verify=(X, Y)),
     }
     for word, value in shown.items():
         text, page = repr(value), value._repr_html_()
