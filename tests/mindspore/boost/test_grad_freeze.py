@@ -348,13 +348,13 @@ def test_groups_can_be_given_as_lists_of_parameters():
     """As MindSpore's page says of ``param_groups``; its code takes a number only."""
     net, other = golden.network("mlp"), golden.network("mlp")
     params = net.trainable_params()
-    _, optimizer = GradientFreeze([params, params[2:]], 1, 0.5, 8, seed=3).freeze_generate(
+    _, optimizer = GradientFreeze([params, params[3:]], 1, 0.5, 8, seed=3).freeze_generate(
         with_loss(net), momentum(net)
     )
     sequence = GradientFreeze(2, 1, 0.5, 8, seed=3).generate_freeze_index_sequence(2, 1, 0.5, 8)
     assert optimizer.train_strategy == sequence
     given = other.trainable_params()
-    expected = FreezeOpt(momentum(other), [given, given[2:]], sequence)
+    expected = FreezeOpt(momentum(other), [given, given[3:]], sequence)
     train(BoostTrainOneStepCell(with_loss(net), optimizer), "mlp", 6)
     train(BoostTrainOneStepCell(with_loss(other), expected), "mlp", 6)
     for name, value in golden.values(net).items():
