@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
-from ortboost.graph.io import ModelSource, load_model, save_model
+from ortboost.graph.io import ModelSource, load_model, save_model, source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import format_shape, known_shape
@@ -100,7 +100,7 @@ class Network(Shown, Cell):
     def _facts(self) -> dict[str, object]:
         trained = self.trainable_params()
         return {
-            "graph": self.model.graph.name,
+            "of": source_name(self.model),
             "inputs": ", ".join(f"{s.name} {format_shape(s.shape)}" for s in self.inputs),
             "outputs": ", ".join(self.outputs),
             "trained": f"{sum(p.size for p in trained):,} numbers in {len(trained)} tensors",

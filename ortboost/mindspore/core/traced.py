@@ -45,10 +45,9 @@ def not_one_network_and_loss(owner: str, found: str) -> NotInThisVersionError:
     )
 
 
-_OPERATORS: Final = (
-    *(f"{side}{name}" for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"] for side in ("", "r")),
-    *["neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne", "getitem", "setitem", "len", "iter", "bool", "float", "int", "array", "array_ufunc"],
-)  # fmt: skip
+_ONE_SIDED: Final = """neg pos abs invert lt le gt ge eq ne getitem setitem len iter bool float int
+array array_ufunc"""
+_TWO_SIDED: Final = "add sub mul truediv floordiv mod pow matmul and or xor"
 
 
 def _refusing(name: str) -> Any:
@@ -58,6 +57,6 @@ def _refusing(name: str) -> Any:
     return refuse
 
 
-for _name in _OPERATORS:
+for _name in (*_ONE_SIDED.split(), *_TWO_SIDED.split(), *(f"r{n}" for n in _TWO_SIDED.split())):
     setattr(Traced, f"__{_name}__", _refusing(_name))
 Traced.__hash__ = object.__hash__  # type: ignore[method-assign]  # it went with __eq__
