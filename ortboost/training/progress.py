@@ -249,7 +249,7 @@ class NotebookProgress(QuietProgress):
 def in_notebook() -> bool:
     """Whether the session is a notebook: IPython with a kernel, which shows HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 def session_progress() -> Reporter:

@@ -78,6 +78,9 @@ def test_a_notebook_has_a_bar_of_its_own(folder, monkeypatch):
     class ZMQInteractiveShell:
         pass
 
+    class Shell(ZMQInteractiveShell):
+        """As Colab has one."""
+
     class Handle:
         def update(self, page):
             pages.append(page)
@@ -87,7 +90,7 @@ def test_a_notebook_has_a_bar_of_its_own(folder, monkeypatch):
         return Handle()
 
     display = SimpleNamespace(HTML=str, display=show)
-    shell = SimpleNamespace(get_ipython=ZMQInteractiveShell, display=display)
+    shell = SimpleNamespace(get_ipython=Shell, display=display)
     monkeypatch.setitem(sys.modules, "IPython", shell)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     ob.train(folder, (X, Y), (X, Y), epochs=2, overwrite=True, batch_size=16)
