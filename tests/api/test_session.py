@@ -35,6 +35,7 @@ def test_large_objects_are_shown_short(folder):
         "opset": ob.inspect(model_path("mlp")),
         "trainable True": ob.check(model_path("mlp")),
         "TensorRT": ob.check(model_path("mlp"), target="tensorrt=11"),
+        "alike True": ob.compare(model_path("mlp"), model_path("mlp"), data=(X, Y)),
         "precision fp32": ob.export(folder, folder / "mlp.onnx", verify=(X, Y)),
     }
     for word, value in shown.items():
