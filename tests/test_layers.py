@@ -21,10 +21,10 @@ ARROWS = {
     "runtime": "core graph transforms autodiff boosts program",
     "training": "core",
     "deploy": "core graph transforms boosts program runtime",
-    "api": "core graph transforms autodiff program runtime training deploy",
+    "api": "core graph transforms autodiff program runtime training deploy drawing",
     "mindspore": "core graph transforms optimizers boosts program runtime training",
     "drawing": "core graph program",
-    "cli": "core graph optimizers boosts program training deploy api drawing",
+    "cli": "core graph optimizers boosts program training deploy api",
 }
 # The public names of the package, the aliases of MindSpore's packages, `python -m ortboost`.
 DOORS = {
@@ -33,14 +33,15 @@ DOORS = {
     "boost": "mindspore",
     "amp": "mindspore",
     "communication": "mindspore",
+    "dtype": "mindspore",
     "__main__": "cli",
 }
 ALLOWED = {name: set(text.split()) for name, text in {**ARROWS, **DOORS}.items()}
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MODULES = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")])
 
 
 def owner(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return path.relative_to(PACKAGE).parts[0].split(".")[0]
 
 
 def imported(path: Path) -> set[str]:

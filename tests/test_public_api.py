@@ -1,5 +1,6 @@
 """The names that users rely on. A change here is a change of the contract: say so in CHANGELOG.md."""
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -29,6 +30,7 @@ NAMES = [
     "DependencyError",
     "DimReduce",
     "DivergedError",
+    "Drawing",
     "DynamicLossScaleManager",
     "DynamicScaleConfig",
     "EarlyStopping",
@@ -72,11 +74,13 @@ NAMES = [
     "Program",
     "ProgramConfig",
     "ProgramDescription",
+    "Recompute",
     "Report",
     "RunContext",
     "ScaleConfig",
     "Sgd",
     "Stepper",
+    "TargetReport",
     "Tensor",
     "Thor",
     "TimeMonitor",
@@ -94,6 +98,7 @@ NAMES = [
     "compare",
     "convert",
     "doctor",
+    "dtype",
     "evaluate",
     "export",
     "float16",
@@ -111,6 +116,7 @@ NAMES = [
     "load_run",
     "nn",
     "pca",
+    "plot",
     "save_checkpoint",
     "set_auto_parallel_context",
     "train",
@@ -119,13 +125,26 @@ NAMES = [
 
 
 def test_all_is_what_was_promised():
-    assert ortboost.__all__ == NAMES
+    assert sorted(ortboost.__all__) == sorted(NAMES)
 
 
 def test_every_name_is_there():
     for name in NAMES:
         assert getattr(ortboost, name) is not None
-    assert set(NAMES) <= set(dir(ortboost))
+
+
+def test_what_completion_offers_is_what_is_public():
+    for name in NAMES:  # what is loaded on the way must not show
+        getattr(ortboost, name)
+    assert sorted(dir(ortboost)) == sorted([*NAMES, "__version__"])
+
+
+def test_the_stub_names_each_thing_by_the_name_it_has_at_home():
+    """The form of the file is all that ``ortboost/__init__.py`` reads."""
+    tree = ast.parse(Path(ortboost.__file__).with_suffix(".pyi").read_text())
+    for line in tree.body[1:]:  # after the docstring
+        assert isinstance(line, ast.ImportFrom)
+        assert [(alias.name, alias.asname) for alias in line.names] == [(line.names[0].name,) * 2]
 
 
 SCRIPT = """
@@ -145,6 +164,9 @@ found: ob.ModelDescription | ob.ProgramDescription = ob.inspect("run")
 measured: list[ob.Measurement] = ob.bench(["m.onnx"], ob.BenchConfig(rounds=3))
 findings: list[ob.Finding] = ob.doctor()
 summary: ob.TrainSummary = ob.train("run", "data.npz")
+trainable: ob.TrainabilityReport = ob.check("m.onnx", config)
+runs: ob.TargetReport = ob.check("m.onnx", target="tensorrt=11")
+drawing: ob.Drawing = ob.plot("m.onnx", around="conv1")
 """
 
 

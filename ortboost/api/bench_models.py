@@ -10,7 +10,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.api.export_subject import Data
 from ortboost.core.arguments import checked
+from ortboost.core.errors import UsageError
 from ortboost.deploy.bench import bench_files
 from ortboost.deploy.bench_feeds import Bind
 from ortboost.deploy.bench_results import BenchConfig, Measurement
@@ -18,16 +20,17 @@ from ortboost.graph.batch_axes import find_batch_axes
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import runtime
 from ortboost.training.data import ArraySource, bind_arrays, load_arrays
+from ortboost.training.data.given import given_arrays
 
 __all__ = ["bench", "bench_to_dict", "machine"]
 
 
 @checked
 def bench(
-    files: Sequence[str | os.PathLike[str]],
+    files: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     config: BenchConfig | None = None,
     *,
-    data: str | os.PathLike[str] | Mapping[str, NDArray[Any]] | None = None,
+    data: Data | None = None,
     mapping: Mapping[str, str] | None = None,
     split: str = "test",
     tell: Callable[[str], None] = lambda text: None,
@@ -35,14 +38,15 @@ def bench(
     """Measure ONNX files against each other.
 
     Args:
-        files: The files; ratios are to the first.
+        files: The files, or one; ratios are to the first.
         config: What is measured, and for how long.
-        data: A data file or arrays by name; inputs are made up if not given.
+        data: A data file, or arrays by name or in order; inputs are made up if not given.
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         tell: Told what is under way.
 
     Raises:
+        UsageError: The data are neither a file nor arrays.
         OrtBoostError: See :func:`ortboost.deploy.bench.bench_files`.
 
     Example:
@@ -53,8 +57,8 @@ def bench(
     settled = config or BenchConfig()
     bind: Bind | None = None
     if data is not None:
-        arrays = data if isinstance(data, Mapping) else load_arrays(data, split=split)
-        path = None if isinstance(data, Mapping) else str(data)
+        path = str(data) if isinstance(data, str | os.PathLike) else None
+        loaded = None if path is None else load_arrays(path, split=split)
 
         def bind(inputs: Sequence[TensorSpec], samples: int) -> dict[str, NDArray[Any]]:
             given = {
@@ -62,10 +66,18 @@ def bench(
             }
             axes = find_batch_axes({spec.name: spec.shape for spec in inputs}, None, given)
             inputs = [dataclasses.replace(s, batch_axis=axes[s.name]) for s in inputs]
+            arrays = given_arrays(data, inputs, mapping) if loaded is None else loaded
+            if arrays is None:
+                raise UsageError(
+                    "A benchmark takes a file or whole arrays.",
+                    where=f"bench, data: {type(data).__name__}",
+                    fix="Give a path, {'INPUT': array}, or the arrays in the order of the inputs.",
+                )
             bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
             source = ArraySource(bound, samples, inputs=inputs)
             return next(source.epoch(0))
 
+    files = [files] if isinstance(files, str | os.PathLike) else files
     return bench_files(files, settled, bind=bind, tell=tell)
 
 

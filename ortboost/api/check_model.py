@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import overload
 
+from ortboost.api.check_target import check_for
 from ortboost.autodiff.check import TrainabilityReport
 from ortboost.core.arguments import checked
+from ortboost.core.errors import UsageError
+from ortboost.deploy.tensorrt.checker import TargetReport
 from ortboost.graph.io import ModelSource
 from ortboost.program.choose_engine import choose_engine
 from ortboost.program.config import ProgramConfig
@@ -13,17 +18,52 @@ from ortboost.program.config import ProgramConfig
 __all__ = ["check"]
 
 
+@overload
+def check(model: ModelSource, config: ProgramConfig | None = None) -> TrainabilityReport: ...
+
+
+@overload
+def check(model: ModelSource, *, target: str, shapes: Sequence[str] = ()) -> TargetReport: ...
+
+
 @checked
-def check(model: ModelSource, config: ProgramConfig | None = None) -> TrainabilityReport:
-    """List everything that stands in the way of training a model, and what would be rewritten.
+def check(
+    model: ModelSource,
+    config: ProgramConfig | None = None,
+    *,
+    target: str | None = None,
+    shapes: Sequence[str] = (),
+) -> TrainabilityReport | TargetReport:
+    """List everything that stands in the way of training a model, or of a target, all at once.
 
     Args:
         model: The model.
         config: The configuration it would be converted with.
+        target: What is to run the model instead: ``onnxruntime``, ``tensorrt``, ``tensorrt=11``, ...
+        shapes: Shape profiles for TensorRT, as ``x:1,8,32x3x224x224``.
 
     Raises:
         FileError: The file is not a readable model.
+        UsageError: An unknown target, a wrong profile, or both a configuration and a target.
+
+    Example:
+        >>> check("models/lenet5.onnx", target="tensorrt=11").ok  # doctest: +SKIP
+        True
     """
+    if target is not None and target != "train":
+        if config is not None:
+            raise UsageError(
+                "A configuration is about training, and a target runs the model as it is.",
+                where=f"config and target='{target}'",
+                fix="Leave one of the two out.",
+            )
+        return check_for(model, target, shapes=shapes)
+    if shapes:
+        raise UsageError(
+            "Shape profiles are about a target.",
+            where="shapes",
+            fix="Give target='tensorrt=11' too.",
+        )
     config = config or ProgramConfig()
     chosen = choose_engine(model, config)
     forward = chosen.forward

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.shown import Shown
 from ortboost.deploy.bisect import InnerDifference, first_difference
 from ortboost.deploy.targets import PRECISIONS
 from ortboost.deploy.tolerance import tolerance_for
@@ -27,8 +28,8 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 __all__ = ["Comparison", "compare"]
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
     """What :func:`compare` found.
 
     Args:
@@ -45,6 +46,16 @@ class Comparison:
     first: InnerDifference | None = None
     searched: bool = False
     notes: tuple[str, ...] = ()
+
+    def _facts(self) -> dict[str, object]:
+        found = (f"{name} {a:.4g} and {b:.4g}" for name, (a, b) in self.metrics.items())
+        return {
+            "alike": self.parity.ok,
+            "compared": self.parity.summary + (" (made up)" if self.made_up else ""),
+            "metrics": "; ".join(found),
+            "first difference": self.first_text() if self.searched else None,
+            "notes": "; ".join(self.notes),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.shown import Shown
 from ortboost.deploy.export import Exported
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.deploy.precise import Precise
@@ -34,8 +35,8 @@ from ortboost.training.label_rule import LabelRule
 __all__ = ["ExportResult", "export"]
 
 
-@dataclass(frozen=True)
-class ExportResult:
+@dataclass(frozen=True, repr=False)
+class ExportResult(Shown):
     """What :func:`export` did.
 
     Args:
@@ -61,6 +62,18 @@ class ExportResult:
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     rule: LabelRule = field(default_factory=LabelRule)
+
+    def _facts(self) -> dict[str, object]:
+        found = (f"{name} {a:.4g} before, {b:.4g} after" for name, (a, b) in self.metrics.items())
+        return {
+            "path": self.path,
+            "bytes": f"{self.bytes:,}",
+            "target": self.exported.target.name,
+            "precision": self.exported.precision,
+            "compared": self.parity.summary + (" (made up)" if self.made_up else ""),
+            "metrics": "; ".join(found),
+            "notes": "; ".join(self.notes),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
-"""A data file or folder, arrays by name, a source, or any iterable of batches."""
+"""A data file or folder, arrays by name or in order, a table, a source, or any iterable of batches."""
 
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]
 _LABELS = "labels"

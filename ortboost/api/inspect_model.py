@@ -15,11 +15,12 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError
 from ortboost.core.field_types import write_config
 from ortboost.core.report import Report
+from ortboost.core.shown import Shown
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
 from ortboost.graph.normalize import infer_shapes, normalize
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import all_tensors, known_shape
+from ortboost.graph.query import all_tensors, format_shape, known_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
 from ortboost.program.choose_trainable import refuse_unknown
@@ -61,6 +62,9 @@ class ValueDescription:
     name: str
     dtype: str | None
     shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype or '?'}{'' if self.shape is None else format_shape(self.shape)}"
 
     @classmethod
     def of(cls, value: ir.Value) -> ValueDescription:
@@ -111,8 +115,8 @@ class StateSize:
     elements: int
 
 
-@dataclass(frozen=True)
-class ModelDescription:
+@dataclass(frozen=True, repr=False)
+class ModelDescription(Shown):
     """What is in a model file or a step file.
 
     Args:
@@ -167,6 +171,19 @@ class ModelDescription:
     macs_for: Mapping[str, tuple[int | str | None, ...]] = field(default_factory=dict)
     catalogue: Catalogue | None = None
 
+    def _facts(self) -> dict[str, object]:
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "made by": self.producer,
+            "opset": self.opset,
+            "inputs": ", ".join(map(str, self.inputs)),
+            "outputs": ", ".join(map(str, self.outputs)),
+            "nodes": self.nodes,
+            "trainable": f"{self.trainable_elements:,} numbers",
+            "multiply-accumulates": None if self.macs is None else f"{self.macs:,}",
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, without what a model or a step does not have."""
         data = write_config(self)
@@ -178,8 +195,8 @@ class ModelDescription:
         return {k: v for k, v in data.items() if not (missing and k.startswith("macs"))}
 
 
-@dataclass(frozen=True)
-class ProgramDescription:
+@dataclass(frozen=True, repr=False)
+class ProgramDescription(Shown):
     """What is in a program folder.
 
     Args:
@@ -207,6 +224,19 @@ class ProgramDescription:
     reports: tuple[Report, ...]
     precision: tuple[NodePrecision, ...]
     kind: str = "program"
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "path": self.path,
+            "of": self.source,
+            "engine": self.engine,
+            "loss": self.config.loss.name,
+            "optimizer": self.config.optimizer.name,
+            "learning rate": self.config.learning_rate,
+            "boosts": ", ".join(boost.name for boost in self.config.enabled_boosts),
+            "nodes": ", ".join(f"{name} {number}" for name, number in self.nodes.items()),
+            "state": f"{sum(size.tensors for size in self.state.values())} tensors",
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""

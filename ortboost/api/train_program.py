@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ortboost.api.export_subject import Data
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, own_threads, processes, restarted
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
 from ortboost.core.arguments import checked
-from ortboost.core.errors import UsageError
+from ortboost.core.errors import ConfigError, UsageError, require_known
 from ortboost.deploy.fixed_inputs import with_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
@@ -36,6 +37,7 @@ from ortboost.training import (
     as_callbacks,
 )
 from ortboost.training.data import open_source, static_batch
+from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
 
 __all__ = ["train"]
@@ -57,7 +59,7 @@ def train(
     keep: int = 3,
     early_stop: int | None = None,
     callbacks: Sequence[Callback | Adaptable] = (),
-    progress: Reporter | None = None,
+    progress: Reporter | Mode | None = "auto",
     config: TrainConfig | None = None,
     exchange_dtype: WireType = "float32",
     check_sync: int = 0,
@@ -73,8 +75,9 @@ def train(
 
     Args:
         run: The folder that :func:`convert` made.
-        data: Training data.
-        validation: Validation data; the best model by its accuracy (or loss) is kept.
+        data: Training data: a file or folder, ``(x, y)`` or arrays or tensors by name, a table of columns such as a
+            pandas DataFrame (see :func:`ortboost.training.data.given.given_arrays`), batches to iterate, or a source.
+        validation: Validation data, in the same forms; the best model by its accuracy (or loss) is kept.
         batch_size: Samples a step, of all processes together.
         learning_rate: Schedule as text; that of the program if not given.
         resume: Go on from the newest checkpoint.
@@ -87,7 +90,8 @@ def train(
         early_stop: Stop after so many validations without a gain.
         callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`; those with MindSpore's names
             too, where they can do without the parts of ``Model``.
-        progress: Where to show the run.
+        progress: Where to show the run: ``auto`` is a bar in terminals and notebooks, and elsewhere
+            warnings only; ``bar``, ``plain`` or ``off`` as on the command line; ``None`` for nothing.
         config: Settings of the trainer; what the program decides is filled in.
         exchange_dtype: In what type gradients travel: ``float32``, ``float16`` or ``bfloat16``.
         check_sync: Compare the parameters of all processes every so many steps; 0 for never.
@@ -103,11 +107,15 @@ def train(
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
     """
     folder, listeners = Path(run), as_callbacks(callbacks)
+    shown = session_progress() if progress == "auto" else progress
+    shown = make_progress(shown) if isinstance(shown, str) else shown
     program = Program.load(folder)
     if early_stop is not None and validation is None:
         raise UsageError(
             "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
         )
+    for name in settings:
+        require_known(name, _ARGUMENTS, f"There is no argument '{name}'.", "train", ConfigError)
     base = (config or TrainConfig()).with_settings(settings)
     if resume and base.overwrite:
         raise UsageError(
@@ -177,8 +185,8 @@ def train(
                     "where it begins": store.steps()[-1:] if resume else "anew",
                 }
                 group.agree(facts, fix="Give all processes the same command, files and folder.")
-            if group is None and progress is not None and "adasum" in _names(program):
-                progress.message("adasum does nothing: it joins the updates of several processes")
+            if group is None and shown is not None and "adasum" in _names(program):
+                shown.message("adasum does nothing: it joins the updates of several processes")
             trainer = Trainer(
                 stepper,
                 stepper.evaluator(),
@@ -186,7 +194,7 @@ def train(
                 store=store,
                 callbacks=[*best, *listeners],
                 log=EventLog(folder / LOG) if first else None,
-                progress=progress if first else None,
+                progress=shown if first else None,
                 program=program.fingerprint,
                 plot=folder / PLOT if first else None,
                 signals=SignalGuard
@@ -194,6 +202,12 @@ def train(
                 else partial(SharedSignals, stepper.shared),
             )
             return trainer.fit(source, held_out, resume=resume or restarted())
+
+
+_ARGUMENTS: Final = [
+    *(name for name in inspect.signature(train).parameters if name != "settings"),
+    *(field.name for field in dataclasses.fields(TrainConfig) if field.name != "learning_rate"),
+]
 
 
 def _names(program: Program) -> set[str]:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose import decompose
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
+from ortboost.core.shown import Shown
 from ortboost.graph.query import FLOAT_TYPES, label
 from ortboost.graph.reach import Reach, reach, values_by_name
 
@@ -51,8 +52,8 @@ class Blocker:
     fix: str
 
 
-@dataclass(frozen=True)
-class TrainabilityReport:
+@dataclass(frozen=True, repr=False)
+class TrainabilityReport(Shown):
     """What :func:`check_trainable` found.
 
     Args:
@@ -73,6 +74,15 @@ class TrainabilityReport:
     def trainable(self) -> bool:
         """Whether nothing stands in the way."""
         return not self.blockers
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "trainable": self.trainable,
+            "blockers": "; ".join(f"{b.node} ({b.op}): {b.reason}" for b in self.blockers),
+            "rewrites": ", ".join(f"{r.rewrite} {len(r.changed)}" for r in self.rewrites),
+            "trained": f"{len(self.trained)} tensors",
+            "notes": "; ".join(self.notes),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON data."""

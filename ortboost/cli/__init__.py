@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if verbose >= 2:
             traceback.print_exc()
         if isinstance(error, OrtBoostError):
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {error.in_options()}", file=sys.stderr)
             return error.exit_status
         if isinstance(error, OSError) and error.errno is not None:  # rights, a full disk
             what, where = f"The file system refused: {error.strerror}.", error.filename

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from ortboost.cli.command import option, verb
-from ortboost.cli.console import Output
 from ortboost.cli.options import Console
-from ortboost.core.errors import FileError, UsageError
+from ortboost.core.errors import UsageError
 
 __all__ = ["plot"]
 
@@ -43,40 +42,32 @@ def plot(
     console: Console,
 ) -> None:
     """Draw a graph with the rewritten nodes marked, or the curves of a training run."""
-    printer = console.printer()
-    if source.is_dir() and (out is None or out.suffix.lower() == ".png"):
-        _curves(printer, source, out)
-        return
-    from ortboost.drawing import draw, write
+    from ortboost.api import plot as draw
 
-    if out is None:
+    printer = console.printer()
+    if out is None and not source.is_dir():
         raise UsageError(
             "There is no name for the picture.",
             where="--out",
             fix=f"ortboost plot {quote(str(source))} -o graph.svg",
         )
-    picture = draw(source, before=before, graph=graph, focus=around, hops=hops, max_nodes=max_nodes)
-    write(picture, out)
-    marked = {box.key: box.mark for box in picture.boxes if box.mark}
-    nodes = sum(box.kind == "node" for box in picture.boxes)
-    printer.result(
-        {"path": str(out), "nodes": nodes, "marked": marked, "notes": list(picture.notes)}
+    drawing = draw(
+        source, out, before=before, graph=graph, around=around, hops=hops, max_nodes=max_nodes
     )
-    printer.pairs([("picture", out), ("nodes", nodes), ("marked", len(marked))])
-    for note in picture.notes:
+    if drawing.picture is None:
+        printer.result({"path": str(drawing.path)})
+        printer.pairs([("curves", drawing.path)])
+        return
+    printer.result(
+        {
+            "path": str(drawing.path),
+            "nodes": drawing.nodes,
+            "marked": drawing.marked,
+            "notes": list(drawing.notes),
+        }
+    )
+    printer.pairs(
+        [("picture", drawing.path), ("nodes", drawing.nodes), ("marked", len(drawing.marked))]
+    )
+    for note in drawing.notes:
         printer.line(f"note: {note}")
-
-
-def _curves(printer: Output, run: Path, out: Path | None) -> None:
-    from ortboost.api.run_folder import LOG, PLOT
-    from ortboost.training.plot import plot_log
-
-    if not (run / LOG).is_file():
-        raise FileError(
-            "The program has not been trained yet: there are no curves.",
-            where=str(run / LOG),
-            fix=f"Train it, or draw its graph: ortboost plot {quote(str(run))} -o graph.svg",
-        )
-    path = plot_log(run / LOG, out or run / PLOT)
-    printer.result({"path": str(path)})
-    printer.pairs([("curves", path)])

@@ -15,8 +15,8 @@ __all__ = ["as_array"]
 def as_array(value: Any, where: str) -> NDArray[Any]:
     """A numpy array out of numbers, lists, arrays, or a tensor of any framework.
 
-    Tensors are recognised by what they can do (``asnumpy``, or ``detach``, ``cpu`` and ``numpy``);
-    no framework is imported.
+    Tensors are recognised by what they can do (``asnumpy``; ``detach``, ``cpu`` and ``numpy``;
+    ``__array__``; ``__dlpack__``); no framework is imported.
 
     Args:
         value: The data.
@@ -33,7 +33,8 @@ def as_array(value: Any, where: str) -> NDArray[Any]:
             if hasattr(value, method):
                 value = getattr(value, method)()
         try:
-            array = np.asarray(value)
+            bare = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+            array = np.from_dlpack(value) if bare else np.asarray(value)
         except ValueError as error:
             raise ArgumentTypeError(
                 "The rows of an array differ in shape.",

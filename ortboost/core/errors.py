@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+from ortboost.core.python_words import in_python
+
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
@@ -52,6 +54,10 @@ class OrtBoostError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
+        return in_python(self.in_options())
+
+    def in_options(self) -> str:
+        """The lines for the command line, whose options they speak of; as text they speak of arguments."""
         lines = [self.what]
         if self.where:
             lines.append(f"  where: {self.where}")

@@ -195,7 +195,7 @@ def build_train_network(
         cell = WithLossCell(network, loss_fn)
     if level != "O0":
         auto_mixed_precision(
-            cell,  # type: ignore[arg-type]  # checked there
+            cell,
             level,
             kwargs.get("cast_model_type", "float16"),
             keep_batchnorm_fp32=kwargs.get("keep_batchnorm_fp32"),

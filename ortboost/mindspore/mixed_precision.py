@@ -13,8 +13,8 @@ import numpy as np
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import ArgumentValueError
-from ortboost.mindspore.core.network import Network
-from ortboost.mindspore.nn.wrap import WithLossCell, network_of
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.nn.wrap import network_of
 from ortboost.transforms.precision import PrecisionConfig, precision_for_level
 from ortboost.transforms.precision.policy import FP32_OPERATORS, LOW_PRECISION_OPERATORS
 
@@ -33,12 +33,12 @@ _DTYPES: Final[dict[str, Literal["fp16", "bf16"]]] = {"float16": "fp16", "bfloat
 
 @checked
 def auto_mixed_precision(
-    network: Network | WithLossCell,
+    network: Cell,
     amp_level: AmpLevel = "O0",
     dtype: Any = "float16",
     *,
     keep_batchnorm_fp32: bool | None = None,
-) -> Network | WithLossCell:
+) -> Cell:
     """Let the training steps of a network compute in a shorter number format.
 
     Args:
@@ -65,12 +65,12 @@ def auto_mixed_precision(
 
 @checked
 def custom_mixed_precision(
-    network: Network | WithLossCell,
+    network: Cell,
     *,
     white_list: Sequence[str] | None = None,
     black_list: Sequence[str] | None = None,
     dtype: Any = "float16",
-) -> Network | WithLossCell:
+) -> Cell:
     """Let just some operators compute in a shorter number format.
 
     MindSpore takes classes of cells; a network from ONNX has operators, and they have names.

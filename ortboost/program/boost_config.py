@@ -164,7 +164,8 @@ class DimReduceSection(_Section):
         sigma: Share of the slope that a trial must win.
         n_components: Number of components.
         pca_mat_path: The file of the components, made by ``ortboost pca``.
-        weight_load_dir: Not read: ``ortboost pca --checkpoints`` takes it.
+        weight_load_dir: Checkpoints to make the components of; for AutoBoost only, a program takes those of
+            ``ortboost pca --checkpoints``.
         timeout: Not read: there is no process that waits for another one's file.
     """
 

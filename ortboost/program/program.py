@@ -35,6 +35,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.files import atomic_path, read_json, write_json
 from ortboost.core.report import Report
+from ortboost.core.shown import Shown
 from ortboost.core.tensor_file import TensorFile
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
@@ -52,7 +53,7 @@ _GRAPH = re.compile(
 
 
 @dataclass(frozen=True, repr=False)
-class Program:
+class Program(Shown):
     """A boosted training program.
 
     Args:
@@ -79,13 +80,14 @@ class Program:
     reports: tuple[Report, ...]
     variants: Mapping[str, ir.Model] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        """One line: notebooks show it."""
-        tensors = len(self.catalogue.state)
-        return (
-            f"<Program of {self.source}: {', '.join(self.graphs)}; {tensors} state tensors, "
-            f"{self.engine} engine>"
-        )
+    def _facts(self) -> dict[str, object]:
+        return {
+            "of": self.source,
+            "graphs": ", ".join(self.graphs),
+            "engine": self.engine,
+            "state": f"{len(self.catalogue.state)} tensors",
+            "boosts": ", ".join(boost.name for boost in self.config.enabled_boosts),
+        }
 
     @property
     def graphs(self) -> dict[str, ir.Model]:

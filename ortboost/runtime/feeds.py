@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
 from ortboost.program.catalogue import TensorSpec
 
@@ -17,7 +18,9 @@ __all__ = ["check_lengths", "fed_array", "refused_batch"]
 def fed_array(
     feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
 ) -> NDArray[Any]:
-    """The array for one input of a graph.
+    """The array for one input of a graph; of the wanted type if it can be had without loss.
+
+    Whole numbers become longer ones, and floats longer floats; pixels in bytes are for the user to scale.
 
     Args:
         feeds: Input name to array.
@@ -33,14 +36,15 @@ def fed_array(
             where=f"fed: {', '.join(feeds) or 'nothing'}",
             fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
         )
-    if not np.size(feeds[name]):  # kernels divide by the number of samples: the process would die
+    array = as_array(feeds[name], f"input '{name}'")
+    if not array.size:  # kernels divide by the number of samples: the process would die
         raise UsageError(
             f"The input '{name}' is empty.",
-            where=f"input '{name}': shape {list(np.shape(feeds[name]))}",
+            where=f"input '{name}': shape {list(array.shape)}",
             fix="Feed at least one sample.",
         )
     spec = next(spec for spec in inputs if spec.name == name)
-    stray = spec.stray_class(feeds[name])
+    stray = spec.stray_class(array)
     if stray is not None:
         raise UsageError(
             f"The label {stray} is no class: the model has {spec.classes}, 0 to {spec.classes - 1}."
@@ -50,7 +54,10 @@ def fed_array(
             fix="Fix the labels, give the model a head with more classes (--new-head), or name "
             "the label that does not count (--ignore-index).",
         )
-    return feeds[name]
+    whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
+    if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
+        return array.astype(spec.dtype, copy=False)
+    return array
 
 
 def check_lengths(

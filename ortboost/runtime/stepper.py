@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.boosts.roles import StepTaker
-from ortboost.core.arguments import checked
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
+from ortboost.core.shown import Shown
+from ortboost.graph.query import format_shape
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
 from ortboost.program.catalogue import TensorSpec, read_catalogue
@@ -66,7 +68,7 @@ class StepResult:
     loss_scales: tuple[float, ...] = ()
 
 
-class Stepper:
+class Stepper(Shown):
     """Runs the step graph of a program; the state stays on the device.
 
     Args:
@@ -123,6 +125,16 @@ class Stepper:
             self.shared.open(
                 self.next_graph, self._state, threads
             )  # what a runtime refuses is found here, not at the first step
+
+    def _facts(self) -> dict[str, object]:
+        return {
+            "of": self.program.source,
+            "device": self.device,
+            "updates": self._counters[names.STEP],
+            "skipped": self._counters[names.TOTAL_SKIPS] or None,
+            "next": self.next_graph,
+            "inputs": ", ".join(f"{s.name} {s.dtype}{format_shape(s.shape)}" for s in self.inputs),
+        }
 
     def _in_place(self) -> frozenset[str]:
         """States that every graph which writes them may update in place."""
@@ -183,7 +195,8 @@ class Stepper:
         """Run one step.
 
         Args:
-            feeds: Batch input to array of the catalogue's dtype.
+            feeds: Batch input to array or tensor of the catalogue's dtype; a smaller one of the same kind,
+                as int32 for labels, is converted.
             hyper: Learning-rate input to number.
             seed: Seed of the random numbers of this step.
 
@@ -191,6 +204,9 @@ class Stepper:
             UsageError: An input is missing or has another type, a learning rate is not known, or
                 the runtime refuses the shapes. Arrays that are no input are ignored.
         """
+        for name, given in (("feeds", feeds), ("hyper", hyper)):
+            if type(given) is not dict:
+                check_argument("Stepper.step", name, given, Mapping[str, Any])
         if self.catalogue.randomness:
             set_seed(self._own_seed(seed))
         empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
@@ -305,7 +321,9 @@ class Stepper:
                     f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, "
                     f"{spec.dtype}{list(spec.shape)} is needed.",
                     where=f"input '{spec.name}'",
-                    fix="Convert the array before feeding it.",
+                    fix=f"Convert it first, for example array.astype('{spec.dtype}')."
+                    if array.dtype != spec.dtype
+                    else "Reshape it first; axes are never added or dropped here.",
                 )
             ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
         check_lengths(self.catalogue.batch, ready, broadcast=self.program.config.loss.broadcast)

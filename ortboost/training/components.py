@@ -15,17 +15,19 @@ Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Cohere
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.files import atomic_path
 
-__all__ = ["principal_components"]
+__all__ = ["principal_components", "weight_blocks"]
 
+_BLOCK = 2**26  # bytes of all rows that are held at once; the products are float64
 _NOISE = 1e-12  # of the largest eigenvalue: what float64 leaves of a direction that is not there
 
 
@@ -98,3 +100,52 @@ def _write(
         if peak < 0:
             out[row] *= -1
     out.flush()
+
+
+def weight_blocks(
+    paths: Sequence[Path], shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[NDArray[np.float32]]:
+    """Columns of the matrix of all weights, one row for each safetensors file, read piece by piece.
+
+    Args:
+        paths: The files.
+        shapes: Name of each tensor to its shape, in the order of the columns.
+
+    Raises:
+        FileError: A file cannot be read, or lacks a tensor of that shape.
+    """
+    for path in paths:
+        _check(path, shapes)
+    for name, shape in shapes.items() if paths else ():
+        rows = shape[0] if shape else 1
+        width = int(np.prod(shape[1:], dtype=np.int64)) * 8 * len(paths)
+        step = max(1, _BLOCK // max(1, width))
+        for start in range(0, rows, step):
+            parts = []
+            for path in paths:
+                with safe_open(path, framework="numpy") as file:
+                    if shape:
+                        part = file.get_slice(name)[start : min(start + step, rows)]
+                    else:
+                        part = file.get_tensor(name)
+                parts.append(np.asarray(part, np.float32).reshape(-1))
+            yield np.stack(parts)
+
+
+def _check(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    fix = "Use checkpoints of this program or network; leave a damaged one out."
+    try:
+        with safe_open(path, framework="numpy") as file:
+            known = set(file.keys())
+            for name, wanted in shapes.items():
+                shape = tuple(file.get_slice(name).get_shape()) if name in known else None
+                if shape != wanted:
+                    raise FileError(
+                        f"The checkpoint has '{name}' as {shape}, {wanted} is needed.",
+                        where=str(path),
+                        fix=fix,
+                    )
+    except (OSError, SafetensorError) as error:
+        raise FileError(
+            "A checkpoint cannot be read.", where=f"{path}: {error}", fix=fix
+        ) from error

@@ -1,4 +1,7 @@
-"""Showing a run while it goes on: a bar on a terminal, plain lines elsewhere; always on stderr."""
+"""Showing a run while it goes on: a bar on a terminal or in a notebook, plain lines elsewhere.
+
+All but the notebook's is written to stderr.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Final, Protocol, runtime_checkable
+from html import escape
+from typing import IO, Any, Final, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -23,14 +27,19 @@ from ortboost.core.loss_scale import scale_text
 __all__ = [
     "MODES",
     "BarProgress",
+    "Mode",
+    "NotebookProgress",
     "PlainProgress",
     "QuietProgress",
     "Reporter",
     "StepInfo",
+    "in_notebook",
     "make_progress",
+    "session_progress",
 ]
 
-MODES: Final = ("auto", "bar", "plain", "off")
+Mode: TypeAlias = Literal["auto", "bar", "plain", "off"]
+MODES: Final = get_args(Mode)
 _SECONDS: Final = 5.0
 
 
@@ -175,6 +184,79 @@ class BarProgress:
     def close(self) -> None:
         """Take the bar away."""
         self._bar.stop()
+
+
+class NotebookProgress(QuietProgress):
+    """A bar and the results so far in the output of a notebook's cell; needs IPython and nothing else.
+
+    Args:
+        seconds: It is drawn at most once in so many seconds.
+        clock: Seconds on some monotonous clock.
+    """
+
+    def __init__(self, seconds: float = 0.2, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._seconds, self._clock = seconds, clock
+        self._lines: list[str] = []
+        self._total: int | None = None
+        self._info: StepInfo | None = None
+        self._drawn = 0.0
+        self._handle: Any = None
+
+    def start(self, total: int | None, done: int) -> None:
+        """Open the output."""
+        from IPython.display import HTML, display
+
+        self._total, self._drawn = total, self._clock()
+        self._handle = display(HTML(self._page()), display_id=True)
+
+    def step(self, info: StepInfo) -> None:
+        """Draw the bar anew if the last one is old enough."""
+        self._info = info
+        if self._clock() - self._drawn >= self._seconds:
+            self._draw()
+
+    def message(self, text: str) -> None:
+        """Add a line below the bar."""
+        self._lines.append(text)
+        self._draw()
+
+    def result(self, text: str) -> None:
+        """Add the line below the bar."""
+        self.message(text)
+
+    def close(self) -> None:
+        """Take the bar away; the lines stay."""
+        self._info, self._total = None, None
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = self._clock()
+        if self._handle is not None:
+            from IPython.display import HTML
+
+            self._handle.update(HTML(self._page()))
+
+    def _page(self) -> str:
+        bar = ""
+        if self._info is not None:
+            of = f"/{self._total}" if self._total else ""
+            length = f'value="{self._info.step}" max="{self._total}"' if self._total else ""
+            bar = f"<progress {length}></progress> {self._info.step}{of} {escape(str(self._info))}"
+        return f"<div>{bar}</div><pre>{escape(chr(10).join(self._lines))}</pre>"
+
+
+def in_notebook() -> bool:
+    """Whether the session is a notebook: IPython with a kernel, which shows HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
+
+
+def session_progress() -> Reporter:
+    """What a call from Python shows by default: a bar to people; to a log only warnings."""
+    if in_notebook():
+        return NotebookProgress()
+    return BarProgress() if sys.stderr.isatty() else QuietProgress(sys.stderr)
 
 
 def make_progress(mode: str = "auto", *, quiet: bool = False) -> Reporter:

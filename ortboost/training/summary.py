@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ortboost.core.loss_scale import scale_text
+from ortboost.core.shown import Shown
 from ortboost.training.callbacks import BestModel, Callback, EarlyStopping
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.logs import EventLog, finite_or_none
@@ -20,8 +21,8 @@ _MANY_SKIPS = 0.05
 _MOST_WARM = 40  # halvings from the largest float32 scale that is sane to the smallest
 
 
-@dataclass(frozen=True)
-class TrainSummary:
+@dataclass(frozen=True, repr=False)
+class TrainSummary(Shown):
     """The result of a training session.
 
     Args:
@@ -61,6 +62,21 @@ class TrainSummary:
     best_checkpoint: Path | None = None
     log: Path | None = None
     plot: Path | None = None
+
+    def _facts(self) -> dict[str, object]:
+        best = (
+            f"{name} {at['value']:.4g} at step {at['step']:.0f}" for name, at in self.best.items()
+        )
+        return {
+            "ended": self.reason,
+            "epochs": self.epochs,
+            "steps": f"{self.steps}, {self.skipped_steps} skipped",
+            "time": f"{self.seconds:.1f} s, {self.steps_per_second:.1f} steps a second",
+            **{name: f"{value:.4g}" for name, value in self.metrics.items()},
+            "best": ", ".join(best),
+            "health": self.health,
+            "checkpoint": self.checkpoint,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as JSON data; paths as text, numbers that are not finite as None."""

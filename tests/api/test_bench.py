@@ -25,8 +25,13 @@ def test_data_are_bound_by_name_and_converted():
         bench([MLP], config, data={"pixels": pixels})
     assert_three_lines(caught.value)
     assert bench([MLP], config, data={"pixels": pixels}, mapping={"x": "pixels"})[0].batch == 5
+    for one in ((pixels,), pixels):  # in the order of the inputs, and one file by itself
+        assert bench(MLP, config, data=one)[0].batch == 5
     with pytest.raises(FileError):
         bench([MLP], config, data="no-such.npz")
+    with pytest.raises(UsageError, match="whole arrays") as caught:
+        bench([MLP], config, data=[(pixels,)])
+    assert_three_lines(caught.value)
 
 
 def test_json_says_what_the_figures_hold_for():

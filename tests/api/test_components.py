@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import ortboost as ob
-from ortboost.api import run_components
 from ortboost.cli.app import run as command
 from ortboost.training import CheckpointStore
+from ortboost.training import components as components_module
 from tests.support import assert_three_lines, small_mlp
 
 ROWS = 12
@@ -45,7 +45,7 @@ def expected(rows, k):
 @pytest.mark.parametrize("block", [1, 1000, 2**26])
 def test_as_the_svd(trained, tmp_path, block, monkeypatch):
     folder, rows = trained
-    monkeypatch.setattr(run_components, "_BLOCK", block)
+    monkeypatch.setattr(components_module, "_BLOCK", block)
     told = ob.pca(folder, tmp_path / "p.npy", components=7)
     components, share = expected(rows, 7)
     found = np.load(tmp_path / "p.npy")

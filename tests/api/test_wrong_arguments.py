@@ -57,6 +57,7 @@ def calls(place) -> dict[str, tuple[Any, dict[str, Any]]]:
         "export": (ob.export, {"run": run, "out": place / "out.onnx", **_CPU}),
         "inspect": (ob.inspect, {"path": model}),
         "inspect_pair": (ob.inspect_pair, {"before": model, "after": model}),
+        "plot": (ob.plot, {"source": model}),
         "load": (ob.load, {"source": model, **_CPU}),
         "load_checkpoint": (ob.load_checkpoint, {"ckpt_file_name": place / "net.safetensors"}),
         "load_param_into_net": (
@@ -87,6 +88,15 @@ def calls(place) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 NAMES = [
+    "InputConfig",
+    "Int8Config",
+    "Model",
+    "Network",
+    "Program.load",
+    "Program.save",
+    "ProgramConfig",
+    "Stepper",
+    "TrainConfig",
     "bench",
     "build_program",
     "check",
@@ -102,18 +112,10 @@ NAMES = [
     "load_param_into_net",
     "load_run",
     "pca",
+    "plot",
     "save_checkpoint",
     "set_auto_parallel_context",
     "train",
-    "Program.load",
-    "Program.save",
-    "Stepper",
-    "Network",
-    "Model",
-    "TrainConfig",
-    "ProgramConfig",
-    "InputConfig",
-    "Int8Config",
 ]
 
 
@@ -193,6 +195,6 @@ def test_a_dictionary_is_no_configuration(place):
 
 
 def test_a_setting_of_the_trainer_that_does_not_exist(place):
-    with pytest.raises(ConfigError, match="no setting 'epoch'") as caught:
+    with pytest.raises(ConfigError, match="no argument 'epoch'") as caught:
         ob.train(place / "other", place / "data.npz", epoch=3, **_CPU)
     assert "epochs" in caught.value.fix

@@ -248,7 +248,7 @@ def test_a_fixed_batch_is_taken_and_no_other(tmp_path, mlp):
         with pytest.raises(UsageError, match="fixes the batch size") as caught:
             bench_files(files, dataclasses.replace(QUICK, batch_sizes=sizes))
         assert_three_lines(caught.value)
-    with pytest.raises(UsageError, match="--shape fixes the batch size at 2"):
+    with pytest.raises(UsageError, match="shapes fixes the batch size at 2"):
         bench_files([mlp], dataclasses.replace(QUICK, batch_sizes=(8,), shapes={"x": (2, 4)}))
 
 

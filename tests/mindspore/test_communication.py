@@ -17,6 +17,8 @@ def test_a_cell_shares_its_steps(tmp_path):
     finished(torchrun(2, "-m", "tests.parallel.cells", tmp_path / "found.json"))
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["apart"] <= 1e-6
+    assert found["reduced_apart"] <= 1e-6
+    assert "Process 0 of 1 is not this one" in found["refused"]["rank_size"]
     assert found["joined"] == pytest.approx([1.0, 1.0, 0.0, 0.0], abs=1e-6)
     assert "init() first" in found["refused"]["before"]
     assert "there are 2 processes" in found["refused"]["device_num"]

@@ -15,9 +15,15 @@ from ortboost.training.data.batches import part_rows
 from tests.support import small_mlp
 
 
-def trained(steps, rows):
+def trained(steps, rows, place=None):
     network = ob.Network(ir.to_proto(small_mlp()))
     optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    if place is not None:  # in the space of four directions
+        weights = network.trainable_params()
+        length = sum(weight.size for weight in weights)
+        p = np.random.default_rng(9).standard_normal((4, length)) / np.sqrt(length)
+        settings = (4, 0.55, 0.9, 0.001, 0.4, *place)
+        optimizer = boost.DimReduce(network, optimizer, weights, p.astype(np.float32), *settings)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     cell = boost.BoostTrainOneStepCell(nn.WithLossCell(network, loss), optimizer)
     for step in range(steps):
@@ -29,6 +35,7 @@ def trained(steps, rows):
 
 if __name__ == "__main__":
     alone, _ = trained(6, slice(None))
+    reduced_alone, _ = trained(6, slice(None), (0, 1))
     refused = {}
     try:
         get_rank()
@@ -51,6 +58,13 @@ if __name__ == "__main__":
     )
     weights, network = trained(6, part_rows(12, get_rank(), get_group_size()))
     apart = max(float(np.abs(weights[n] - alone[n]).max()) for n in alone)
+    place = (get_rank(), get_group_size())
+    reduced, _ = trained(6, part_rows(12, *place), place)
+    reduced_apart = max(float(np.abs(reduced[n] - reduced_alone[n]).max()) for n in alone)
+    try:
+        trained(1, slice(None), (0, 1))
+    except ValueError as error:
+        refused["rank_size"] = str(error)
     parameters = network.trainable_params()
     old = [ob.Tensor(p.asnumpy()) for p in parameters]
     joins = boost.AdaSum(get_rank(), 1, get_group_size(), parameters)
@@ -62,5 +76,6 @@ if __name__ == "__main__":
     moved = (np.asarray(old[0]) - parameters[0].asnumpy()).ravel()
     if get_rank() == 0:
         with open(sys.argv[1], "w") as file:
-            json.dump({"apart": apart, "refused": refused, "joined": moved[:4].tolist()}, file)
+            found = {"apart": apart, "reduced_apart": reduced_apart, "refused": refused}
+            json.dump({**found, "joined": moved[:4].tolist()}, file)
     release()

@@ -338,6 +338,6 @@ def test_a_changed_number_in_the_initial_state_is_noticed(folder):
 
 def test_it_is_shown_in_one_line():
     text = repr(build_program(small_mlp()))
-    assert "portable engine" in text
+    assert "engine portable" in text
     assert "\n" not in text
     assert len(text) < 200

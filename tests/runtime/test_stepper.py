@@ -171,7 +171,8 @@ BAD_FEEDS = {
     "rank": {**FEEDS, "x": FEEDS["x"][0]},
     "shape": {**FEEDS, "x": FEEDS["x"][:, :, :5]},
     "lengths": {**FEEDS, "labels": FEEDS["labels"][:-1]},
-    "label_dtype": {**FEEDS, "labels": FEEDS["labels"].astype(np.int32)},
+    "label_dtype": {**FEEDS, "labels": FEEDS["labels"].astype(np.float32)},
+    "bytes": {**FEEDS, "x": np.ones_like(FEEDS["x"], np.uint8)},
     "label_range": {**FEEDS, "labels": np.full_like(FEEDS["labels"], 3)},
 }
 
@@ -187,6 +188,29 @@ def test_a_wrong_batch_changes_nothing(training, case, capfd):
     expected = stepper(PROGRAM)
     expected.step(FEEDS, RATE)
     assert training.step(FEEDS, RATE).loss == expected.step(FEEDS, RATE).loss
+
+
+@pytest.mark.parametrize(
+    ("feeds", "hyper", "name"), [((FEEDS["x"], 1), RATE, "feeds"), (FEEDS, 0.1, "hyper")]
+)
+def test_what_is_no_mapping_is_refused(training, feeds, hyper, name):
+    with pytest.raises(TypeError, match=f"'{name}' is") as info:
+        training.step(feeds, hyper)
+    assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+def test_shorter_numbers_of_the_same_kind_are_converted(training, dtype):
+    expected = stepper(PROGRAM)
+    expected.step({**FEEDS, "x": FEEDS["x"].astype(np.float16).astype(np.float32)}, RATE)
+    training.step(
+        {"x": FEEDS["x"].astype(np.float16), "labels": FEEDS["labels"].astype(dtype)}, RATE
+    )
+    assert_same_bits(training.state(), expected.state())
+    feeds = {**FEEDS, "labels": FEEDS["labels"].astype(dtype)}
+    assert (
+        training.evaluator().evaluate(feeds)["loss"] == expected.evaluator().evaluate(FEEDS)["loss"]
+    )
 
 
 def test_feeds_that_are_no_input_are_ignored(training):

@@ -85,7 +85,7 @@ def test_a_signal_saves_and_leaves_with_its_status(tmp_path, whole, name, status
     assert done.returncode == status
     assert "after step 11" in done.stderr
     assert "step-00000011.json" in done.stderr
-    assert "--resume" in done.stderr
+    assert "resume=True" in done.stderr
     assert "Traceback" not in done.stderr
     found = CheckpointStore(tmp_path / "checkpoints").latest(program="linear")
     assert found.checkpoint.step == 11

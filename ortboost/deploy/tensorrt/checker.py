@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from ortboost.core.shown import Shown
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules.registry import SEVERITIES, Context, Finding
 from ortboost.deploy.tensorrt.table import Release, parse_release
@@ -20,8 +21,8 @@ from ortboost.graph.normalize import infer_shapes
 __all__ = ["TargetReport", "check_release", "check_tensorrt", "open_lazily", "sorted_findings"]
 
 
-@dataclass(frozen=True)
-class TargetReport:
+@dataclass(frozen=True, repr=False)
+class TargetReport(Shown):
     """What a check for a target found.
 
     Args:
@@ -33,6 +34,13 @@ class TargetReport:
     target: str
     source: str
     findings: tuple[Finding, ...]
+
+    def _facts(self) -> dict[str, object]:
+        rules: dict[str, list[Finding]] = {}
+        for finding in self.findings:
+            rules.setdefault(f"{finding.severity} {finding.rule}", []).append(finding)
+        found = {rule: f"({len(of)}) {of[0].reason}" for rule, of in rules.items()}
+        return {"target": self.target, "ok": self.ok, **found}
 
     @property
     def errors(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ortboost.mindspore.boost.adasum import AdaSum
 from ortboost.mindspore.boost.auto_boost import AutoBoost
+from ortboost.mindspore.boost.dim_reduce import DimReduce
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
 from ortboost.mindspore.boost.grad_freeze import GradientFreeze, freeze_cell
@@ -26,6 +27,7 @@ __all__ = [
     "AutoBoost",
     "BoostTrainOneStepCell",
     "BoostTrainOneStepWithLossScaleCell",
+    "DimReduce",
     "FreezeOpt",
     "GradientAccumulation",
     "GradientFreeze",

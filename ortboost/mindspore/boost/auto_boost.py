@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ortboost.core.arguments import checked
 from ortboost.core.report import Report
+from ortboost.mindspore.boost.dim_reduce import DimReduce, read_components
 from ortboost.mindspore.boost.grad_accumulation import GradientAccumulation
 from ortboost.mindspore.boost.grad_freeze import GradientFreeze
 from ortboost.mindspore.boost.less_bn import LessBN
@@ -20,7 +21,7 @@ from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of, parts_of
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 
@@ -115,6 +116,14 @@ class AutoBoost:
         on, report = self.config.on, Report("auto_boost")
         reports: list[Report] = []
         result: Optimizer | OptimizerWrapper = optimizer
+        if on.dim_reduce:  # alone, as in MindSpore
+            others = [name for name in self.boost_config if getattr(on, name)]
+            others.remove("dim_reduce")
+            report.kept.update(dict.fromkeys(others, "dim_reduce takes the whole step"))
+            report.kept.update(self.config.idle)
+            report.changed["dim_reduce"] = f"{self.config.dim_reduce.n_components} components"
+            self.reports = (report,)
+            return network, self._reduced(backbone, optimizer)
         if on.less_bn:
             less = LessBN(backbone, fn_flag=self.config.less_bn.fn_flag)
             optimizer = result = self._remade(backbone, less, optimizer)
@@ -172,6 +181,23 @@ class AutoBoost:
             process.add_grad_centralization(new, less.gc_multiple_of)
         return process.generate_new_optimizer()
 
+    def _reduced(self, network: Network, optimizer: Optimizer) -> DimReduce:
+        """The optimizer with the step of dimension reduction in place of its own."""
+        section, group = self.config.dim_reduce, shared_group()
+        return DimReduce(
+            network,
+            optimizer,
+            network.trainable_params(),
+            read_components(section, network),
+            section.n_components,
+            section.rho,
+            section.gamma,
+            section.alpha,
+            section.sigma,
+            0 if group is None else group.rank,
+            1 if group is None else group.size,
+        )
+
     def _check_version(self, owner: str) -> None:
         group = shared_group()
         if self.config.on.adasum and group is not None and group.size > 1:
@@ -181,19 +207,11 @@ class AutoBoost:
                 fix="Convert the model to a program with --boost adasum, or call boost.AdaSum yourself; "
                 "{'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
             )
-        if self.config.on.dim_reduce:
-            raise NotInThisVersionError(
-                "The boost 'dim_reduce' is not in this version of these classes.",
-                where=f"{owner}, level {self.level}, mode {self.config.mode}",
-                fix="Turn it off: {'boost': {'mode': 'manual', 'dim_reduce': False}}; or convert the model to a "
-                "program with --boost dim-reduce.",
-            )
 
 
 def _around(network: Network, like: Cell) -> Cell:
     """A network in a cell of the kind that another one is in."""
-    if isinstance(like, WithLossCell):
-        return WithLossCell(network, like.loss_fn)
     if isinstance(like, WithEvalCell):
         return WithEvalCell(network, like.loss_fn, like.add_cast_fp32)
-    return network
+    _, loss = parts_of("AutoBoost", like)
+    return network if loss is None else WithLossCell(network, loss)

@@ -11,7 +11,7 @@ from ortboost.boosts.freeze_schedule import (
     freeze_schedule,
     generate_freeze_index_sequence,
 )
-from ortboost.core.arguments import checked
+from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import require_known
 from ortboost.graph.parameters import find_parameters
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
@@ -27,22 +27,26 @@ from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell
-from ortboost.mindspore.nn.wrap import WithLossCell, network_of
+from ortboost.mindspore.nn.wrap import holds_network, network_of
 
 __all__ = ["GradientFreeze", "freeze_cell"]
+
+_Groups = Sequence[Sequence[Parameter]]
 
 
 class GradientFreeze:
     """Makes a :class:`FreezeOpt`: divides a network into groups and draws the strategy.
 
     Args:
-        param_groups: Number of groups.
+        param_groups: Number of groups; or the groups themselves, lists of parameters, the first with all that
+            are trained where nothing is frozen.
         freeze_type: 0 (continuous), 1 (interval) or 2 (by cost, ours); see
             :mod:`ortboost.boosts.freeze_schedule`.
         freeze_p: Share of the updates that train everything (MindSpore's documentation calls it the
             freezing probability).
         total_steps: Length of the strategy in updates.
-        seed: Seed of the draws. (MindSpore draws from numpy's global generator.)
+        seed: Seed of the draws of type 1. (MindSpore draws from numpy's global generator: ``np.random.seed``
+            has no part in it here, and the same ``seed`` gives the same strategy, whatever was drawn before.)
 
     Example:
         >>> freeze = GradientFreeze(10, 1, 0.7, 2000)                  # doctest: +SKIP
@@ -51,14 +55,22 @@ class GradientFreeze:
 
     def __init__(
         self,
-        param_groups: int,
+        param_groups: int | Sequence[Sequence[Parameter]],
         freeze_type: int,
         freeze_p: float,
         total_steps: int,
         seed: int = 0,
     ) -> None:
+        groups: tuple[tuple[str, ...], ...] | None = None
+        number: Any = param_groups
+        if isinstance(param_groups, list | tuple):
+            check_argument("GradientFreeze", "param_groups", param_groups, _Groups)
+            groups = tuple(tuple(p.name for p in group) for group in param_groups)
+            number = len(groups)
         with as_argument_error("GradientFreeze"):
-            self.config = FreezeConfig(param_groups, freeze_type, freeze_p, total_steps, seed)
+            self.config = FreezeConfig(
+                number, freeze_type, freeze_p, total_steps, seed, groups=groups
+            )
 
     @classmethod
     def of_config(cls, config: FreezeConfig) -> GradientFreeze:
@@ -89,7 +101,7 @@ class GradientFreeze:
         owner = "GradientFreeze.split_parameters_groups"
         with as_argument_error(owner):
             config = FreezeConfig(freeze_para_groups_number, self.config.freeze_type)
-            if isinstance(net, Network | WithLossCell):
+            if holds_network(net):
                 return _by_layers(network_of(owner, net), config)
             return _by_names(owner, net.trainable_params(), freeze_para_groups_number)
 

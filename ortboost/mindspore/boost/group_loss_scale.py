@@ -30,7 +30,8 @@ from ortboost.mindspore.core.arguments import (
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
-from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.core.tensor import Tensor, given_array
+from ortboost.mindspore.core.traced import Traced
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell
 from ortboost.mindspore.nn.wrap import network_of
 from ortboost.program import catalogue as names
@@ -87,7 +88,12 @@ class GroupLossScaleManager(GroupedScaleCell):
     # ---- marks --------------------------------------------------------------------------------
 
     def construct(self, *args: Any) -> Any:
-        """Mark a tensor as the boundary between two groups: ``manager(net, tensor, layer1, layer2)``.
+        """Mark a boundary between two groups: ``manager(x, layer1, layer2)`` or ``manager(net, tensor, layer1, layer2)``.
+
+        The first form is that of MindSpore's pages, inside of ``construct``: it gives back `x`, and changes nothing, since
+        the groups say where the boundaries are.
+
+        The second form marks a tensor of the network by its name.
 
         In the forward pass nothing changes; the gradient is multiplied by the scale of ``layer1`` over that
         of ``layer2``. With a mark all boundaries must be marked: ``(i, i + 1)`` between the groups and
@@ -95,21 +101,29 @@ class GroupLossScaleManager(GroupedScaleCell):
         gradient goes there.
 
         Args:
-            *args: The network (or a cell with it), the name of the tensor, the group that it leaves (from
-                1; 0 is outside) and the group that it enters.
+            *args: The tensor; or the network (or a cell with it) and the name of the tensor. Then the group that it
+                leaves (from 1; 0 is outside) and the group that it enters.
 
         Returns:
-            The network.
+            What was given first.
 
         Raises:
             ArgumentTypeError: An argument of the wrong type, or a tensor that is an array.
             ArgumentValueError: The network has no such tensor, or another network was marked before.
         """
+        if len(args) == 3:
+            check_argument(_OWNER, "layer1", args[1], CountOrZero)
+            check_argument(_OWNER, "layer2", args[2], CountOrZero)
+            return (
+                args[0]
+                if isinstance(args[0], Traced)
+                else Tensor(given_array(_OWNER, "x", args[0]))
+            )
         if len(args) != 4:
             raise ArgumentTypeError(
-                f"A mark takes 4 arguments and got {len(args)}.",
+                f"A mark takes 3 or 4 arguments and got {len(args)}.",
                 where=_OWNER,
-                fix="Networks are ONNX files here, so name the tensor: manager(net, 'tensor', 1, 2).",
+                fix="Write manager(x, 1, 2), or name a tensor of the network: manager(net, 'tensor', 1, 2).",
             )
         given, tensor, before, after = args
         network = network_of(_OWNER, given)

@@ -47,7 +47,13 @@ class LessBN(Network):
             reports.append(less_bn(model))
         if fn_flag:
             reports.append(full_norm(model))
-        super().__init__(model, device=network.device, threads=network.threads, seed=network.seed)
+        super().__init__(
+            model,
+            device=network.device,
+            threads=network.threads,
+            seed=network.seed,
+            engine=network.engine,
+        )
         self.reports = tuple(reports)
         self.training = network.training
         trained = {

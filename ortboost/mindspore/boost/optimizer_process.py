@@ -69,19 +69,26 @@ class OptimizerProcess:
 
     @staticmethod
     def build_gc_params_group(
-        params_dict: Mapping[int, str | None], parameters: Iterable[Mapping[str, Any]]
+        params_dict: Mapping[int, str | None],
+        parameters: Iterable[Mapping[str, Any]] | Iterable[Parameter],
     ) -> list[dict[str, Any]]:
         """Split groups in what is centralized, which comes first, and the rest.
 
         Args:
             params_dict: See :meth:`build_params_dict`.
-            parameters: Groups: dicts with ``params`` and other keys.
+            parameters: Groups: dicts with ``params`` and other keys; or a list of parameters, one group.
 
         Returns:
             The new groups; those with ``grad_centralization: True`` are centralized.
+
+        Raises:
+            ArgumentTypeError, ArgumentValueError: They are neither, or there are none.
         """
+        given: list[Any] = listed("OptimizerProcess.build_gc_params_group", list(parameters))
+        if isinstance(given[0], Parameter):
+            given = [{"params": given}]
         groups: list[dict[str, Any]] = []
-        for group in parameters:
+        for group in given:
             if "order_params" in group:
                 groups.append(dict(group))
                 continue
@@ -114,8 +121,6 @@ class OptimizerProcess:
         parameters = listed(owner, self.origin_params)
         if multiple_of is not None:
             self._multiple_of = multiple_of
-        if isinstance(parameters[0], Parameter):
-            parameters = [{"params": parameters}]
         reasons = self.build_params_dict(network)
         self.origin_params = self.build_gc_params_group(reasons, parameters)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import numpy as np
+
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
 from ortboost.mindspore.nn.compiled import CompiledSteps
@@ -65,8 +67,8 @@ class _Boosts:
         return False
 
     def check_dim_reduce_enable(self) -> bool:
-        """Whether the step is taken in a subspace: False, that is not in this version."""
-        return False
+        """Whether the step is taken in a subspace: with a :class:`DimReduce` as optimizer."""
+        return self._steps.taker is not None
 
     def gradient_freeze_process(self, *inputs: Any) -> Any:
         """One step of a cell with gradient freeze; the same as calling it.
@@ -80,19 +82,31 @@ class _Boosts:
         self._require(self.freeze, "freezes", "gradient_freeze_process", "FreezeOpt")
         return self.construct(*inputs)
 
-    def gradient_accumulation_process(self, *inputs: Any) -> Any:
+    def gradient_accumulation_process(self, loss: Any, grads: Any, sens: Any, *inputs: Any) -> Any:
         """One step of a window of accumulation; the same as calling the cell.
 
-        MindSpore hands it loss and gradients too; here they never leave the graph.
-
         Args:
+            loss: Not read: the step computes it.
+            grads: ``None``: gradients are made in the graph, and others cannot take their place.
+            sens: ``None``, or the ``sens`` of the cell.
             *inputs: Data of each input, then the labels.
 
         Raises:
             ArgumentValueError: Nothing is accumulated.
+            NotInThisVersionError: Gradients were given, or another ``sens``.
         """
         on, method = self.use_grad_accumulation, "gradient_accumulation_process"
         self._require(on, "accumulates", method, "GradientAccumulation")
+        own = getattr(self, "sens", None)
+        other_sens = sens is not None and (own is None or np.any(np.asarray(sens) != own))
+        if grads is not None or other_sens:
+            raise NotInThisVersionError(
+                "Gradients are made in the graph, with the scale that the cell has."
+                if grads is not None
+                else f"sens is {sens}; that of the cell is {'its loss scale' if own is None else own}.",
+                where=f"{type(self).__name__}.{method}, {'grads' if grads is not None else 'sens'}",
+                fix="Give None, or call the cell itself: step(data, label).",
+            )
         return self.construct(*inputs)
 
     def adasum_process(self, *args: Any) -> NoReturn:
@@ -102,14 +116,6 @@ class _Boosts:
             NotInThisVersionError: Always.
         """
         self._missing("AdaSum", "adasum_process")
-
-    def dim_reduce_process(self, *args: Any) -> NoReturn:
-        """Not in this version.
-
-        Raises:
-            NotInThisVersionError: Always.
-        """
-        self._missing("Dimension reduction", "dim_reduce_process")
 
     def flush(self) -> bool:
         """Update with what a window of accumulation holds so far, as the mean of its steps.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import NotInThisVersionError
 from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.core.traced import Traced
 
 __all__ = ["Cell"]
 
@@ -16,15 +17,25 @@ class Cell:
     """Base of everything that can be called, with the parameter methods of MindSpore's ``Cell``.
 
     The parameters of a cell are those of the cells among its attributes. Cells that compute are made
-    by :func:`ortboost.load` from ONNX files; a subclass that computes in Python runs on the host and
-    cannot be trained.
+    by :func:`ortboost.load` from ONNX files; a subclass that computes in Python runs on the host. It can be
+    trained if its ``construct`` is ``loss_fn(network(data), label)``.
+
+    Args:
+        auto_prefix: Taken and without effect: parameters have the names of the ONNX file.
+        flags: Taken and without effect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, auto_prefix: bool = True, flags: Mapping[str, Any] | None = None) -> None:
         self.training = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run :meth:`construct`."""
+        if any(isinstance(value, Traced) for value in (*args, *kwargs.values())):
+            return self.traced(*args, **kwargs)
+        return self.construct(*args, **kwargs)
+
+    def traced(self, *args: Any, **kwargs: Any) -> Any:
+        """What a call with stand-ins gives, see :mod:`ortboost.mindspore.core.traced`."""
         return self.construct(*args, **kwargs)
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:

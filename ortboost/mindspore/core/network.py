@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -12,16 +12,18 @@ from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
-from ortboost.graph.io import ModelSource, load_model, save_model
+from ortboost.core.shown import Shown
+from ortboost.graph.io import ModelSource, load_model, save_model, source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
-from ortboost.graph.query import known_shape
+from ortboost.graph.query import format_shape, known_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor, given_array
+from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session, runtime
 from ortboost.transforms.inference_norm import to_inference
@@ -30,10 +32,11 @@ from ortboost.transforms.trainable_norm import to_training
 
 __all__ = ["Network", "Parameter", "as_input", "load"]
 
+EngineName: TypeAlias = Literal["auto", "portable", "native"]
 _OPSETS, _IR_VERSION = range(18, 22), 10
 
 
-class Network(Cell):
+class Network(Shown, Cell):
     """A model loaded from ONNX: its parameters, and its forward pass on numpy arrays.
 
     Calling it always runs the inference graph (running statistics, no dropout), with the newest
@@ -45,6 +48,7 @@ class Network(Cell):
         device: ``auto``, ``cpu`` or ``cuda``, for the forward pass and the training steps.
         threads: Threads within an operator; the runtime's choice if not given.
         seed: Seed of dropout in the training steps.
+        engine: Engine of the gradients of the training steps: ``auto``, ``portable`` or ``native``.
 
     Raises:
         FileError: The file is missing or damaged.
@@ -61,9 +65,10 @@ class Network(Cell):
         device: str = "auto",
         threads: int | None = None,
         seed: int = 0,
+        engine: EngineName = "auto",
     ) -> None:
         super().__init__()
-        self.device, self.threads, self.seed = device, threads, seed
+        self.device, self.threads, self.seed, self.engine = device, threads, seed, engine
         self.precision = PrecisionConfig()  # of the training steps; see ortboost.mindspore.amp
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
@@ -91,6 +96,16 @@ class Network(Cell):
         self.output_shape = known_shape(self._forward_model.graph.outputs[0])
         """Shape of the (first) output with names for symbolic axes; ``None`` if not known."""
         self.outputs = [value.name or "" for value in self._forward_model.graph.outputs]
+
+    def _facts(self) -> dict[str, object]:
+        trained = self.trainable_params()
+        return {
+            "of": source_name(self.model),
+            "inputs": ", ".join(f"{s.name} {format_shape(s.shape)}" for s in self.inputs),
+            "outputs": ", ".join(self.outputs),
+            "trained": f"{sum(p.size for p in trained):,} numbers in {len(trained)} tensors",
+            "device": self.device,
+        }
 
     def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
         """All parameters in the order in which the graph uses them, running statistics too."""
@@ -121,6 +136,14 @@ class Network(Cell):
         }
         outputs = tuple(Tensor(array) for array in self._run(feeds))
         return outputs if len(outputs) != 1 else outputs[0]
+
+    def traced(self, *inputs: Any) -> Traced:
+        """The stand-in for the output."""
+        if len(self.outputs) != 1:
+            raise not_one_network_and_loss(
+                inputs[0].owner, f"the network has {len(self.outputs)} outputs, a loss takes one"
+            )
+        return Traced(inputs[0].owner, self, inputs)
 
     def _run(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         if self._session is None:
@@ -175,7 +198,12 @@ class Network(Cell):
 
 @checked
 def load(
-    source: ModelSource, *, device: str = "auto", threads: int | None = None, seed: int = 0
+    source: ModelSource,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    seed: int = 0,
+    engine: EngineName = "auto",
 ) -> Network:
     """Load a network from ONNX; see :class:`Network` for the arguments.
 
@@ -184,7 +212,7 @@ def load(
         >>> net(np.zeros([2, 64], np.float32)).shape  # doctest: +SKIP
         (2, 10)
     """
-    return Network(source, device=device, threads=threads, seed=seed)
+    return Network(source, device=device, threads=threads, seed=seed, engine=engine)
 
 
 def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:

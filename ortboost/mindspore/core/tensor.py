@@ -10,29 +10,7 @@ from numpy.typing import NDArray
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import ArgumentTypeError
 
-__all__ = [
-    "Tensor",
-    "bool_",
-    "float16",
-    "float32",
-    "float64",
-    "given_array",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-]
-
-bool_ = np.dtype("bool")
-int8 = np.dtype("int8")
-int16 = np.dtype("int16")
-int32 = np.dtype("int32")
-int64 = np.dtype("int64")
-uint8 = np.dtype("uint8")
-float16 = np.dtype("float16")
-float32 = np.dtype("float32")
-float64 = np.dtype("float64")
+__all__ = ["Tensor", "given_array"]
 
 
 def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
@@ -67,7 +45,7 @@ class Tensor(np.ndarray[Any, np.dtype[Any]]):
     Example:
         >>> Tensor([1.0, 2.0]).dtype
         dtype('float32')
-        >>> Tensor(np.ones([2, 3]), float32).asnumpy().sum()
+        >>> Tensor(np.ones([2, 3]), np.float32).asnumpy().sum()
         np.float32(6.0)
     """
 

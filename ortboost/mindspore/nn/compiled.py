@@ -72,8 +72,11 @@ class CompiledSteps:
                     fix="Make the optimizer with net.trainable_params() of this network.",
                 )
         self.network, self.loss, self.optimizer = network, loss, optimizer
-        self.scale, self.check_finite, self.divisor = scale, check_finite, divisor
+        self.scale, self.check_finite = scale, check_finite
+        # What takes the step compares losses with slopes: its gradients are those of the loss itself.
+        self.divisor = divisor if updates.taker is None else 1.0
         self.accumulate, self.freeze = updates.accumulate, updates.freeze
+        self.taker, self._order = updates.taker, updates.order
         self.scale_state = LiveState()
         self.calls = 0
         self._built: dict[Any, tuple[Stepper, dict[str, list[str]]]] = {}
@@ -148,6 +151,13 @@ class CompiledSteps:
             threads=self.network.threads,
             group=shared_group(),
         )
+        moved = tuple(e.name for e in stepper.catalogue.entries("parameter") if e.next is not None)
+        if self.taker is not None and moved != self._order:
+            raise ArgumentValueError(
+                "The trained parameters are not those that the components are of.",
+                where=f"'{self.taker.name}', trained: {', '.join(moved)}",
+                fix="Set requires_grad before the optimizer is made, and leave it as it is.",
+            )
         names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
         for entry in stepper.catalogue.state:
             if entry.kind in ("parameter", "buffer"):
@@ -172,7 +182,7 @@ class CompiledSteps:
             ProgramConfig(
                 loss=loss,
                 optimizer=optimizer.rule(),
-                boosts=optimizer.boosts(),
+                boosts=(*optimizer.boosts(), *([] if self.taker is None else [self.taker])),
                 learning_rate="by the host",
                 weight_decay=optimizer.weight_decay,
                 # With LARS the filter alone says who decays.
@@ -187,6 +197,7 @@ class CompiledSteps:
                 centralize=self._centralize(trained),
                 grad_freeze=self._freeze(trained),
                 precision=self.network.precision,
+                engine=self.network.engine,
             ),
         )
 

@@ -16,6 +16,7 @@ from ortboost.core.arguments import checked
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.tensor import Tensor, given_array
+from ortboost.mindspore.core.traced import Traced
 from ortboost.transforms.attach_loss import LossConfig
 
 __all__ = [
@@ -65,6 +66,11 @@ class LossBase(Cell):
             ArgumentTypeError: They are no array, or of the wrong kind.
         """
         return _float(value, "labels", type(self).__name__)
+
+    def traced(self, logits: Any, labels: Any) -> Traced:
+        """The stand-in for the loss."""
+        owner = next(value.owner for value in (logits, labels) if isinstance(value, Traced))
+        return Traced(owner, self, (logits, labels))
 
     def construct(self, logits: Any, labels: Any) -> Tensor:
         """The loss of numpy arrays.

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ortboost.core.arguments import checked
 from ortboost.core.field_types import Range
@@ -23,7 +24,7 @@ from ortboost.core.loss_scale import (
     initial_state,
     update,
 )
-from ortboost.mindspore.core.arguments import Count, PositiveScale
+from ortboost.mindspore.core.arguments import ArgumentValueError, Count, PositiveScale
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.live_state import LiveState
 from ortboost.mindspore.core.network import Network
@@ -55,24 +56,38 @@ class LossScaleUpdateCell(Cell):
         return self.loss_scale_value
 
     @checked
-    def construct(self, loss_scale: Parameter, overflow: Any) -> Any:
+    def construct(self, loss_scale: Parameter | NDArray[Any], overflow: Any) -> Any:
         """Move a scale on the host.
 
         Args:
-            loss_scale: :class:`ortboost.Parameter` with the scale; it is changed.
+            loss_scale: :class:`ortboost.Parameter` or Tensor of one float with the scale; it is changed.
             overflow: Whether the gradients overflowed.
 
         Returns:
             ``overflow``, unchanged.
+
+        Raises:
+            ArgumentValueError: The scale is not one float that can be written.
         """
-        before = np.float32(loss_scale.asnumpy().item())
+        value = np.asarray(loss_scale)
+        writable = isinstance(loss_scale, Parameter) or value.flags.writeable
+        if value.size != 1 or value.dtype.kind != "f" or not writable:
+            raise ArgumentValueError(
+                f"The scale is {value.dtype}{list(value.shape)}"
+                f"{'' if writable else ' and cannot be written'}.",
+                where=f"{type(self).__name__}, loss_scale",
+                fix="Give a Parameter or Tensor of one float, such as Tensor(1024.0).",
+            )
+        before = np.float32(value.item())
         self._state = update(
             dataclasses.replace(self._state, scale=before),
             bool(np.asarray(overflow).item()),
             self.config,
         )
-        value = np.full(loss_scale.shape, self._state.scale, loss_scale.dtype)
-        loss_scale.set_data(value)
+        if isinstance(loss_scale, Parameter):
+            loss_scale.set_data(np.full(loss_scale.shape, self._state.scale, loss_scale.dtype))
+        else:
+            loss_scale[...] = self._state.scale
         return overflow
 
 

@@ -91,7 +91,10 @@ class Momentum(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam with MindSpore's place of `eps`, :mod:`ortboost.optimizers.adam`.
+    """Adam with MindSpore's place of `eps`: ``ortboost.Adam(eps_hat=True)``, :mod:`ortboost.optimizers.adam`.
+
+    It is not the law of ``ortboost.Adam()``, ``{"name": "adam"}`` and ``--optimizer adam``, which is PyTorch's: there `eps` is added
+    after the bias correction. They differ while `t` is small and where gradients are not much above `eps`.
 
     Args:
         beta1: Between 0 and 1, exclusive.
@@ -152,6 +155,8 @@ class Adam(Optimizer):
 
 class AdamWeightDecay(Optimizer):
     """Adam with decoupled weight decay and, as in MindSpore, without bias correction.
+
+    That is ``ortboost.AdamW(bias_correction=False)``; ``{"name": "adamw"}`` corrects it, as PyTorch does.
 
     Args:
         beta1: Between 0 and 1, exclusive.

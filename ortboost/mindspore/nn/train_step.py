@@ -25,7 +25,7 @@ from ortboost.mindspore.nn.compiled import CompiledSteps
 from ortboost.mindspore.nn.loss_scale import GroupedScaleCell, LossScaleUpdateCell
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.updates import OptimizerWrapper, updates_of
-from ortboost.mindspore.nn.wrap import WithLossCell, network_of
+from ortboost.mindspore.nn.wrap import network_of, parts_of
 from ortboost.program import catalogue as names
 from ortboost.runtime.stepper import StepResult
 
@@ -49,8 +49,7 @@ class _TrainStep(Cell):
         owner, updates = type(self).__name__, updates_of(optimizer)
         self._steps = CompiledSteps(
             owner,
-            network_of(owner, network),
-            network.loss_fn if isinstance(network, WithLossCell) else None,
+            *parts_of(owner, network),
             updates,
             policy,
             check_finite=finite,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ortboost.boosts.freeze_schedule import FreezeConfig
+from ortboost.boosts.roles import StepTaker
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.nn.optimizer import Optimizer
 
@@ -20,11 +21,15 @@ class Updates:
         optimizer: The update rule with its parameters and rates.
         accumulate: Micro-batches an update.
         freeze: Which parameters are trained at which update; ``None`` for all.
+        taker: What moves the parameters in place of the rule, if anything does.
+        order: The trained parameters as ``taker`` counts on them.
     """
 
     optimizer: Optimizer
     accumulate: int = 1
     freeze: FreezeConfig | None = None
+    taker: StepTaker | None = None
+    order: tuple[str, ...] = ()
 
 
 class OptimizerWrapper(Cell):

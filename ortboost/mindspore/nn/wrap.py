@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,10 +11,12 @@ from ortboost.core.arguments import check_argument, checked
 from ortboost.mindspore.core.arguments import ArgumentTypeError
 from ortboost.mindspore.core.cell import Cell
 from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.core.tensor import Tensor
+from ortboost.mindspore.core.traced import Traced, not_one_network_and_loss
 from ortboost.mindspore.nn.loss import LossBase
 
-__all__ = ["WithEvalCell", "WithLossCell", "network_of"]
+__all__ = ["WithEvalCell", "WithLossCell", "holds_network", "network_of", "parts_of"]
 
 
 class _WithLoss(Cell):
@@ -112,16 +115,62 @@ class WithEvalCell(_WithLoss):
 
 
 def network_of(owner: str, value: Any) -> Network:
-    """The network in a cell that holds one.
+    """The network in a cell that holds one; see :func:`parts_of`."""
+    return parts_of(owner, value)[0]
+
+
+def parts_of(owner: str, value: Any) -> tuple[Network, LossBase | None]:
+    """Network and loss of a cell to train.
+
+    Args:
+        owner: Who asks, for errors.
+        value: A network, a :class:`WithLossCell`, or a user's cell whose ``construct`` is
+            ``loss_fn(network(data), label)``.
 
     Raises:
-        ArgumentTypeError: It holds none.
+        ArgumentTypeError: It holds no network.
+        NotInThisVersionError: Its ``construct`` does something else.
     """
     if isinstance(value, WithLossCell):
-        return value.backbone_network
+        return value.backbone_network, value.loss_fn
+    if not isinstance(value, Network) and holds_network(value):
+        return _traced_parts(value)
     check_argument(owner, "network", value, Network | WithLossCell)
-    network: Network = value
-    return network
+    return value, None
+
+
+def holds_network(value: Any) -> bool:
+    """Whether it is a cell with a network of an ONNX file in it."""
+    return isinstance(value, Cell) and (
+        isinstance(value, Network) or any(map(holds_network, value.cells()))
+    )
+
+
+def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
+    """What ``construct`` comes to, found by calling it with stand-ins."""
+    owner = type(cell).__name__
+    own = next((name for name, v in vars(cell).items() if isinstance(v, Parameter)), None)
+    if own is not None:
+        raise not_one_network_and_loss(owner, f"'{own}' is a parameter of its own")
+    named = inspect.signature(cell.construct).parameters.values()
+    if any(item.kind is item.VAR_POSITIONAL for item in named):
+        raise not_one_network_and_loss(owner, "its arguments have no names")
+    given = [Traced(owner) for item in named if item.default is item.empty]
+    result = cell(*given)
+    loss = result.cell if isinstance(result, Traced) else None
+    if not isinstance(loss, LossBase | Network):
+        raise not_one_network_and_loss(owner, f"it gives back {type(result).__name__}")
+    scores, used = (
+        (result, ()) if isinstance(loss, Network) else (result.inputs[0], result.inputs[1:])
+    )
+    if not isinstance(scores, Traced) or not isinstance(scores.cell, Network):
+        raise not_one_network_and_loss(owner, "the loss is not of the network's output")
+    found = [id(value) for value in (*scores.inputs, *used)]
+    if found != [id(value) for value in given]:
+        raise not_one_network_and_loss(
+            owner, "its arguments are not data, then label, in that order"
+        )
+    return scores.cell, loss if isinstance(loss, LossBase) else None
 
 
 def _prediction(outputs: Any) -> Any:

@@ -21,7 +21,7 @@ from ortboost.mindspore.nn.metrics import Loss, Metric, get_metrics
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell, TrainOneStepWithLossScaleCell
 from ortboost.mindspore.nn.updates import OptimizerWrapper
-from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell
+from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, parts_of
 from ortboost.mindspore.train.batches import Batches
 from ortboost.mindspore.train.callback import (
     Callback,
@@ -122,8 +122,10 @@ class Model:
 
     def _default_eval_network(self) -> WithEvalCell:
         loss = self._loss_fn
-        if loss is None and isinstance(self._network, WithLossCell):
-            loss = self._network.loss_fn
+        if loss is None and not isinstance(
+            self._network, TrainOneStepCell | TrainOneStepWithLossScaleCell
+        ):
+            _, loss = parts_of("Model", self._network)
         if loss is None:
             raise ArgumentValueError(
                 "Metrics need a loss function or an evaluation network.",

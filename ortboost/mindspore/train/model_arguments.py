@@ -66,10 +66,14 @@ def boosted(
 def check_scale_groups(boost: AutoBoost, manager: Any) -> None:
     """Refuse the boost ``loss_scale_group`` without a manager that names the groups.
 
+    Dimension reduction takes the whole step, so it does without.
+
     Raises:
         ArgumentTypeError: The manager is another one, or none.
     """
-    if boost.boost_config["loss_scale_group"] and not isinstance(manager, GroupLossScaleManager):
+    on = boost.config.on
+    wanted = on.loss_scale_group and not on.dim_reduce
+    if wanted and not isinstance(manager, GroupLossScaleManager):
         raise ArgumentTypeError(
             f"With 'loss_scale_group' the manager must name groups, this one is "
             f"{type(manager).__name__}.",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
 from ortboost.training.data.bind import bind_arrays
+from ortboost.training.data.given import given_arrays
 from ortboost.training.data.load import load_arrays
 from ortboost.training.data.sources import ArraySource, IterableSource, Source
 from ortboost.training.protocols import InputLike
@@ -32,8 +33,8 @@ def open_source(
     """Make a source of whatever holds data.
 
     Args:
-        data: A file or folder, arrays by name, a source (given back as it is), or any iterable of
-            batches.
+        data: A file or folder, arrays or tensors by name or in order, a table of columns (see
+            :func:`given_arrays`), a source (given back as it is), or any iterable of batches.
         inputs: The inputs to feed.
         split: Which part of a file with several, ``train`` or ``test``.
         batch_size: Samples in a batch, for files and arrays.
@@ -47,11 +48,11 @@ def open_source(
         FileError: A file cannot be read, or does not fit the inputs.
         UsageError: Arrays or arguments do not fit.
     """
+    arrays: Mapping[str, NDArray[Any]] | None
     if isinstance(data, (str, os.PathLike)):
-        arrays: Mapping[str, NDArray[Any]] = load_arrays(data, split=split)
-        path: str | None = str(data)
-    elif isinstance(data, Mapping):
-        arrays, path = data, None
+        arrays, path = load_arrays(data, split=split), str(data)
+    elif (arrays := given_arrays(data, inputs, mapping)) is not None:
+        path = None
     elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
         if part[1] > 1:
             raise UsageError(

@@ -221,20 +221,6 @@ def test_configurations_that_make_no_sense(arguments, nearest):
 
 
 @pytest.mark.parametrize(
-    ("source", "missing"),
-    [
-        (only("dim_reduce"), "dim_reduce"),
-        ({"boost": {"mode": "enable_all"}}, "dim_reduce"),
-    ],
-)
-def test_what_is_not_there_yet_is_said_when_it_is_used(source, missing):
-    net = mixed_net()
-    with pytest.raises(NotImplementedError, match=missing) as raised:
-        AutoBoost("O1", source).network_auto_process_train(net, momentum(net))
-    assert_three_lines(raised.value)
-
-
-@pytest.mark.parametrize(
     ("call", "kind"),
     [
         (lambda b, n: b.network_auto_process_train(None, momentum(n)), TypeError),

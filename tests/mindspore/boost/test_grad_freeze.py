@@ -342,3 +342,36 @@ def test_a_parameter_can_be_frozen_between_two_steps():
     assert np.array_equal(before["fc1.bias"], after["fc1.bias"])
     assert not np.array_equal(before["fc1.weight"], after["fc1.weight"])
     assert optimizer.global_step == 3
+
+
+def test_groups_can_be_given_as_lists_of_parameters():
+    """As MindSpore's page says of ``param_groups``; its code takes a number only."""
+    net, other = golden.network("mlp"), golden.network("mlp")
+    params = net.trainable_params()
+    _, optimizer = GradientFreeze([params, params[3:]], 1, 0.5, 8, seed=3).freeze_generate(
+        with_loss(net), momentum(net)
+    )
+    sequence = GradientFreeze(2, 1, 0.5, 8, seed=3).generate_freeze_index_sequence(2, 1, 0.5, 8)
+    assert optimizer.train_strategy == sequence
+    given = other.trainable_params()
+    expected = FreezeOpt(momentum(other), [given, given[3:]], sequence)
+    train(BoostTrainOneStepCell(with_loss(net), optimizer), "mlp", 6)
+    train(BoostTrainOneStepCell(with_loss(other), expected), "mlp", 6)
+    for name, value in golden.values(net).items():
+        np.testing.assert_array_equal(value, golden.values(other)[name])
+    for wrong in ([3], [["fc1.weight"]], params):
+        with pytest.raises(TypeError, match="param_groups") as info:
+            GradientFreeze(wrong, 1, 0.5, 8)
+        assert_three_lines(info.value)
+
+
+def test_the_seed_of_numpy_has_no_part_in_the_draws():
+    drawn = []
+    for seed in (1, 2):
+        np.random.seed(seed)  # noqa: NPY002  it is what is tested
+        drawn.append(
+            GradientFreeze(4, 1, 0.5, 50, seed=5).generate_freeze_index_sequence(4, 1, 0.5, 50)
+        )
+    assert drawn[0] == drawn[1]
+    other = GradientFreeze(4, 1, 0.5, 50, seed=6).generate_freeze_index_sequence(4, 1, 0.5, 50)
+    assert other != drawn[0]

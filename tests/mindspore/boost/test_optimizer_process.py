@@ -252,3 +252,17 @@ def test_fusion_numbers_go_on_with_the_next_call():
         process.assign_parameter_group(parameters, [1.5])
     with pytest.raises(TypeError):
         process.assign_parameter_group(parameters, "12")
+
+
+def test_a_list_of_parameters_is_one_group():
+    """MindSpore's page says that a list of parameters is taken; its code fails on one."""
+    net = mixed_net()
+    reasons = OptimizerProcess.build_params_dict(net)
+    params = net.trainable_params()
+    flat = OptimizerProcess.build_gc_params_group(reasons, params)
+    assert flat == OptimizerProcess.build_gc_params_group(reasons, [{"params": params}])
+    assert [group.get("grad_centralization") for group in flat] == [True, None]
+    for empty, kind in (([], ValueError), ([3], TypeError)):
+        with pytest.raises(kind) as info:
+            OptimizerProcess.build_gc_params_group(reasons, empty)
+        assert_three_lines(info.value)

@@ -90,22 +90,36 @@ def test_what_is_on():
 
 
 def test_the_processes_are_the_step_itself():
-    for make, name in (
-        (lambda net: FreezeOpt(momentum(net)), "gradient_freeze_process"),
-        (lambda net: GradientAccumulation(2, momentum(net)), "gradient_accumulation_process"),
+    for make, name, first in (
+        (lambda net: FreezeOpt(momentum(net)), "gradient_freeze_process", ()),
+        (
+            lambda net: GradientAccumulation(2, momentum(net)),
+            "gradient_accumulation_process",
+            (Tensor(2.3), None, 1.0),  # loss, gradients, sens
+        ),
     ):
         _, one = plain(make)
         _, other = plain(make)
-        np.testing.assert_array_equal(getattr(one, name)(*batch()), other(*batch()))
+        np.testing.assert_array_equal(getattr(one, name)(*first, *batch()), other(*batch()))
+
+
+@pytest.mark.parametrize(
+    ("first", "what"),
+    [((None, (Tensor(1.0),), None), "made in the graph"), ((None, None, 2.0), "sens is 2.0")],
+)
+def test_gradients_of_ones_own_are_not_taken_for_those_of_the_batch(first, what):
+    _, step = plain(lambda net: GradientAccumulation(2, momentum(net)))
+    with pytest.raises(NotImplementedError, match=what) as raised:
+        step.gradient_accumulation_process(*first, *batch())
+    assert_three_lines(raised.value)
 
 
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
         (lambda c: c.gradient_freeze_process(*batch()), ValueError),
-        (lambda c: c.gradient_accumulation_process(*batch()), ValueError),
+        (lambda c: c.gradient_accumulation_process(None, None, None, *batch()), ValueError),
         (lambda c: c.adasum_process(1.0, ()), NotImplementedError),
-        (lambda c: c.dim_reduce_process(1.0, (), 1.0), NotImplementedError),
         (lambda c: c(batch()[0]), TypeError),
         (lambda c: type(c)(c.network, None, 1.0), TypeError),
         (lambda c: type(c)(None, c.optimizer, Tensor(1.0)), TypeError),

@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortboost.mindspore.core import tensor
-from ortboost.mindspore.core.tensor import Tensor, float16, float32, int32
+from ortboost.mindspore.core import dtype as dtypes
+from ortboost.mindspore.core.dtype import float16, float32, int32
+from ortboost.mindspore.core.tensor import Tensor
 
 
 def test_it_is_a_numpy_array_with_mindspores_names():
@@ -37,10 +38,27 @@ def test_dtypes(data, dtype, want):
 
 def test_dtype_names_are_numpys():
     for name in ("int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"):
-        assert getattr(tensor, name) == np.dtype(name)
+        assert getattr(dtypes, name) == np.dtype(name)
 
 
 @pytest.mark.parametrize("data", ["text", None, [[1, 2], [3]], object()])
 def test_what_is_no_tensor(data):
     with pytest.raises(TypeError):
         Tensor(data)
+
+
+def test_dtype_has_the_names_of_mindspore():
+    from ortboost import dtype  # as on MindSpore's pages
+
+    assert dtype.float32 == np.float32
+    assert Tensor([1, 2], dtype.half).dtype == np.float16
+    assert Tensor([1, 2], dtype.bfloat16).dtype.name == "bfloat16"
+    assert [dtype.pytype_to_dtype(t) for t in (bool, int, float, np.float16)] == [
+        np.bool_,
+        np.int64,
+        np.float64,
+        np.float16,
+    ]
+    assert dtype.dtype_to_nptype(dtype.uint16) is np.uint16
+    with pytest.raises(TypeError, match="no type of numbers"):
+        dtype.pytype_to_dtype(str)

@@ -12,16 +12,18 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "mindspore.md").rea
 
 
 def test_the_samples_were_found():
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["loss-scale", "tutorial"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["loss-scale", "tutorial", "cell"])
 def test_sample(block, monkeypatch):
     monkeypatch.chdir(ROOT)
     names: dict = {}
     exec(block, names)
     if "metric" in names:
         assert names["metric"].eval() > 0.9
+    elif "losses" in names:
+        assert names["losses"][-1] < names["losses"][0]
     else:
         assert float(names["loss_scale"]) == 4096
         assert float(names["train_network"].scale_sense.asnumpy()) == 512

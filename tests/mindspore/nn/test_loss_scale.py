@@ -183,3 +183,27 @@ def test_a_thousand_overflows_are_endured_and_one_more_is_not():
     assert manager.get_loss_scale() == 1
     with pytest.raises(RuntimeError, match="1001"):
         manager.update_loss_scale(True)
+
+
+def test_an_update_cell_moves_a_tensor_in_place():
+    """MindSpore 2.10 does: 4096 is 2048 after an overflow."""
+    cell, scale = nn.DynamicLossScaleUpdateCell(2**12, 2, 1000), Tensor(4096.0)
+    assert cell(scale, Tensor(True))
+    assert float(scale) == 2048.0
+    parameter = Parameter(np.float32(4096))
+    nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)(parameter, True)
+    assert float(parameter.asnumpy()) == 2048.0
+    fixed = Tensor(64.0)
+    nn.FixedLossScaleUpdateCell(64)(fixed, True)
+    assert float(fixed) == 64.0
+
+
+def test_a_scale_that_cannot_be_moved_is_refused():
+    frozen = np.float32([4.0])
+    frozen.setflags(write=False)
+    for scale in (frozen, np.float32([1, 2]), np.int64([4])):
+        with pytest.raises(ValueError, match="The scale is") as info:
+            nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)(scale, False)
+        assert_three_lines(info.value)
+    with pytest.raises(TypeError):
+        nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)(4096.0, False)

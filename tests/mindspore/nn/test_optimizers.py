@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ortboost
 from ortboost import nn
 from ortboost.core.errors import OrtBoostError
 from ortboost.mindspore.core.network import load
+from ortboost.program.config import ProgramConfig
 from tests.mindspore.nn import golden
 from tests.support import text_model
 
@@ -173,3 +175,15 @@ def test_refusals(call, kind):
         call(affine().trainable_params())
     assert isinstance(raised.value, OrtBoostError)
     assert raised.value.fix
+
+
+def test_a_rule_has_one_name_for_each_law():
+    """``nn.Adam`` is MindSpore's law, ``{"name": "adam"}`` is PyTorch's; what makes one of the other is said."""
+    params = golden.network("mlp").trainable_params()
+    named = ProgramConfig.from_dict({"optimizer": {"name": "adam", "eps_hat": True}}).optimizer
+    assert nn.Adam(params).rule() == named == ortboost.Adam(eps_hat=True)
+    assert (
+        nn.Adam(params).rule() != ProgramConfig.from_dict({"optimizer": {"name": "adam"}}).optimizer
+    )
+    decay = ortboost.AdamW(eps=1e-6, bias_correction=False)
+    assert nn.AdamWeightDecay(params).rule() == decay

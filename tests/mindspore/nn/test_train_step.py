@@ -5,8 +5,9 @@ import pytest
 
 from ortboost import nn
 from ortboost.core.errors import OrtBoostError
+from ortboost.mindspore.core.dtype import float32
 from ortboost.mindspore.core.network import load
-from ortboost.mindspore.core.tensor import Tensor, float32
+from ortboost.mindspore.core.tensor import Tensor
 from tests.mindspore.nn import golden
 from tests.support import text_model
 

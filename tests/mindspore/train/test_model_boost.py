@@ -102,7 +102,7 @@ def test_a_wrapped_optimizer_can_be_given():
     ("more", "kind"),
     [
         ({"boost_config_dict": {"boost": {"mode": "man"}}}, ValueError),
-        ({"boost_config_dict": {"boost": {"mode": "enable_all"}}}, NotImplementedError),
+        ({"boost_config_dict": {"boost": {"mode": "enable_all"}}}, ValueError),
         ({"boost_config_dict": "missing.json"}, FileError),
         ({"boost_config_dict": 3}, ValueError),
         ({"eval_network": Around(None)}, ValueError),
@@ -118,3 +118,19 @@ def test_refusals(more, kind):
         with pytest.raises(kind) as raised:
             boosted(**more)
     assert_three_lines(raised.value)
+
+
+def test_with_all_boosts_dimension_reduction_takes_the_step(tmp_path):
+    net = load(model_path("mlp"), threads=1)
+    length = sum(p.size for p in net.trainable_params())
+    np.save(tmp_path / "p.npy", np.eye(3, length, dtype=np.float32))
+    config = {
+        "boost": {"mode": "enable_all"},
+        "dim_reduce": {"n_components": 3, "pca_mat_path": str(tmp_path / "p.npy")},
+    }
+    loss = nn.SoftmaxCrossEntropyWithLogits(True, "mean")
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    model = Model(net, loss, optimizer, boost_level="O1", boost_config_dict=config)
+    model.train(1, list(golden.batches("mlp", 3)))
+    assert model.train_network.enable_dim_reduce
+    assert model.predict_network is net

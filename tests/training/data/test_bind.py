@@ -55,7 +55,7 @@ def test_two_data_inputs_need_their_own_names():
     assert list(bind_arrays({"right": DATA, "left": DATA}, [left, right])) == ["left", "right"]
     with pytest.raises(UsageError, match="No array feeds the input 'right'") as caught:
         bind_arrays({"left": DATA, "x": DATA}, [left, right])
-    assert "--map right=" in str(caught.value)
+    assert "--map right=" in caught.value.fix
 
 
 def test_a_missing_array_lists_keys_and_inputs_of_the_file():

@@ -1,0 +1,95 @@
+"""``ortboost plot`` as a function: a picture of a graph, or of the curves of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from ortboost.api.run_folder import LOG, PLOT
+from ortboost.core.arguments import checked
+from ortboost.core.errors import FileError
+from ortboost.core.field_types import Range
+from ortboost.drawing import EVAL_GRAPH, MAX_NODES, Picture, draw, to_svg, write
+from ortboost.training.plot import plot_log
+
+__all__ = ["Drawing", "plot"]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture; a notebook shows it.
+
+    Args:
+        path: The file, if one was written.
+        nodes: Nodes of the graph in it; 0 for curves.
+        marked: Node to what was done to it.
+        notes: What else there is to say.
+        picture: Boxes and arrows; ``None`` for curves.
+    """
+
+    path: Path | None
+    nodes: int = 0
+    marked: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    picture: Picture | None = field(default=None, repr=False)
+
+    def _repr_svg_(self) -> str | None:
+        return None if self.picture is None else to_svg(self.picture)
+
+    def _repr_png_(self) -> bytes | None:
+        return self.path.read_bytes() if self.picture is None and self.path else None
+
+
+@checked
+def plot(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    before: str | os.PathLike[str] | None = None,
+    graph: str = EVAL_GRAPH,
+    around: str | None = None,
+    hops: Annotated[int, Range(0)] = 3,
+    max_nodes: Annotated[int, Range(1)] = MAX_NODES,
+) -> Drawing:
+    """Draw a graph with the rewritten nodes marked, or the curves of a training run.
+
+    Args:
+        source: ONNX file or program folder.
+        out: The file: ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves of a run.
+            Without one a model is only shown, and a folder gives its curves.
+        before: Mark what differs from this model or program.
+        graph: Which graph of a program folder: ``eval``, ``step``, ...
+        around: Only what is near this node.
+        hops: How near, in arrows.
+        max_nodes: Refuse more nodes than this.
+
+    Raises:
+        FileError: A file cannot be read or written, or the run has no curves yet.
+        UsageError: Too many nodes, no such node or graph, or another kind of file.
+        DependencyError: Curves need matplotlib.
+
+    Example:
+        >>> plot("model.opt.onnx", "graph.svg", before="model.onnx").nodes  # doctest: +SKIP
+        7
+    """
+    file = None if out is None else Path(out)
+    run = Path(source)
+    if run.is_dir() and (file is None or file.suffix.lower() == ".png"):
+        if not (run / LOG).is_file():
+            raise FileError(
+                "The program has not been trained yet: there are no curves.",
+                where=str(run / LOG),
+                fix="Train it, or draw its graph: give a file that ends in .svg.",
+            )
+        return Drawing(plot_log(run / LOG, file or run / PLOT))
+    picture = draw(run, before=before, graph=graph, focus=around, hops=hops, max_nodes=max_nodes)
+    return Drawing(
+        None if file is None else write(picture, file),
+        sum(box.kind == "node" for box in picture.boxes),
+        {box.key: box.mark for box in picture.boxes if box.mark},
+        tuple(picture.notes),
+        picture,
+    )

@@ -1,0 +1,203 @@
+"""``DimReduce``: an optimizer that steps in the space of the principal components of past weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.boosts.dim_reduce import DimReduce as DimReduceBoost
+from ortboost.core.arguments import checked
+from ortboost.core.errors import UsageError
+from ortboost.core.field_types import Range
+from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
+from ortboost.mindspore.core.arguments import (
+    ArgumentValueError,
+    Count,
+    NotInThisVersionError,
+    as_argument_error,
+)
+from ortboost.mindspore.core.cell import Cell
+from ortboost.mindspore.core.network import Network
+from ortboost.mindspore.core.parameter import Parameter
+from ortboost.mindspore.nn.optimizer import Optimizer
+from ortboost.mindspore.nn.updates import OptimizerWrapper, Updates
+from ortboost.mindspore.nn.wrap import network_of
+from ortboost.program.boost_config import DimReduceSection
+from ortboost.training.components import principal_components, weight_blocks
+
+__all__ = ["DimReduce", "read_components"]
+
+_Share = Annotated[float, Range(0, below=1)]
+
+
+class DimReduce(OptimizerWrapper):
+    """Dimension-reduced training, see :mod:`ortboost.boosts.dim_reduce`.
+
+    Give it to a training cell in place of the optimizer: gradients never leave the graph, so the projection,
+    the line search and the update are graphs, too. Rates, momentum and decay of the optimizer have no part in it;
+    its parameters are what is trained.
+
+    Args:
+        network: The network, or one with its loss.
+        optimizer: The optimizer.
+        weight: The trained parameters, in the order of the columns of ``pca_mat_local``.
+        pca_mat_local: The principal components, ``[n_components, n]``. (In MindSpore each of several processes gives
+            some of the rows; here each gives all.)
+        n_components: Their number.
+        rho: Rate of the second trial.
+        gamma: Decay of the momentum of the residual.
+        alpha: Rate of the residual.
+        sigma: Share of the slope that a trial must win.
+        rank: This process.
+        rank_size: Number of processes.
+
+    Raises:
+        ArgumentTypeError: An argument is of another type.
+        ArgumentValueError: The components do not fit the parameters, the parameters are not those of optimizer and
+            network, a number is out of range or none of the processes.
+
+    Example:
+        >>> p = np.load("p.npy")                                                      # doctest: +SKIP
+        >>> opt = nn.SGD(net.trainable_params(), 1.0)                                 # doctest: +SKIP
+        >>> opt = DimReduce(net, opt, tuple(net.trainable_params()), p, len(p), 0.55, 0.9, 0.001, 0.4, 0, 1)  # doctest: +SKIP
+        >>> loss = BoostTrainOneStepCell(WithLossCell(net, loss_fn), opt)(data, label)  # doctest: +SKIP
+    """
+
+    @checked
+    def __init__(
+        self,
+        network: Cell,
+        optimizer: Optimizer | OptimizerWrapper,
+        weight: Sequence[Parameter],
+        pca_mat_local: NDArray[Any],
+        n_components: Count,
+        rho: _Share,
+        gamma: _Share,
+        alpha: _Share,
+        sigma: _Share,
+        rank: Annotated[int, Range(0)],
+        rank_size: Count,
+    ) -> None:
+        super().__init__(optimizer)
+        _check_processes(rank, rank_size)
+        backbone = network_of("DimReduce", network)
+        self._order = [p.name for p in _in_order(backbone, weight)]
+        if sorted(self._order) != sorted(p.name for p in self.parameters if p.requires_grad):
+            raise ArgumentValueError(
+                "The weights are not the parameters that the optimizer trains.",
+                where="DimReduce, weight",
+                fix="Give tuple(net.trainable_params()), and make the optimizer with the same.",
+            )
+        sizes = [parameter.size for parameter in weight]
+        wanted = (n_components, sum(sizes))
+        if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
+            raise ArgumentValueError(
+                f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of the "
+                f"shape {list(wanted)} are needed.",
+                where="DimReduce, pca_mat_local",
+                fix="Give all components of these weights: ortboost pca makes them.",
+            )
+        columns = np.split(pca_mat_local, np.cumsum(sizes)[:-1], axis=1)
+        by_name = {p.name: part for p, part in zip(weight, columns, strict=True)}
+        # The boost reads a file and copies it into the program; this one lives as long as the object.
+        folder = tempfile.mkdtemp(prefix="ortboost-components-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        path = str(Path(folder) / "components.npy")
+        np.save(path, np.concatenate([by_name[name] for name in self._order], 1, dtype=np.float32))
+        with as_argument_error("DimReduce"):
+            self._boost = DimReduceBoost(path, n_components, rho, gamma, alpha, sigma)
+
+    def updates(self) -> Updates:
+        """What a training step makes of it."""
+        return dataclasses.replace(super().updates(), taker=self._boost, order=tuple(self._order))
+
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
+        """Not here: gradients are part of the step graphs."""
+        raise NotInThisVersionError(
+            "DimReduce cannot be called with gradients.",
+            where="DimReduce",
+            fix="Give it to BoostTrainOneStepCell in place of the optimizer.",
+        )
+
+
+def read_components(section: DimReduceSection, network: Network) -> NDArray[np.float32]:
+    """The components that a configuration names: of a file, or of the checkpoints in a folder.
+
+    Args:
+        section: ``pca_mat_path`` of a ``.npy`` file, or else ``weight_load_dir`` with files of
+            :func:`ortboost.save_checkpoint`, at least one more than components.
+        network: The network whose weights they are, in the order of its trainable parameters.
+
+    Raises:
+        ArgumentValueError: Neither is given, there is no such file, or there are too few checkpoints.
+        FileError: A checkpoint is damaged.
+    """
+    where = "AutoBoost, dim_reduce"
+    path = section.pca_mat_path
+    if path is not None and Path(path).is_file():
+        try:
+            found: NDArray[np.float32] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ArgumentValueError(
+                "The file of the principal components cannot be read.",
+                where=f"{where}, pca_mat_path = {path}: {error}",
+                fix="Give a .npy file; 'ortboost pca RUN -o p.npy' makes one.",
+            ) from error
+        return found[: section.n_components] if found.ndim == 2 else found
+    if section.weight_load_dir is None:
+        raise ArgumentValueError(
+            "There is no such file." if path else "Dimension reduction needs principal components.",
+            where=f"{where}, pca_mat_path = {path}",
+            fix="Give the .npy file that 'ortboost pca RUN' makes, or weight_load_dir, a folder of checkpoints.",
+        )
+    folder = Path(section.weight_load_dir)
+    files = sorted(file for file in folder.glob("*") if file.suffix == ".safetensors")
+    trained = network.trainable_params()
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "components.npy"
+        try:
+            principal_components(
+                partial(weight_blocks, files, {p.name: p.shape for p in trained}),
+                sum(p.size for p in trained),
+                section.n_components,
+                out,
+            )
+        except UsageError as error:
+            raise ArgumentValueError(
+                f"{len(files)} checkpoints are too few for {section.n_components} components.",
+                where=f"{where}, weight_load_dir = {folder}: {error.what}",
+                fix="Save more of them with ortboost.save_checkpoint, or lower n_components.",
+            ) from error
+        made: NDArray[np.float32] = np.load(out)
+    return made
+
+
+def _in_order(network: Network, weight: Sequence[Parameter]) -> list[Parameter]:
+    """The weights in the order of the network, which is that of its step graph."""
+    given = {parameter.name for parameter in weight if parameter.state is network.state}
+    if len(given) != len(weight):
+        raise ArgumentValueError(
+            "A weight belongs to another network, or is given twice.",
+            where="DimReduce, weight",
+            fix="Give tuple(net.trainable_params()) of this network.",
+        )
+    return [parameter for parameter in network.get_parameters() if parameter.name in given]
+
+
+def _check_processes(rank: int, size: int) -> None:
+    there = (0, 1) if shared_group() is None else (get_rank(), get_group_size())
+    if (rank, size) != there:
+        raise ArgumentValueError(
+            f"Process {rank} of {size} is not this one.",
+            where=f"DimReduce, process {there[0]} of {there[1]}",
+            fix=f"Give rank={there[0]}, rank_size={there[1]}.",
+        )

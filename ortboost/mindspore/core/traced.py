@@ -1,0 +1,62 @@
+"""What a user's ``construct`` is called with to see what it computes: stand-ins for its arguments.
+
+A cell that calls one network and one loss is trained as one graph. Nothing else can be done to a stand-in: the rest of a
+network belongs into the ONNX file, and is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NoReturn
+
+from ortboost.mindspore.core.arguments import NotInThisVersionError
+
+__all__ = ["Traced", "not_one_network_and_loss"]
+
+
+class Traced:
+    """A value that is not there yet.
+
+    Args:
+        owner: Name of the cell whose ``construct`` runs.
+        cell: The network or loss that gives it; ``None`` for an argument of ``construct``.
+        inputs: What that was called with.
+    """
+
+    def __init__(self, owner: str, cell: Any = None, inputs: tuple[Any, ...] = ()) -> None:
+        self.owner, self.cell, self.inputs = owner, cell, inputs
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__") or name == "_repr_html_":
+            raise AttributeError(name)  # what Python and notebooks ask every object for
+        raise not_one_network_and_loss(self.owner, f"'.{name}' of a tensor")
+
+
+def not_one_network_and_loss(owner: str, found: str) -> NotInThisVersionError:
+    """The error for a cell that does something else.
+
+    Args:
+        owner: Name of the cell.
+        found: What it does.
+    """
+    return NotInThisVersionError(
+        f"'{owner}' does more than calling one network and one loss: {found}.",
+        where=f"{owner}.construct",
+        fix="Export that part with the network to the ONNX file; a cell can be loss_fn(network(data), label).",
+    )
+
+
+_ONE_SIDED: Final = """neg pos abs invert lt le gt ge eq ne getitem setitem len iter bool float int
+array array_ufunc"""
+_TWO_SIDED: Final = "add sub mul truediv floordiv mod pow matmul and or xor"
+
+
+def _refusing(name: str) -> Any:
+    def refuse(self: Traced, *args: Any, **kwargs: Any) -> NoReturn:
+        raise not_one_network_and_loss(self.owner, f"'__{name}__' of a tensor")
+
+    return refuse
+
+
+for _name in (*_ONE_SIDED.split(), *_TWO_SIDED.split(), *(f"r{n}" for n in _TWO_SIDED.split())):
+    setattr(Traced, f"__{_name}__", _refusing(_name))
+Traced.__hash__ = object.__hash__  # type: ignore[method-assign]  # it went with __eq__

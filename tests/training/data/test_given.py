@@ -1,0 +1,127 @@
+"""Arrays, tensors and tables that are in memory already."""
+
+import numpy as np
+import pytest
+
+from ortboost.core.errors import ArgumentTypeError, UsageError
+from ortboost.training.data import open_source
+from ortboost.training.data.given import given_arrays
+from ortboost.training.protocols import InputSpec
+from tests.support import assert_three_lines
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+Y = np.array([0, 1, 2, 1])
+INPUTS = [
+    InputSpec("x", np.dtype("float32"), ("N", 3)),
+    InputSpec("labels", np.dtype("int64"), ("N",)),
+]
+
+
+class Tensor:
+    """What a framework's tensor can do; a tensor of torch on a GPU has no ``__array__`` that works."""
+
+    def __init__(self, array):
+        self._array, self.shape = np.asarray(array), np.shape(array)
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("it is on a device")
+
+    def detach(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        return self._array
+
+
+class OnlyDlpack:
+    def __init__(self, array):
+        self._array, self.shape = array, array.shape
+
+    def __dlpack__(self, **arguments):
+        return self._array.__dlpack__(**arguments)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+class Table:
+    """What is used of a pandas ``DataFrame``."""
+
+    def __init__(self, **columns):
+        self._columns = {name: np.asarray(values) for name, values in columns.items()}
+        self.columns = list(columns)
+        self.shape = (len(next(iter(self._columns.values()))), len(columns))
+
+    def __getitem__(self, name):
+        if isinstance(name, list):
+            return Table(**{key: self._columns[key] for key in name})
+        return self._columns[name]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack(list(self._columns.values()), axis=1)
+
+
+TABLE = Table(a=X[:, 0], b=X[:, 1], label=Y, c=X[:, 2])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X, Y),
+        [X, Y],
+        (Tensor(X), Tensor(Y)),
+        (OnlyDlpack(X), OnlyDlpack(Y)),
+        {"x": X.tolist(), "labels": Tensor(Y)},
+        {"images": X, "y": Y},
+        TABLE,
+        (Table(a=X[:, 0], b=X[:, 1], c=X[:, 2]), Y),
+    ],
+    ids=[
+        "tuple",
+        "list",
+        "tensors",
+        "dlpack",
+        "by name",
+        "usual names",
+        "table",
+        "table and array",
+    ],
+)
+def test_a_batch_is_the_same_whatever_holds_the_data(data):
+    (batch,) = open_source(data, INPUTS, "train", 4, None).epoch(0)
+    np.testing.assert_array_equal(batch["x"], X)
+    np.testing.assert_array_equal(batch["labels"], Y)
+    assert (batch["x"].dtype, batch["labels"].dtype) == (np.float32, np.int64)
+
+
+def test_the_label_column_may_be_named():
+    table = Table(a=X[:, 0], b=X[:, 1], c=X[:, 2], digit=Y)
+    found = open_source(table, INPUTS, "train", 4, {"labels": "digit"})
+    np.testing.assert_array_equal(next(iter(found.epoch(0)))["labels"], Y)
+
+
+def test_one_array_feeds_the_first_input():
+    assert list(given_arrays(X, INPUTS)) == ["x"]
+
+
+@pytest.mark.parametrize("data", [[(X, Y)], [{"x": X, "labels": Y}], lambda: iter([(X, Y)]), [], 3])
+def test_batches_are_left_to_be_iterated(data):
+    assert given_arrays(data, INPUTS) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "what"),
+    [
+        ((X, Y, Y), UsageError, "3 arrays, and 2 to feed"),
+        (Table(a=Y, b=Y), UsageError, "inputs x, labels are left for a, b"),
+        (Table(x=Y, y=Y, z=Y), UsageError, "no input is left for z"),
+        (Table(a=Y, name=["u"] * 4, y=Y), ArgumentTypeError, "column 'name'"),
+    ],
+)
+def test_what_is_not_certain_is_refused(data, kind, what):
+    with pytest.raises(kind, match=what) as info:
+        given_arrays(data, INPUTS)
+    assert_three_lines(info.value)
