@@ -179,7 +179,6 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
         (["--boost", "grad-freeze:p"], "KEY=VALUE"),
         (["--boost", "grad-freeze:p=x"], "a number"),
         (["--boost", "grad-accumulation"], "steps"),
-        (["--boost", "O1"], "param_groups"),  # two layers, ten groups
         (["--boost-config", "missing.json"], "missing.json"),
         (["--boost-config", MLP], "not valid JSON"),
     ],
@@ -194,6 +193,12 @@ def test_errors_in_three_lines(tmp_path, capsys, words, said):
     assert said in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_level_on_a_small_network_freezes_nothing_and_says_so(tmp_path, capsys, level):
+    assert convert(MLP, tmp_path / "run", "--boost", level) == 0
+    assert "note: grad-freeze: nothing is frozen: 10 groups" in capsys.readouterr().out
 
 
 def test_a_boosted_run_from_convert_to_export(tmp_path, capsys):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from ortboost.mindspore.boost.auto_boost import warn_of_unused
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
 from ortboost.mindspore.nn.compiled import CompiledSteps
@@ -159,6 +160,7 @@ class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
     """
 
     def __init__(self, network: Any, optimizer: Any, sens: Any = None) -> None:
+        _warn_if_plain(self, optimizer)
         super().__init__(network, optimizer, sens)
 
 
@@ -178,3 +180,12 @@ class BoostTrainOneStepWithLossScaleCell(_Boosts, TrainOneStepWithLossScaleCell)
         >>> step = BoostTrainOneStepWithLossScaleCell(net_with_loss, opt, manager)       # doctest: +SKIP
         >>> loss, overflow, loss_scale = step(images, labels)                            # doctest: +SKIP
     """
+
+    def __init__(self, network: Any, optimizer: Any, scale_sense: Any) -> None:
+        _warn_if_plain(self, optimizer)
+        super().__init__(network, optimizer, scale_sense)
+
+
+def _warn_if_plain(cell: _Boosts, optimizer: Any) -> None:
+    if not isinstance(optimizer, OptimizerWrapper):
+        warn_of_unused(type(cell).__name__)
