@@ -21,6 +21,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.stepper import Stepper
+from ortboost.runtime.update_bn import momenta
 from ortboost.training import (
     Adaptable,
     BestModel,
@@ -30,6 +31,7 @@ from ortboost.training import (
     EventLog,
     Goal,
     Reporter,
+    Source,
     TrainConfig,
     Trainer,
     TrainSummary,
@@ -39,6 +41,8 @@ from ortboost.training.data import open_source, static_batch
 from ortboost.training.signals import SignalGuard
 
 __all__ = ["train"]
+
+_LAG = 0.01  # share of the initial running statistics from which on they are worth a word
 
 
 @checked
@@ -193,7 +197,21 @@ def train(
                 if stepper.shared is None
                 else partial(SharedSignals, stepper.shared),
             )
-            return trainer.fit(source, held_out, resume=resume or restarted())
+            summary = trainer.fit(source, held_out, resume=resume or restarted())
+            return dataclasses.replace(summary, notes=_notes(program, summary, held_out))
+
+
+def _notes(program: Program, summary: TrainSummary, validation: Source | None) -> tuple[str, ...]:
+    """Whether what was validated with lags behind what was trained."""
+    updates = summary.steps - summary.skipped_steps
+    left = max((m**updates for m in momenta(program).values()), default=0.0)
+    if validation is None or left < _LAG:
+        return ()
+    return (
+        f"after {updates} updates the running statistics of BatchNormalization still hold {left:.0%} of "
+        "what they began with, and validation reads them: train longer, or let eval and export estimate "
+        "them anew with --update-bn DATA",
+    )
 
 
 def _names(program: Program) -> set[str]:

@@ -23,6 +23,7 @@ from ortboost.cli.options import (
     Run,
     Split,
     Threads,
+    UpdateBn,
     given,
 )
 
@@ -168,6 +169,7 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
             "best checkpoint" if summary.best_checkpoint else "checkpoint",
             summary.best_checkpoint or summary.checkpoint,
         ),
+        *(("note", note) for note in summary.notes),
         ("log", summary.log),
         ("curves", summary.plot),
     ]
@@ -186,6 +188,7 @@ def evaluate(
     data: DataFile,
     metric: _Metric = None,
     split: Split = "test",
+    update_bn: UpdateBn = None,
     output: str | None = option("Output that holds the scores."),
     class_axis: int | None = option("Of an ONNX file: axis of the classes, -1 for the last."),
     ignore_index: int | None = option("Of an ONNX file: label that does not count."),
@@ -219,6 +222,7 @@ def evaluate(
         shift_labels=shift_labels,
         inputs=parse_inputs(None, fixed, batch_axis) if fixed or batch_axis else None,
         split=split,
+        update_bn=update_bn,
         device=device,
         threads=threads,
         **reading.arguments(),

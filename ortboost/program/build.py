@@ -179,7 +179,7 @@ def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
     renamed = {}
     made = {output.name: output for node in model.graph for output in node.outputs}
     for buffer, name in next_of.items():
-        made[name].name = renamed[buffer] = f"ortboost/raw/{buffer}"
+        made[name].name = renamed[buffer] = f"{names.RAW}{buffer}"
     return renamed
 
 

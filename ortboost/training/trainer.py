@@ -113,8 +113,8 @@ class Trainer:
         Raises:
             Interrupted: Ctrl-C (exit status 130); the step was finished and the state saved.
             Terminated: The same for SIGTERM (143).
-            DivergedError: Steps kept overflowing at the smallest scale; the state was saved and
-                the tensors that are not finite are named.
+            DivergedError: Steps kept overflowing at the smallest scale (the tensors that are not
+                finite are named), or the loss is NaN at the end; the state was saved.
             UsageError: The folder holds another run; or, resuming, seed or data changed.
             FileError: Resuming, and none of the checkpoints can be used.
         """
@@ -128,6 +128,7 @@ class Trainer:
             self._begin(s, resume)
             first = s.state.step
             self._loop(s)
+            self._check_finite(s)
             seconds = time.perf_counter() - started
             self.record.event(s, "end", reason=s.view.stop_reason, seconds=seconds)
         return summarize(
@@ -355,6 +356,20 @@ class Trainer:
             where=f"step {s.state.step}; not finite: {shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
+        )
+
+    def _check_finite(self, s: Session) -> None:
+        """Refuse to end well with a loss that is NaN: of the validation, or of a whole epoch."""
+        names = [n for n in ("val_loss", "train_loss") if math.isnan(s.state.metrics.get(n, 0.0))]
+        if not names:
+            return
+        self.record.event(s, "end", reason="diverged", seconds=None)
+        best = None if self.store is None else self.store.best_step()
+        raise DivergedError(
+            f"Training diverged: at the end {names[0]} is nan.",
+            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were skipped",
+            fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
+            + (f"; the best model is the checkpoint of step {best}." if best else "."),
         )
 
     def _draw(self) -> Path | None:

@@ -331,6 +331,25 @@ def test_hopeless_steps_are_counted_across_a_restart(tmp_path):
     assert caught.value.where.startswith("step 6;")
 
 
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_loss_that_is_nan_at_the_end_is_no_good_end(tmp_path, validated):
+    """Before, the scale was found 'healthy' and the exit status was 0."""
+    scale, store = FixedScaleConfig(1.0), CheckpointStore(tmp_path / "c")
+    stepper, log = LinearStepper(scale), EventLog(tmp_path / "log.jsonl")
+    trainer = trainer_for(stepper, loss_scale=scale, store=store, log=log)
+    held_out = ArraySource(poisoned(), 4, inputs=stepper.inputs) if validated else None
+    source = train_source(stepper)
+    if not validated:
+        source = ArraySource(poisoned(), 4, inputs=stepper.inputs)
+    with np.errstate(invalid="ignore"), pytest.raises(DivergedError, match="is nan") as caught:
+        trainer.fit(source, held_out)
+    assert ("val_loss" if validated else "train_loss") in caught.value.what
+    assert caught.value.exit_status == 6
+    assert store.latest().checkpoint.step == 12
+    ends = [event for event in read_log(tmp_path / "log.jsonl") if event["event"] == "end"]
+    assert [event["reason"] for event in ends] == ["diverged"]
+
+
 def test_an_early_warning_is_shown_and_logged(tmp_path):
     scale, screen = DynamicScaleConfig(init=2.0**20, window=50), Screen()
     stepper = LinearStepper(scale, overflow=lambda step: 3 <= step < 9)
