@@ -145,10 +145,13 @@ def train(
             seed=base.seed,
             drop_last=drop_last,
             part=part,
+            what="training data",
         )
         held_out = None
         if validation is not None:
-            held_out = open_source(validation, inputs, "test", batch_size, mapping)
+            held_out = open_source(
+                validation, inputs, "test", batch_size, mapping, what="validation data"
+            )
         steps = source.steps_per_epoch
         total = None if steps is None else _updates(steps, base, program.config.accumulate)
         classes = program.config.loss.name == "softmax-cross-entropy"

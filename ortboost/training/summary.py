@@ -98,7 +98,7 @@ def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
         return True, f"healthy: no step was skipped; scale {scale_text(state.loss_scale)}"
     text = f"{state.total_skips} of {state.step} steps skipped ({_percent(state.total_skips, state.step)})"
     well, tail = _judge(state) if dynamic else _judge_fixed(state)
-    if 2 * state.total_skips > state.step:
+    if well and 2 * state.total_skips > state.step:
         well, tail = False, ": most of them changed nothing"
     advice = "" if well else f"; {_ADVICE}"
     kind = "healthy" if well else "not healthy"

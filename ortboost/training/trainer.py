@@ -17,7 +17,7 @@ from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_axes, batch_length, static_batch
 from ortboost.training.data.prefetch import prefetch
-from ortboost.training.data.sources import Source
+from ortboost.training.data.sources import IterableSource, Source
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
@@ -145,6 +145,8 @@ class Trainer:
             s.stale = check_fresh(self.store, self.config.overwrite)
         if resume and s.resumed is None:
             self.progress.message("nothing to resume: starting from the beginning")
+        if isinstance(s.validation, IterableSource):
+            s.validation.look()
         if self.log is not None:
             self.log.rewind(position)
         per_epoch = s.train.steps_per_epoch
@@ -289,17 +291,23 @@ class Trainer:
     def _validate(self, s: Session) -> None:
         if s.validation is None or self.evaluator is None:
             return
-        found = evaluate(
-            self.evaluator,
-            s.validation,
-            self._metrics,
-            labels=self.config.labels,
-            output=self.config.output,
-            batch_size=static_batch(self.stepper.inputs),
-            axes=batch_axes(self.stepper.inputs),
-            rule=LabelRule.of(self.stepper.inputs, self.config.labels),
-            stop=lambda: s.signals.received is not None,
-        )
+        try:
+            found = evaluate(
+                self.evaluator,
+                s.validation,
+                self._metrics,
+                labels=self.config.labels,
+                output=self.config.output,
+                batch_size=static_batch(self.stepper.inputs),
+                axes=batch_axes(self.stepper.inputs),
+                rule=LabelRule.of(self.stepper.inputs, self.config.labels),
+                stop=lambda: s.signals.received is not None,
+            )
+        except OrtBoostError as error:  # the epoch is not lost for a fault of the validation data
+            if s.state.step and s.saved_step != s.state.step and self.store is not None:
+                self.record.save(s)
+                error.fix += f" The training is saved at step {s.state.step}: go on with --resume."
+            raise
         if found is None:
             self._interrupt(s)
             return

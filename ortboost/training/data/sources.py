@@ -6,6 +6,7 @@ A source gives the batches of an epoch from any position on. Its order is a func
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +24,7 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.bind import convert
+from ortboost.training.data.bind import convert, first_row, stray_label
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
@@ -173,6 +174,7 @@ class IterableSource:
             are converted to their dtypes.
         part: Rank and number of processes: of each batch that the iterable gives, this process keeps
             its part. The iterables of all processes must give the same batches.
+        what: What the data are, for errors.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
     gives the same batches in the same epoch again; the source cannot check that.
@@ -188,8 +190,11 @@ class IterableSource:
         data: Iterable[Any] | Callable[[], Iterable[Any]],
         inputs: Sequence[InputLike],
         part: tuple[int, int] = (0, 1),
+        *,
+        what: str = "data",
     ) -> None:
-        self._part = part
+        self._part, self._what = part, what
+        self._opened: Iterator[Any] | None = None
         self._data, self._inputs = data, list(inputs)
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
         self._used = False
@@ -202,26 +207,53 @@ class IterableSource:
         except TypeError:
             return None
 
+    def look(self) -> None:
+        """Check the first batch; the next epoch begins with it.
+
+        Raises:
+            UsageError: It does not fit the inputs, or holds NaN or a label that is no class.
+        """
+        items = iter(self._items(0))
+        first = list(itertools.islice(items, 1))
+        self._opened = itertools.chain(first, items)
+        for item in first:
+            batch = self._batch(item, f"{self._what}: batch 0")
+            for name, array in batch.items():
+                row = None
+                if array.dtype.kind == "f":
+                    row = first_row(array, lambda piece: ~np.isfinite(piece))
+                if row is not None:
+                    raise UsageError(
+                        f"The array '{name}' holds NaN or infinite values.",
+                        where=f"{self._what}: batch 0, row {row}",
+                        fix="Clean the data: drop or fill these rows.",
+                    )
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; the first ``start`` are consumed and dropped."""
-        iterable = self._data() if callable(self._data) else self._data
+        items, self._opened = self._opened, None
+        for index, item in enumerate(self._items(epoch) if items is None else items):
+            if index >= start:
+                yield self._batch(item, f"{self._what}: epoch {epoch}, batch {index}")
+
+    def _items(self, epoch: int) -> Iterable[Any]:
+        """What the data give in an epoch."""
+        iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
         if not hasattr(iterable, "__iter__"):
             raise UsageError(
                 "The data cannot be iterated.",
-                where=f"data: {type(iterable).__name__}",
+                where=f"{self._what}: {type(iterable).__name__}",
                 fix="Give an iterable of batches, or a function that returns one.",
             )
         if iterable is iter(iterable) and not callable(self._data):
             if self._used:
                 raise UsageError(
                     "The data can be iterated only once.",
-                    where=f"data: {type(iterable).__name__}, epoch {epoch}",
+                    where=f"{self._what}: {type(iterable).__name__}, epoch {epoch}",
                     fix="Give a list, or a function that returns a fresh iterator.",
                 )
             self._used = True
-        for index, item in enumerate(iterable):
-            if index >= start:
-                yield self._batch(item, f"data: epoch {epoch}, batch {index}")
+        return iterable
 
     def fingerprint(self) -> dict[str, Any]:
         """The number of batches and the names; the contents are the caller's."""
@@ -258,6 +290,10 @@ class IterableSource:
             spec.name: convert(as_array(part, f"{where}: '{spec.name}'"), spec.dtype)
             for spec, part in zip(self._inputs, parts, strict=True)
         }
+        for spec in self._inputs:
+            stray = stray_label(spec, batch[spec.name])
+            if stray is not None:
+                raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
         length = batch_length(batch, where, axes=self._axes)
         if self._part[1] > 1:
             rows = part_rows(length, *self._part)

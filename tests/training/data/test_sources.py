@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
+from ortboost.program.catalogue import TensorSpec
 from ortboost.training.data import ArraySource, IterableSource, epoch_order
 from ortboost.training.protocols import InputSpec
 
@@ -212,3 +213,42 @@ def test_a_batch_longer_than_a_fixed_axis_is_refused():
     fixed = [InputSpec("x", np.dtype("float32"), (2, 2))]
     with pytest.raises(UsageError, match="fixed to batches of 2, not 3"):
         list(IterableSource([(np.zeros((3, 2)),)], fixed).epoch(0))
+
+
+# ---- faults of streams ------------------------------------------------------------------------
+
+
+def labelled(labels):
+    specs = [SPECS[0], TensorSpec("labels", np.dtype("int64"), ("N",), classes=3)]
+    rows = [(np.ones((2, 2)), np.array(pair)) for pair in labels]
+    return IterableSource(rows, specs, what="validation data")
+
+
+def test_looking_at_a_stream_takes_nothing_from_it():
+    source = IterableSource((row for row in ROWS), SPECS)
+    source.look()
+    assert [batch["labels"][0] for batch in source.epoch(0)] == [0, 1, 2]
+    listed = IterableSource(ROWS, SPECS)
+    listed.look()
+    for _ in range(2):
+        assert len(list(listed.epoch(0, start=1))) == 2
+    IterableSource([], SPECS).look()
+
+
+def test_a_label_that_is_no_class_is_told_with_batch_and_row():
+    with pytest.raises(UsageError, match="The label 7 is no class: the model has 3") as caught:
+        labelled([(0, 7)]).look()
+    assert caught.value.where == "validation data: batch 0, row 1"
+    source = labelled([(0, 1), (-1, 2)])
+    source.look()
+    with pytest.raises(UsageError, match="The label -1") as caught:
+        list(source.epoch(0))
+    assert caught.value.where == "validation data: epoch 0, batch 1, row 0"
+
+
+def test_a_first_batch_with_nan_is_refused():
+    x = np.ones((2, 2))
+    x[1] = np.nan
+    with pytest.raises(UsageError, match="'x' holds NaN") as caught:
+        IterableSource([(x, np.zeros(2))], SPECS, what="validation data").look()
+    assert caught.value.where == "validation data: batch 0, row 1"
