@@ -286,6 +286,15 @@ def test_an_optimizer_takes_its_numbers_after_a_colon(tmp_path):
     assert Program.load(tmp_path / "run").config.optimizer == Adam(0.8, eps=1e-6)
 
 
+@pytest.mark.parametrize(("name", "fix"), [("lamb", "choices: sgd"), ("tohr", "mean 'thor'")])
+def test_an_optimizer_that_is_not_there_is_not_in_this_version(name, fix, tmp_path, capsys):
+    assert convert(MLP, tmp_path / "run", "--optimizer", name) == 3
+    said = capsys.readouterr().err
+    assert f"The optimizer '{name}' is not in this version." in said
+    assert "where: --optimizer" in said
+    assert fix in said
+
+
 @pytest.mark.parametrize("text", ["thor:frequencee=3", "thor:damping=0", "thor:mode=mindspore"])
 def test_what_thor_does_not_know_is_refused(text, tmp_path, capsys):
     assert convert(MLP, tmp_path / "run", "--optimizer", text) == 3
