@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
-from ortboost.graph.query import is_standard, match_names, static_shape
+from ortboost.graph.query import is_standard, label, match_names, static_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
@@ -106,6 +106,8 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     trained, choice = choose_trainable(model, parameters, loss.objective, config)
     parameters.update({parameter.name: parameter for parameter in trained})
     reports += [loss.report, batching, norms.report, dropout, choice]
+    moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
+    reports.append(moving)
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
     told = Report("padding_rows")
     told.notes += [
@@ -118,12 +120,41 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         loss,
         parameters,
         trained,
-        (*loss.report.notes, *batching.notes, *reports[stored].notes, *choice.notes, *told.notes),
+        (
+            *loss.report.notes,
+            *batching.notes,
+            *reports[stored].notes,
+            *choice.notes,
+            *moving.notes,
+            *told.notes,
+        ),
         norms.next_of,
         tuple(reports),
         axes,
         padding,
     )
+
+
+def _moving_norms(
+    model: ir.Model, norms: Report, trained: Collection[str], config: ProgramConfig
+) -> Report:
+    """Say what becomes of BatchNormalization whose weights were asked to be frozen."""
+    report = Report("frozen_weights_of_norms")
+    if not (config.freeze or config.trainable or config.parameters is not None):
+        return report
+    moving = [
+        label(node)
+        for node in batch_norms(model)
+        if label(node) in norms.changed
+        and not {v.name for v in node.inputs[1:3] if v} & set(trained)
+    ]
+    if moving:
+        report.notes.append(
+            f"BatchNormalization with frozen weights still follows the batches, as in torch: '{moving[0]}'"
+            + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
+            + "; --frozen-bn PATTERN keeps its running statistics and its answers as they are"
+        )
+    return report
 
 
 def _padding_rows(model: ir.Model, trained: Sequence[str], config: ProgramConfig) -> dict[str, int]:
