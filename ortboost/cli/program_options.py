@@ -299,8 +299,9 @@ def read_program_config(path: Path | None) -> ProgramConfig | None:
 
     Raises:
         FileError: It cannot be read.
-        ConfigError: It holds something else.
+        ConfigError: It holds something else, or has a version that is not known.
     """
+    from ortboost.core.config_file import without_version
     from ortboost.core.files import read_json
     from ortboost.program.config import ProgramConfig
 
@@ -309,7 +310,7 @@ def read_program_config(path: Path | None) -> ProgramConfig | None:
     data = read_json(path)
     if isinstance(data, dict) and isinstance(data.get("config"), dict):
         data = data["config"]
-    return ProgramConfig.from_dict(data)
+    return ProgramConfig.from_dict(without_version(data, path))
 
 
 def settle(
