@@ -13,6 +13,7 @@ from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.io import source_name
@@ -78,24 +79,32 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     fixed = fix_inputs(model, config.inputs)
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     require_network(model)
+    check_rewritten(model, "normalize")
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
     stored = len(reports)
     reports.append(store_weights(model))
+    check_rewritten(model, "store_weights")
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
+    check_rewritten(model, "write_out_batch_statistics")
     if written.modified:
         reports.append(written)
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
         )
+        check_rewritten(model, "new_head")
     frozen = _frozen(model, config)
     network = GraphContext(model, output=config.loss.output, frozen_norm=frozen)
-    found = [boost.rewrite_network(network) for boost in config.enabled_boosts]
+    found = []
+    for boost in config.enabled_boosts:
+        found.append(boost.rewrite_network(network))
+        check_rewritten(model, f"{boost.name}, rewrite_network")
     reports += [report for report in found if report is not None]
     loss = attach_loss(model, config.loss)
+    check_rewritten(model, "attach_loss")
     axes, batching = _batch_axes(model, loss, config)
     for name in _reserved(config):
         free_name(model.graph, name)
@@ -103,6 +112,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
+    check_rewritten(model, "to_training")
     trained, choice = choose_trainable(model, parameters, loss.objective, config)
     parameters.update({parameter.name: parameter for parameter in trained})
     reports += [loss.report, batching, norms.report, dropout, choice]
