@@ -42,8 +42,8 @@ class LossOptions:
     """The loss, and the output that it is taken of."""
 
     loss: str | None = option(
-        "softmax-cross-entropy (default), mse, bce-with-logits, l1, or output: the model "
-        "computes its own loss."
+        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output: the model computes its own; "
+        "or an ONNX file with a loss of yours, loss(scores, labels)."
     )
     output: str | None = option("Output that the loss is computed from.", "--output")
     class_axis: int | None = option(
