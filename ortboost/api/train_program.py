@@ -37,7 +37,7 @@ from ortboost.training import (
     TrainSummary,
     as_callbacks,
 )
-from ortboost.training.data import open_source, static_batch
+from ortboost.training.data import ArraySource, open_source, static_batch
 from ortboost.training.signals import SignalGuard
 
 __all__ = ["train"]
@@ -60,6 +60,7 @@ def train(
     threads: int | None = None,
     keep: int = 3,
     early_stop: int | None = None,
+    val_split: float | None = None,
     callbacks: Sequence[Callback | Adaptable] = (),
     progress: Reporter | None = None,
     config: TrainConfig | None = None,
@@ -89,6 +90,8 @@ def train(
         threads: Threads within an operator.
         keep: Number of checkpoints to keep.
         early_stop: Stop after so many validations without a gain.
+        val_split: Instead of ``validation``: share of the training data, drawn with the seed, that is
+            held out for it.
         callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`; those with MindSpore's names
             too, where they can do without the parts of ``Model``.
         progress: Where to show the run.
@@ -108,9 +111,17 @@ def train(
     """
     folder, listeners = Path(run), as_callbacks(callbacks)
     program = Program.load(folder)
-    if early_stop is not None and validation is None:
+    if early_stop is not None and validation is None and val_split is None:
         raise UsageError(
-            "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
+            "Stopping early needs validation data.",
+            where="early_stop",
+            fix="Give --val DATA, or --val-split 0.1.",
+        )
+    if validation is not None and val_split is not None:
+        raise UsageError(
+            "There are validation data, and some are to be held out.",
+            where="validation and val_split",
+            fix="Give one of --val and --val-split.",
         )
     base = (config or TrainConfig()).with_settings(settings)
     if resume and base.overwrite:
@@ -148,6 +159,8 @@ def train(
             what="training data",
         )
         held_out = None
+        if val_split is not None:
+            source, held_out = _split(source, val_split)
         if validation is not None:
             held_out = open_source(
                 validation, inputs, "test", batch_size, mapping, what="validation data"
@@ -201,7 +214,29 @@ def train(
                 else partial(SharedSignals, stepper.shared),
             )
             summary = trainer.fit(source, held_out, resume=resume or restarted())
-            return dataclasses.replace(summary, notes=_notes(program, summary, held_out))
+            return dataclasses.replace(
+                summary,
+                notes=_notes(program, summary, held_out),
+                class_counts=_class_counts(program, source),
+            )
+
+
+def _split(source: Source, share: float) -> tuple[Source, Source]:
+    if not isinstance(source, ArraySource):
+        raise UsageError(
+            "Only files and arrays can be split.",
+            where=f"val_split, data: {type(source).__name__}",
+            fix="Give validation data of their own.",
+        )
+    return source.split(share)
+
+
+def _class_counts(program: Program, source: Source) -> tuple[int, ...]:
+    """How many samples (or positions) of each class are trained on, where that is known."""
+    spec = next((s for s in program.catalogue.batch if s.name == program.labels), None)
+    if spec is None or spec.classes is None or not isinstance(source, ArraySource):
+        return ()
+    return source.counts(spec.name, spec.classes)
 
 
 def _notes(program: Program, summary: TrainSummary, validation: Source | None) -> tuple[str, ...]:

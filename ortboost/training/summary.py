@@ -45,6 +45,7 @@ class TrainSummary:
         log: The event log.
         plot: The picture of the curves.
         notes: What else should be known.
+        class_counts: How many labels of the training data are each class, where they are classes.
     """
 
     reason: str
@@ -65,6 +66,7 @@ class TrainSummary:
     log: Path | None = None
     plot: Path | None = None
     notes: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as JSON data; paths as text, numbers that are not finite as None."""

@@ -30,6 +30,9 @@ from ortboost.training.protocols import Array, Batch, InputLike
 __all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
 
 
+_SPLIT = 2**64 - 1  # in place of an epoch: no epoch is shuffled like that
+
+
 @runtime_checkable
 class Source(Protocol):
     """What the trainer asks of data."""
@@ -72,6 +75,7 @@ class ArraySource:
             thread) by :func:`convert`, and cut along their batch axes. None leaves the dtypes alone
             and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
         part: Rank and number of processes: each batch is divided, and this process reads its part only.
+        rows: The samples to use, by number and in this order; all if not given.
 
     Raises:
         UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
@@ -93,10 +97,12 @@ class ArraySource:
         drop_last: bool = False,
         inputs: Sequence[InputLike] | None = None,
         part: tuple[int, int] = (0, 1),
+        rows: Array | None = None,
     ) -> None:
         self._axes = {**dict.fromkeys(arrays, 0), **batch_axes(inputs or ())}
         self._part = part
-        self.length = batch_length(arrays, "data", axes=self._axes)
+        self._rows = rows
+        self.length = batch_length(arrays, "data", axes=self._axes) if rows is None else len(rows)
         if batch_size < 1:
             raise UsageError("A batch needs samples.", where="batch_size", fix="Use 1 or more.")
         if seed < 0:
@@ -109,11 +115,66 @@ class ArraySource:
             )
         if inputs is not None and drop_last:
             for rank in range(part[1]):
-                rows = part_rows(batch_size, rank, part[1])
-                check_batch_size(inputs, rows.stop - rows.start, of=part[1])
+                own = part_rows(batch_size, rank, part[1])
+                check_batch_size(inputs, own.stop - own.start, of=part[1])
         self.arrays, self.batch_size = dict(arrays), batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._dtypes = {spec.name: spec.dtype for spec in inputs or ()}
+        self._inputs = inputs
+
+    def split(self, share: float) -> tuple[ArraySource, ArraySource]:
+        """Hold a part of the samples out, drawn with the seed; the others keep their order.
+
+        Args:
+            share: Share of the samples to hold out, rounded to whole samples, at least one.
+
+        Returns:
+            The rest, and what is held out: not shuffled, short batches kept, for every process all of it.
+
+        Raises:
+            UsageError: The share is not between 0 and 1, or leaves no sample.
+
+        Example:
+            >>> rest, held_out = ArraySource({"x": np.arange(10)}, 4, seed=1).split(0.2)
+            >>> rest.length, held_out.length
+            (8, 2)
+        """
+        count = max(1, round(share * self.length)) if 0 < share < 1 else self.length
+        if count >= self.length:
+            raise UsageError(
+                f"A share of {share:g} of {self.length} samples cannot be held out.",
+                where="val_split",
+                fix="Give a share between 0 and 1 that leaves samples on both sides, such as 0.1.",
+            )
+        order = epoch_order(self.length, self.seed, _SPLIT)
+        parts = []
+        for rows, training in ((order[count:], True), (order[:count], False)):
+            rows = np.sort(rows)
+            parts.append(
+                ArraySource(
+                    self.arrays,
+                    self.batch_size,
+                    shuffle=self.shuffle and training,
+                    seed=self.seed,
+                    drop_last=self.drop_last and training,
+                    inputs=self._inputs,
+                    part=self._part if training else (0, 1),
+                    rows=rows if self._rows is None else self._rows[rows],
+                )
+            )
+        return parts[0], parts[1]
+
+    def counts(self, name: str, number: int) -> tuple[int, ...]:
+        """How many of the labels are each class; labels that are none count nowhere.
+
+        Args:
+            name: The array of the labels.
+            number: How many classes there are.
+        """
+        labels = self.arrays[name]
+        labels = labels if self._rows is None else rows_of(labels, self._rows, self._axes[name])
+        known = labels[(labels >= 0) & (labels < number)].astype(np.int64)
+        return tuple(np.bincount(known, minlength=number).tolist())
 
     @property
     def steps_per_epoch(self) -> int:
@@ -129,7 +190,8 @@ class ArraySource:
             end = min(begin + self.batch_size, self.length)
             own = part_rows(end - begin, *self._part)
             rows: slice | Array = slice(begin + own.start, begin + own.stop)
-            rows = rows if order is None else order[rows]
+            for chosen in (order, self._rows):
+                rows = rows if chosen is None else chosen[rows]
             batch = {
                 name: convert(
                     rows_of(array, rows, self._axes[name]), self._dtypes.get(name, array.dtype)
@@ -153,6 +215,7 @@ class ArraySource:
             "shuffle": self.shuffle,
             "seed": self.seed,
             "drop_last": self.drop_last,
+            **({} if self._rows is None else {"rows": zlib.crc32(self._rows.tobytes())}),
         }
 
 

@@ -215,6 +215,43 @@ def test_a_batch_longer_than_a_fixed_axis_is_refused():
         list(IterableSource([(np.zeros((3, 2)),)], fixed).epoch(0))
 
 
+# ---- a part held out --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.01])
+def test_a_split_takes_each_sample_once_and_the_same_ones_again(share):
+    whole = ArraySource({"x": np.arange(40)}, 4, shuffle=True, seed=3, drop_last=True)
+    rest, held_out = whole.split(share)
+    seen = [np.concatenate([b["x"] for b in s.epoch(0)]) for s in (rest, held_out)]
+    count = max(1, round(40 * share))
+    assert held_out.length == count == len(seen[1])
+    assert rest.length == 40 - count
+    assert seen[1].tolist() == sorted(seen[1])  # not shuffled
+    assert seen[0].tolist() != sorted(seen[0])
+    assert not set(seen[0]) & set(seen[1])
+    everything = {x for e in range(9) for b in rest.epoch(e) for x in b["x"].tolist()}
+    assert everything | set(seen[1]) == set(range(40))
+    again = whole.split(share)[1]
+    assert again.fingerprint() == held_out.fingerprint()
+    other = ArraySource({"x": np.arange(40)}, 4, seed=4).split(share)[1]
+    assert other.fingerprint() != held_out.fingerprint()
+    assert rest.fingerprint() != whole.fingerprint()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1, 0.99, float("nan")])
+def test_a_split_that_leaves_nothing_is_refused(share):
+    with pytest.raises(UsageError, match="cannot be held out"):
+        ArraySource({"x": np.arange(10)}, 2).split(share)
+
+
+def test_classes_are_counted():
+    source = ArraySource({"x": np.arange(6), "labels": np.array([0, 2, 2, -1, 3, 2])}, 2)
+    assert source.counts("labels", 4) == (1, 0, 3, 1)
+    rest, held_out = source.split(0.5)
+    both = [np.array(part.counts("labels", 4)) for part in (rest, held_out)]
+    assert (both[0] + both[1]).tolist() == [1, 0, 3, 1]
+
+
 # ---- faults of streams ------------------------------------------------------------------------
 
 
