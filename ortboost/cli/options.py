@@ -37,7 +37,7 @@ __all__ = [
     "refuse",
 ]
 
-_DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
+_DATA = "Data: .npz, .csv, a folder of .npy files, IDX (MNIST) or CIFAR-10 binaries."
 Run = Annotated[Path, typer.Argument(help="Program folder made by 'ortboost convert'.")]
 DataFile = Annotated[Path, typer.Option("--data", help=_DATA)]
 Device = Annotated[

@@ -10,12 +10,11 @@ import numpy as np
 
 from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
+from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
 from ortboost.training.data.load import SPLITS
 from ortboost.training.protocols import Array, InputLike
 
 __all__ = [
-    "DATA_KEYS",
-    "LABEL_KEYS",
     "PIXEL_MAX",
     "bind_arrays",
     "convert",
@@ -23,8 +22,6 @@ __all__ = [
     "stray_label",
 ]
 
-DATA_KEYS = ("x", "images", "image", "data", "features", "inputs", "input")
-LABEL_KEYS = ("y", "labels", "label", "targets", "target")
 PIXEL_MAX = 255.0
 _SUFFIXES = {"train": ("_train",), "test": ("_test", "_val"), "val": ("_val", "_test")}
 _SCAN_BYTES = 1 << 33  # data up to 8 GiB are searched for NaN; larger ones are not read for it
