@@ -81,7 +81,9 @@ def convert(
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
     reports: list[Report] = []
-    former = trained_network(model, checkpoint, folder)
+    former = trained_network(
+        model, checkpoint, folder, new_head=config is not None and config.new_head is not None
+    )
     if former is not None:
         model = former[0]
         reports.append(former[1])

@@ -83,3 +83,17 @@ def test_refusals(trained, tmp_path):
     with pytest.raises(FileError, match="not been trained") as missing:
         ob.convert(tmp_path / "fresh", tmp_path / "b")
     assert_three_lines(missing.value)
+
+
+def test_a_full_normalization_head_can_be_replaced(trained, tmp_path):
+    """The last layer of a run with LessBN is no plain one; what is put in its place is."""
+    _, data = trained
+    run = tmp_path / "boosted"
+    ob.convert(small_convnet(), run, boost="O1", boost_config={"grad_freeze": {"param_groups": 2}})
+    ob.train(run, data, batch_size=8, epochs=1)
+    tuned = ob.convert(run, tmp_path / "tuned", ob.ProgramConfig(new_head=5))
+    assert tuned.initial["fw"].shape == (5, 4)
+    assert not [name for name in tuned.initial if "multiplier" in name]
+    assert any("on normalized features" in note for r in tuned.reports for note in r.notes)
+    kept = ob.convert(run, tmp_path / "kept")  # without a new head it stays as it was trained
+    assert [name for name in kept.initial if "multiplier" in name]

@@ -30,6 +30,7 @@ from ortboost.training.protocols import Array, Batch, InputLike
 __all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
 
 
+_PIECE = 1 << 24  # labels that are counted at once
 _SPLIT = 2**64 - 1  # in place of an epoch: no epoch is shuffled like that
 
 
@@ -171,10 +172,15 @@ class ArraySource:
             name: The array of the labels.
             number: How many classes there are.
         """
-        labels = self.arrays[name]
-        labels = labels if self._rows is None else rows_of(labels, self._rows, self._axes[name])
-        known = labels[(labels >= 0) & (labels < number)].astype(np.int64)
-        return tuple(np.bincount(known, minlength=number).tolist())
+        labels, found = self.arrays[name], np.zeros(number, np.int64)
+        step = max(1, _PIECE * self.length // max(1, labels.size))
+        for start in range(0, self.length, step):  # mapped labels may be larger than the memory
+            rows: slice | Array = slice(start, start + step)
+            rows = rows if self._rows is None else self._rows[rows]
+            piece = rows_of(labels, rows, self._axes[name])
+            known = piece[(piece >= 0) & (piece < number)].astype(np.int64)
+            found += np.bincount(known, minlength=number)
+        return tuple(found.tolist())
 
     @property
     def steps_per_epoch(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import ArraySource, IterableSource, epoch_order
+from ortboost.training.data import ArraySource, IterableSource, epoch_order, sources
 from ortboost.training.protocols import InputSpec
 
 SPECS = [
@@ -244,7 +244,9 @@ def test_a_split_that_leaves_nothing_is_refused(share):
         ArraySource({"x": np.arange(10)}, 2).split(share)
 
 
-def test_classes_are_counted():
+@pytest.mark.parametrize("piece", [1, 4, 1 << 24])
+def test_classes_are_counted(monkeypatch, piece):
+    monkeypatch.setattr(sources, "_PIECE", piece)
     source = ArraySource({"x": np.arange(6), "labels": np.array([0, 2, 2, -1, 3, 2])}, 2)
     assert source.counts("labels", 4) == (1, 0, 3, 1)
     rest, held_out = source.split(0.5)
