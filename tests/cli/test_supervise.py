@@ -142,6 +142,47 @@ def test_only_the_first_interrupt_counts():
     assert (process.returncode, out, said) == (130, "told\n", "")
 
 
+BROKEN = """
+import sys, time
+sys.argv = ["ortboost", "doctor"]
+import ortboost.cli.app
+def run(words):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ImportError("numpy.core failed to import") from None
+ortboost.cli.app.run = run
+from ortboost.__main__ import command
+command()
+"""
+
+
+def test_another_error_that_an_interrupt_became_is_the_interrupt():
+    """Not a bug of ortboost, and no library that is broken."""
+    with begin(BROKEN) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("error: Interrupted.\n")
+    assert "bug" not in said
+
+
+def test_a_shell_may_have_it_ignored():
+    """As for what it starts in the background."""
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SLOW.replace(
+        "time.sleep(60)", "time.sleep(1); return 0"
+    )
+    with begin(ignored) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
 def test_a_crash_after_an_interrupt_is_the_interrupt():
     """An import of a library that is interrupted in the middle may abort."""
     body = (
