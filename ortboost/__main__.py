@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-
-from ortboost.cli import main
-from ortboost.cli.supervise import supervised
 
 __all__ = ["command"]
 
 
 def command() -> None:
     """Entry point of the installed command."""
-    sys.exit(supervised(main, sys.argv[1:]))
+    try:
+        from ortboost.cli import interrupt_once, main
+        from ortboost.cli.supervise import supervised
+
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, interrupt_once)  # not where a shell lets it be ignored
+        status = supervised(main, sys.argv[1:])
+    except KeyboardInterrupt:  # before there was anything to interrupt
+        status = 128 + signal.SIGINT
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,12 @@ if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
         "$python -m venv" "Debian, Ubuntu: apt install python3-venv."
 fi
 constraints=${CONSTRAINTS-constraints.txt}
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -e ".[$extra,dev${EXTRAS:+,$EXTRAS}]" \
-    ${constraints:+-c "$constraints"} ||
+echo "installing ortboost and what it needs; half a gigabyte on disk, once:"
+# pip's own lines, but only what it is at. The exit status goes around the pipe.
+status=$({ {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
+        -e ".[$extra,dev${EXTRAS:+,$EXTRAS}]" ${constraints:+-c "$constraints"} && echo 0 >&3 || echo 1 >&3
+} | sed -un 's/^Collecting \([^ <>=!~;[(]*\).*/  \1/p; s/^Installing collected packages.*/  all are here: unpacking/p' >&2; } 3>&1)
+[ "$status" = 0 ] ||
     fail "Installing the packages failed." "pip, see above" "Check the network, then run make again."
+echo "$venv is ready"

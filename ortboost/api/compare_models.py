@@ -23,7 +23,8 @@ from ortboost.deploy.verify import Parity
 from ortboost.deploy.verify import compare as compare_outputs
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
-from ortboost.runtime.model_evaluator import ModelEvaluator
+from ortboost.graph.query import format_shape
+from ortboost.runtime.model_evaluator import ModelEvaluator, takes
 
 __all__ = ["Comparison", "compare"]
 
@@ -144,6 +145,14 @@ def compare(
                 where=str(other),
                 fix="Compare models with the same inputs.",
             )
+        for spec in challenger.inputs if feeds else ():
+            shape = np.shape(feeds[0][spec.name])
+            if not takes(spec, shape):
+                raise UsageError(
+                    f"The models take '{spec.name}' in different shapes.",
+                    where=f"{one}: {list(shape)}; {other}: {format_shape(spec.shape)}",
+                    fix="Compare models with the same inputs, or fix a dimension that is open: --dim.",
+                )
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         outputs = [name for name in challenger.outputs if expected and name in expected[0]]
         if not outputs:

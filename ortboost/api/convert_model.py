@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ortboost.api.former_run import trained_network
 from ortboost.api.learning_rates import ANY_STEPS, schedules
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT
 from ortboost.core.arguments import checked
@@ -34,24 +35,28 @@ def convert(
     *,
     boost: str | BoostConfig | None = None,
     boost_config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    checkpoint: str = "best",
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> Program:
     """Turn a model into a training program and write it as a folder.
 
     Args:
-        model: The model.
+        model: The model. Or a trained program folder, or a checkpoint in one: its network with the
+            weights that it has there, to go on with (``new_head``, ``freeze``).
         out: The folder to make.
         config: How; the defaults if not given.
         boost: A boost level, ``O0``, ``O1`` or ``O2``, whose boosts are added to the configuration; or a
             resolved :class:`~ortboost.program.boost_config.BoostConfig`.
         boost_config: Settings of the boosts, a dictionary or a JSON file, see
             :mod:`ortboost.program.boost_config`; only with a level, ``O0`` if none is given.
+        checkpoint: Of a program folder: which one, see :func:`ortboost.api.run_folder.load_run`.
         overwrite: Replace a program that is there, with its checkpoints and logs.
         dry_run: Do it all and write nothing.
 
     Raises:
-        UsageError: The folder holds a program already, or other files.
+        UsageError: The folder holds a program already, or other files; or a checkpoint is named of
+            what is no program folder.
         ModelError: The model cannot be trained.
         ConfigError: An unknown boost or setting, or one that makes no sense.
     """
@@ -76,6 +81,18 @@ def convert(
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
     reports: list[Report] = []
+    former = trained_network(
+        model, checkpoint, folder, new_head=config is not None and config.new_head is not None
+    )
+    if former is not None:
+        model = former[0]
+        reports.append(former[1])
+    elif checkpoint != "best":
+        raise UsageError(
+            "Only a program folder has checkpoints.",
+            where=f"checkpoint {checkpoint!r}",
+            fix="Leave it out, or give the folder of a training.",
+        )
     if boost is not None or boost_config is not None:
         if not isinstance(boost, BoostConfig):
             boost = resolve_boost("O0" if boost is None else boost, boost_config)

@@ -14,7 +14,13 @@ from ortboost.autodiff.engine import engine_names, get_engine
 from ortboost.core.errors import OrtBoostError
 from ortboost.core.version import __version__
 from ortboost.runtime.number_formats import FORMATS, probe_format
-from ortboost.runtime.session import TRAINING_DEVICES, available_devices, runtime
+from ortboost.runtime.session import (
+    TRAINING_DEVICES,
+    available_devices,
+    broken_packages,
+    runtime,
+    runtime_packages,
+)
 
 __all__ = ["Finding", "doctor"]
 
@@ -70,27 +76,16 @@ def _python() -> Finding:
 
 
 def _runtime() -> Finding:
-    owners = sorted(
-        {
-            name
-            for distribution in importlib.metadata.distributions()
-            if (name := str(distribution.metadata["Name"] or "").lower()).startswith(_RUNTIMES)
-            and "extensions" not in name
-        }
-    )
+    owners = runtime_packages()
     try:
         module = runtime()
     except OrtBoostError as error:
         return Finding(_RUNTIMES, "fail", error.where or error.what, error.fix)
     detail = f"{module.__version__} from {', '.join(owners) or 'an unknown package'}"
     if len(owners) > 1:
-        return Finding(
-            _RUNTIMES,
-            "fail",
-            detail + ": they share one folder and break each other",
-            next((found.fix for found in _engines() if "pip uninstall" in found.fix), "")
-            or f"pip uninstall -y {' '.join(owners)}, then install one of them again.",
-        )
+        what, fix = broken_packages(owners)
+        fixes = (found.fix for found in _engines() if "pip uninstall" in found.fix)
+        return Finding(_RUNTIMES, "fail", f"{detail}: {what}", next(fixes, fix))
     return Finding(_RUNTIMES, "ok", detail)
 
 

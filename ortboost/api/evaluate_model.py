@@ -9,6 +9,7 @@ from typing import Any
 
 from ortboost.api.export_subject import Data, WithConstants, batched, file_labels, score_output
 from ortboost.api.run_folder import load_run
+from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import InputConfig
@@ -40,6 +41,7 @@ def evaluate(
     shift_labels: bool = False,
     inputs: InputConfig | None = None,
     split: str = "test",
+    update_bn: Data | None = None,
     device: str = "auto",
     threads: int | None = None,
 ) -> dict[str, float]:
@@ -59,6 +61,8 @@ def evaluate(
         shift_labels: Of a file: compare each position with the next label.
         inputs: Of a file: values of inputs that are no data, and batch axes.
         split: Which part of a file with several: ``train`` or ``test``.
+        update_bn: Of a program: training data to estimate its running statistics anew from, for this
+            measurement only; see :mod:`ortboost.runtime.update_bn`.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Threads within an operator.
 
@@ -66,7 +70,7 @@ def evaluate(
         Metric name to value.
 
     Raises:
-        UsageError: A setting of a file was given for a program.
+        UsageError: A setting of a file was given for a program, or ``update_bn`` for a file.
         ModelError: The class axis of a file is not certain.
     """
     labels, bare = "labels", not Path(target).is_dir()
@@ -78,6 +82,16 @@ def evaluate(
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
         program, state, _ = load_run(target, checkpoint)
+        if update_bn is not None:
+            state = updated_bn(
+                program,
+                state,
+                update_bn,
+                batch_size=batch_size,
+                mapping=mapping,
+                device=device,
+                threads=threads,
+            )
         evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
         labels = program.labels or labels
@@ -85,6 +99,7 @@ def evaluate(
         if metrics is None and program.config.loss.name != "softmax-cross-entropy":
             metrics = ()
     else:
+        refuse_update_bn(update_bn, target)
         model, config = load_model(target), inputs or InputConfig()
         output = score_output(model, output)
         known = file_labels(

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
+from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
@@ -106,6 +108,7 @@ def export(
     mapping: Mapping[str, str] | None = None,
     split: str = "test",
     batch_size: int = 64,
+    update_bn: Data | None = None,
     optimize: bool = True,
     opset: int | None = None,
     target: str = "onnxruntime",
@@ -134,6 +137,8 @@ def export(
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         batch_size: Samples a run of the comparison.
+        update_bn: Of a program: training data to estimate its running statistics anew from, for this
+            file; see :mod:`ortboost.runtime.update_bn`.
         optimize: Run the pipeline of rewrites, see :mod:`ortboost.deploy.pipeline`.
         opset: Opset of the file; if not given that of the model, or a newer one that the target reads
             and that brings an operator which saves nodes.
@@ -190,9 +195,16 @@ def export(
             where=str(out),
             fix="Give the inference graph another name.",
         )
+    refresh = None
+    if not trained:
+        refuse_update_bn(update_bn, run)
+    elif update_bn is not None:
+        refresh = partial(
+            updated_bn, data=update_bn, batch_size=batch_size, mapping=mapping, device=device
+        )
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(run, checkpoint, device, inputs)
+            trained_subject(run, checkpoint, device, inputs, refresh=refresh)
             if trained
             else plain_subject(run, Path(folder), device, inputs)
         )
@@ -229,6 +241,8 @@ def export(
             judge=judge if precision == "int8" else None,
         )
     path = Path(out)
+    if update_bn is not None:
+        unused += ("The running statistics were estimated anew from the data of --update-bn.",)
     notes = [*wanted.notes, *_worthless(expected), *unused, *scores.notes]
     ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
     if wanted.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):

@@ -151,7 +151,12 @@ class WithConstants:
 
 
 def trained_subject(
-    run: str | os.PathLike[str], checkpoint: str, device: str, config: InputConfig | None = None
+    run: str | os.PathLike[str],
+    checkpoint: str,
+    device: str,
+    config: InputConfig | None = None,
+    *,
+    refresh: Callable[..., dict[str, NDArray[Any]]] | None = None,
 ) -> Subject:
     """A trained program.
 
@@ -160,6 +165,7 @@ def trained_subject(
         checkpoint: See :func:`ortboost.api.run_folder.load_run`.
         device: Where to run.
         config: Dimensions and inputs to fix in the export.
+        refresh: Makes of program and state the state to use.
 
     Raises:
         FileError: It is no program folder, or the checkpoint cannot be used.
@@ -167,6 +173,8 @@ def trained_subject(
     """
     config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
+    if refresh is not None:
+        state = refresh(program, state)
     opened = open_evaluator(program, state, device=device)
     evaluator = WithConstants(opened, config)
     step = None if found is None else int(found.step)

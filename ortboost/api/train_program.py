@@ -22,6 +22,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
 from ortboost.runtime.process_group import ProcessGroup, WireType
 from ortboost.runtime.stepper import Stepper
+from ortboost.runtime.update_bn import momenta
 from ortboost.training import (
     Adaptable,
     BestModel,
@@ -31,16 +32,19 @@ from ortboost.training import (
     EventLog,
     Goal,
     Reporter,
+    Source,
     TrainConfig,
     Trainer,
     TrainSummary,
     as_callbacks,
 )
-from ortboost.training.data import open_source, static_batch
+from ortboost.training.data import ArraySource, open_source, static_batch
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
 
 __all__ = ["train"]
+
+_LAG = 0.01  # share of the initial running statistics from which on they are worth a word
 
 
 @checked
@@ -58,6 +62,7 @@ def train(
     threads: int | None = None,
     keep: int = 3,
     early_stop: int | None = None,
+    val_split: float | None = None,
     callbacks: Sequence[Callback | Adaptable] = (),
     progress: Reporter | Mode | None = "auto",
     config: TrainConfig | None = None,
@@ -88,6 +93,8 @@ def train(
         threads: Threads within an operator.
         keep: Number of checkpoints to keep.
         early_stop: Stop after so many validations without a gain.
+        val_split: Instead of ``validation``: share of the training data, drawn with the seed, that is
+            held out for it.
         callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`; those with MindSpore's names
             too, where they can do without the parts of ``Model``.
         progress: Where to show the run: ``auto`` is a bar in terminals and notebooks, and elsewhere
@@ -110,9 +117,17 @@ def train(
     shown = session_progress() if progress == "auto" else progress
     shown = make_progress(shown) if isinstance(shown, str) else shown
     program = Program.load(folder)
-    if early_stop is not None and validation is None:
+    if early_stop is not None and validation is None and val_split is None:
         raise UsageError(
-            "Stopping early needs validation data.", where="early_stop", fix="Give --val DATA."
+            "Stopping early needs validation data.",
+            where="early_stop",
+            fix="Give --val DATA, or --val-split 0.1.",
+        )
+    if validation is not None and val_split is not None:
+        raise UsageError(
+            "There are validation data, and some are to be held out.",
+            where="validation and val_split",
+            fix="Give one of --val and --val-split.",
         )
     for name in settings:
         require_known(name, _ARGUMENTS, f"There is no argument '{name}'.", "train", ConfigError)
@@ -149,10 +164,15 @@ def train(
             seed=base.seed,
             drop_last=drop_last,
             part=part,
+            what="training data",
         )
         held_out = None
+        if val_split is not None:
+            source, held_out = _split(source, val_split)
         if validation is not None:
-            held_out = open_source(validation, inputs, "test", batch_size, mapping)
+            held_out = open_source(
+                validation, inputs, "test", batch_size, mapping, what="validation data"
+            )
         steps = source.steps_per_epoch
         total = None if steps is None else _updates(steps, base, program.config.accumulate)
         classes = program.config.loss.name == "softmax-cross-entropy"
@@ -201,7 +221,43 @@ def train(
                 if stepper.shared is None
                 else partial(SharedSignals, stepper.shared),
             )
-            return trainer.fit(source, held_out, resume=resume or restarted())
+            summary = trainer.fit(source, held_out, resume=resume or restarted())
+            return dataclasses.replace(
+                summary,
+                notes=_notes(program, summary, held_out),
+                class_counts=_class_counts(program, source),
+            )
+
+
+def _split(source: Source, share: float) -> tuple[Source, Source]:
+    if not isinstance(source, ArraySource):
+        raise UsageError(
+            "Only files and arrays can be split.",
+            where=f"val_split, data: {type(source).__name__}",
+            fix="Give validation data of their own.",
+        )
+    return source.split(share)
+
+
+def _class_counts(program: Program, source: Source) -> tuple[int, ...]:
+    """How many samples (or positions) of each class are trained on, where that is known."""
+    spec = next((s for s in program.catalogue.batch if s.name == program.labels), None)
+    if spec is None or spec.classes is None or not isinstance(source, ArraySource):
+        return ()
+    return source.counts(spec.name, spec.classes)
+
+
+def _notes(program: Program, summary: TrainSummary, validation: Source | None) -> tuple[str, ...]:
+    """Whether what was validated with lags behind what was trained."""
+    updates = summary.steps - summary.skipped_steps
+    left = max((m**updates for m in momenta(program).values()), default=0.0)
+    if validation is None or left < _LAG:
+        return ()
+    return (
+        f"after {updates} updates the running statistics of BatchNormalization still hold {left:.0%} of "
+        "what they began with, and validation reads them: train longer, or let eval and export estimate "
+        "them anew with --update-bn DATA",
+    )
 
 
 _ARGUMENTS: Final = [

@@ -6,6 +6,8 @@ layer that is trained, and what lies below it is not computed at all.
 With `L` layers (:mod:`ortboost.graph.layers`) and `n` groups, group `i` drops the first `i floor(L / n)` of them.
 With the type ``COST`` it drops as many layers as fit into `i / n` of the cost of the backward pass: in a
 convolutional network the early layers have few parameters and cost the most.
+
+With fewer layers than groups, `floor(L / n) = 0`: nothing is ever dropped, as in MindSpore, and there is one group.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ def freeze_groups(
         config: The configuration.
 
     Returns:
-        One tuple of names for each group, and the report.
+        One tuple of names for each group, and the report; a single group, with a note, if there
+        are fewer layers than groups.
 
     Raises:
-        ConfigError: There are fewer layers than groups, or a group names what is not trained.
+        ConfigError: A group names what is not trained, or the cost of the layers is not known.
     """
     report = Report("grad_freeze")
     names = [parameter.name for parameter in trained]
@@ -59,12 +62,15 @@ def freeze_groups(
     number = config.param_groups
     if len(layers) < number:
         most = max(1, min(len(layers), number // 2))
-        raise ConfigError(
-            f"{number} groups are wanted, and the network has {len(layers)} layers to train.",
-            where="grad_freeze, param_groups",
-            fix=f"Use {most} or less: --boost grad-freeze:groups={most}, with a level --set "
-            f"grad_freeze.param_groups={most}; param_groups of FreezeConfig.",
+        report.kept["grad_freeze"] = few = (
+            f"nothing is frozen: {number} groups are wanted, and the network has {len(layers)} "
+            "layers to train"
         )
+        report.notes.append(
+            f"grad-freeze: {few}; use {most} or less (--boost grad-freeze:groups={most}, with a level "
+            f"--set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
+        )
+        return (tuple(names),), report
     costs = np.array([layer.cost for layer in layers], np.float64)
     if config.freeze_type == COST and not costs.any():
         raise ConfigError(

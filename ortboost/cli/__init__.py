@@ -7,11 +7,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
-__all__ = ["main"]
+__all__ = ["interrupt_once", "main"]
 
 _INTERRUPTED = 130
 _FILE = 8
+_interrupts: list[int] = []
+
+
+def interrupt_once(number: int, frame: object) -> NoReturn:
+    """Interrupt, and let nothing interrupt the end: Ctrl-C often comes twice, or to a whole group."""
+    _interrupts.append(number)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # at its end, Python takes back what is ignored
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    raise KeyboardInterrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,12 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(words)
     except KeyboardInterrupt:
-        fix = "Run it again; files are written whole or not at all."
-        return _say("Interrupted.", words, fix, _INTERRUPTED)
+        return _interrupted(words)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
+        if _interrupts:  # some libraries make another error of it while they are imported
+            return _interrupted(words)
         from ortboost.core.errors import OrtBoostError
 
         if verbose >= 2:
@@ -54,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _say(error.format_message(), words, fix, 2)
         what = f"Unexpected {type(error).__name__}: {error}"
         return _say(what, words, "This is a bug of ortboost; please report it with -vv.", 1)
+
+
+def _interrupted(words: Sequence[str]) -> int:
+    fix = "Run it again; files are written whole or not at all."
+    return _say("Interrupted.", words, fix, _INTERRUPTED)
 
 
 def _say(what: str, words: Sequence[str], fix: str, status: int, where: str | None = None) -> int:

@@ -3,7 +3,8 @@
 A function that takes dataclasses becomes a command with an option for each of their fields, so that a
 verb names its groups and no option twice. Every such command has two more::
 
-    --config FILE     options of a TOML file, by the names they have here; options given win over the file
+    --config FILE     options of a TOML file, by the names they have here; options given win over the file;
+                      `version` says by which meaning of these names it was written
     --print-config    print the options given as such a file, and do nothing
 """
 
@@ -21,6 +22,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from ortboost.core.config_file import CONFIG_VERSION, without_version
 from ortboost.core.errors import ConfigError, FileError, require_known
 
 __all__ = ["Verb", "option", "verb"]
@@ -160,7 +162,7 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
     """The values of a file by parameter."""
     known = {_key(item): item for item in ctx.command.params if item.name != _PRINT}
     values: dict[str, Any] = {}
-    for key, value in _toml(path).items():
+    for key, value in without_version(_toml(path), path).items():
         name = key.replace("_", "-")
         require_known(name, known, f"Unknown option '{key}'.", str(path), ConfigError)
         many = bool(getattr(known[name], "multiple", False)) or known[name].nargs == -1
@@ -197,7 +199,7 @@ def _written(ctx: typer.Context, base: Path | None) -> str:
     if base is not None:
         given[_CONFIG] = base
     # What is JSON is TOML too, for texts, numbers, booleans and lists of them.
-    return "".join(
+    return f"version = {CONFIG_VERSION}\n" + "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}\n"
         for key, value in given.items()
     )

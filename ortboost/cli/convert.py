@@ -11,7 +11,7 @@ import typer
 
 from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, shape_text
-from ortboost.cli.options import Console, InputOptions
+from ortboost.cli.options import Checkpoint, Console, InputOptions
 from ortboost.cli.program_options import (
     BoostOptions,
     LabelOptions,
@@ -43,6 +43,7 @@ Examples:
   ortboost convert gpt.onnx -o run --shift-labels --optimizer adamw --lr 3e-4
   ortboost convert model.onnx -o run --precision fp16 --keep-fp32 'head*'
   ortboost convert model.onnx -o tuned --new-head 5 --trainable 'fc.*'
+  ortboost convert run -o tuned --new-head 5 --freeze 'conv?.*'
   ortboost convert model.onnx -o run --parameters model.txt
   ortboost convert model.onnx -o run --boost less-bn --boost grad-freeze:p=0.4,by=cost
   ortboost convert model.onnx -o fast --boost O1 --set grad_freeze.param_groups=4 --explain
@@ -51,7 +52,10 @@ Examples:
   ortboost convert --config run.toml --overwrite""",
 )
 def convert(
-    model: Annotated[Path, typer.Argument(help="ONNX file.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="ONNX file; or a trained program folder, to go on with its weights."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Program folder to make.")],
     loss: LossOptions,
     labels: LabelOptions,
@@ -61,6 +65,7 @@ def convert(
     trained: Trained,
     network: TrainedOptions,
     boosts: BoostOptions,
+    checkpoint: Checkpoint = "best",
     overwrite: bool = option("Replace a program that is there.", "--overwrite", default=False),
     explain: bool = option("Say what every rewrite did, and why not.", "--explain", default=False),
     dry_run: bool = option(
@@ -85,7 +90,15 @@ def convert(
         network.changes(),
     )
     settled, boost = boosts.apply(settled, base)
-    program = api.convert(model, out, settled, boost=boost, overwrite=overwrite, dry_run=dry_run)
+    program = api.convert(
+        model,
+        out,
+        settled,
+        boost=boost,
+        checkpoint=checkpoint,
+        overwrite=overwrite,
+        dry_run=dry_run,
+    )
     printer.result({"path": str(out), "dry_run": dry_run, **program.manifest()})
     _show(printer, program, f"{out} (not written)" if dry_run else str(out))
     for line in map(str, program.reports) if explain else _notes(program):

@@ -20,6 +20,7 @@ from ortboost.cli.options import (
     InputOptions,
     Split,
     Tolerances,
+    UpdateBn,
     given,
 )
 
@@ -101,6 +102,7 @@ def export(
     verify: Path | None = option("Data to compare on; made-up inputs if not given."),
     checkpoint: Checkpoint = "best",
     split: Split = "test",
+    update_bn: UpdateBn = None,
     target: str = option(
         "onnxruntime, onnxruntime-gpu, tensorrt (11), tensorrt=10 or generic.",
         default="onnxruntime",
@@ -131,6 +133,7 @@ def export(
         verify=verify,
         checkpoint=checkpoint,
         split=split,
+        update_bn=update_bn,
         optimize=optimize,
         opset=opset,
         target=target,

@@ -32,11 +32,12 @@ __all__ = [
     "Split",
     "Threads",
     "Tolerances",
+    "UpdateBn",
     "given",
     "refuse",
 ]
 
-_DATA = "Data: .npz, a folder or file of IDX (MNIST) or CIFAR-10 binaries."
+_DATA = "Data: .npz, .csv, a folder of .npy files, IDX (MNIST) or CIFAR-10 binaries."
 Run = Annotated[Path, typer.Argument(help="Program folder made by 'ortboost convert'.")]
 DataFile = Annotated[Path, typer.Option("--data", help=_DATA)]
 Device = Annotated[
@@ -49,6 +50,13 @@ Device = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads within an operator.")]
 Split = Annotated[str, typer.Option(help="Part of a file with several: train or test.")]
+UpdateBn = Annotated[
+    Path | None,
+    typer.Option(
+        "--update-bn",
+        help="Of a program: training data to estimate the running statistics of BatchNormalization anew from.",
+    ),
+]
 Checkpoint = Annotated[
     str, typer.Option(help="best, last, initial, or the path of a checkpoint file.")
 ]

@@ -14,12 +14,12 @@ import numpy as np
 
 from ortboost.boosts.base import Boost
 from ortboost.boosts.table import boost_from_dict
-from ortboost.core.errors import FileError, UsageError, nearest, require_known
+from ortboost.core.errors import ConfigError, FileError, UsageError, nearest, require_known
 from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import SCALES, ScaleConfig
 from ortboost.deploy.int8.config import Int8Config
 from ortboost.graph.input_config import InputConfig
-from ortboost.optimizers import Optimizer, optimizer_from_dict
+from ortboost.optimizers import OPTIMIZERS, Optimizer, optimizer_from_dict
 from ortboost.program.config import ClipConfig, ParameterGroup, scale_from_dict
 
 __all__ = [
@@ -150,6 +150,13 @@ def parse_optimizer(text: str, pairs: Mapping[str, Any]) -> tuple[Optimizer, tup
     name, found = parse_kind(text, "--optimizer", "thor:frequency=100,damping=0.03")
     found |= pairs
     if name != "thor":
+        require_known(
+            name,
+            [*OPTIMIZERS, "thor"],
+            f"The optimizer '{name}' is not in this version.",
+            "--optimizer",
+            ConfigError,
+        )
         return optimizer_from_dict({"name": name, **found}), ()
     rule: dict[str, Any] = {"name": "momentum"}
     rule |= {key: found.pop(key) for key in ("momentum", "nesterov") if key in found}

@@ -42,8 +42,8 @@ class LossOptions:
     """The loss, and the output that it is taken of."""
 
     loss: str | None = option(
-        "softmax-cross-entropy (default), mse, bce-with-logits, l1, or output: the model "
-        "computes its own loss."
+        "softmax-cross-entropy (default), mse, bce-with-logits, l1; output: the model computes its own; "
+        "or an ONNX file with a loss of yours, loss(scores, labels)."
     )
     output: str | None = option("Output that the loss is computed from.", "--output")
     class_axis: int | None = option(
@@ -299,8 +299,9 @@ def read_program_config(path: Path | None) -> ProgramConfig | None:
 
     Raises:
         FileError: It cannot be read.
-        ConfigError: It holds something else.
+        ConfigError: It holds something else, or has a version that is not known.
     """
+    from ortboost.core.config_file import without_version
     from ortboost.core.files import read_json
     from ortboost.program.config import ProgramConfig
 
@@ -309,7 +310,7 @@ def read_program_config(path: Path | None) -> ProgramConfig | None:
     data = read_json(path)
     if isinstance(data, dict) and isinstance(data.get("config"), dict):
         data = data["config"]
-    return ProgramConfig.from_dict(data)
+    return ProgramConfig.from_dict(without_version(data, path))
 
 
 def settle(

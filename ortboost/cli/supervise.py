@@ -52,27 +52,38 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return run() if os.getppid() == parent else 128 + signal.SIGKILL
+    interrupted = False
     while True:
         found = signal.sigwaitinfo(waited)
         if found.si_signo == signal.SIGCHLD:
             gone, status = os.waitpid(child, os.WNOHANG)
             if gone:
-                return _exit_status(status, words)
-        elif found.si_code != _SENT_BY_KERNEL:
+                return _exit_status(status, words, interrupted=interrupted)
+            continue
+        interrupted |= found.si_signo == signal.SIGINT
+        if found.si_code != _SENT_BY_KERNEL:
             os.kill(child, found.si_signo)
 
 
-def _exit_status(status: int, words: Sequence[str]) -> int:
+def _exit_status(status: int, words: Sequence[str], *, interrupted: bool) -> int:
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
     number = signal.Signals(os.WTERMSIG(status))
+    if interrupted:  # libraries abort when Ctrl-C comes while they are imported
+        number = signal.SIGINT
     if number in _CRASHES:
         what = f"A library crashed ({number.name}): {_CRASHES[number]}."
         fix = "The model or a data file is damaged or hostile, or the library has a bug: please report it."
         status = CRASHED
     else:
         what = f"The process was ended by {number.name}."
-        fix = "If nobody did that: SIGKILL often means that memory ran out. A run goes on with --resume."
+        fix = (
+            "Run it again; files are written whole or not at all. A training goes on with --resume."
+        )
+        if number == signal.SIGINT:
+            what = "Interrupted."
+        if number == signal.SIGKILL:
+            fix = f"If nobody did that, memory ran out. {fix}"
         status = 128 + number
     print(f"error: {what}", file=sys.stderr)
     print(f"  where: ortboost {' '.join(words)}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -23,6 +24,7 @@ from ortboost.cli.options import (
     Run,
     Split,
     Threads,
+    UpdateBn,
     given,
 )
 
@@ -95,6 +97,7 @@ class ProcessOptions:
     examples="""\b
 Examples:
   ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
+  ortboost train run --data train.npz --val-split 0.1
   ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
   ortboost train run --data train.npz --map x=images --resume
   ortboost train run --data train.npz --debug-overflow
@@ -107,6 +110,9 @@ def train(
     run: Run,
     data: DataFile,
     val: Path | None = option("Validation data."),
+    val_split: float | None = option(
+        "Instead: share of the training data to hold out, drawn with the seed.", metavar="SHARE"
+    ),
     lr: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr"),
     resume: bool = option("Go on from the newest checkpoint.", "--resume", default=False),
     keep: int = option("Checkpoints to keep.", default=3, min=1),
@@ -138,6 +144,7 @@ def train(
         resume=resume,
         keep=keep,
         early_stop=early_stop,
+        val_split=val_split,
         progress=make_progress(progress, quiet=console.quiet),
         batch_axes=parse_inputs(None, None, batch_axis).batch_axes,
         device=device,
@@ -155,6 +162,15 @@ def train(
     printer.line(f"\nnext: ortboost export {quote(str(run))} -o model.opt.onnx{verify}")
 
 
+def _balance(counts: Sequence[int]) -> str:
+    """The rarest and the most frequent class."""
+    if not counts:
+        return ""
+    least, most = min(counts), max(counts)
+    text = f"{least:,} (class {counts.index(least)}) to {most:,} (class {counts.index(most)})"
+    return f"{len(counts)}, {text if least < most else most:} labels each"
+
+
 def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
     best = {name: entry["value"] for name, entry in summary.best.items()}
     return [
@@ -163,11 +179,13 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
         *((f"best {name}", _number(value)) for name, value in best.items()),
         ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
         ("seconds", f"{summary.seconds:.3g}"),
+        ("classes", _balance(summary.class_counts)),
         ("loss scale", summary.health),
         (
             "best checkpoint" if summary.best_checkpoint else "checkpoint",
             summary.best_checkpoint or summary.checkpoint,
         ),
+        *(("note", note) for note in summary.notes),
         ("log", summary.log),
         ("curves", summary.plot),
     ]
@@ -186,6 +204,7 @@ def evaluate(
     data: DataFile,
     metric: _Metric = None,
     split: Split = "test",
+    update_bn: UpdateBn = None,
     output: str | None = option("Output that holds the scores."),
     class_axis: int | None = option("Of an ONNX file: axis of the classes, -1 for the last."),
     ignore_index: int | None = option("Of an ONNX file: label that does not count."),
@@ -219,6 +238,7 @@ def evaluate(
         shift_labels=shift_labels,
         inputs=parse_inputs(None, fixed, batch_axis) if fixed or batch_axis else None,
         split=split,
+        update_bn=update_bn,
         device=device,
         threads=threads,
         **reading.arguments(),

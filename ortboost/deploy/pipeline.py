@@ -39,6 +39,7 @@ from ortboost.deploy.rewrites.merge_views import merge_views
 from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.rewrites.static_shapes import static_shapes
 from ortboost.deploy.targets import GENERIC, Target
+from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.normalize import infer_shapes
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
@@ -189,6 +190,7 @@ def optimize(
 
 def _applied(rewrite: Rewrite, model: ir.Model, target: Target) -> Report:
     report = rewrite(model, target)
+    check_rewritten(model, report.rewrite)
     if report.modified:
         infer_shapes(model)
     return report

@@ -26,6 +26,7 @@ __all__ = [
     "ModelSource",
     "is_map",
     "load_model",
+    "named_source",
     "save_model",
     "source_name",
 ]
@@ -131,6 +132,12 @@ def is_map(value: ir.Value) -> bool:
 def source_name(model: ir.Model) -> str:
     """Where the model was loaded from, for error messages."""
     return str(model.meta.get(_SOURCE, model.graph.name or "model"))
+
+
+def named_source(model: ir.Model, name: str) -> ir.Model:
+    """The model itself, with another answer of :func:`source_name`."""
+    model.meta[_SOURCE] = name
+    return model
 
 
 def save_model(

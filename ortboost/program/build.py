@@ -22,6 +22,7 @@ from ortboost.core.errors import ConfigError, ModelError
 from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.graph.build import Builder
+from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.parameters import Parameter
@@ -114,21 +115,28 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         fp32_operators=engine.fp32_operators,
     )
     # All that looks at layers comes before what makes several nodes of one.
-    found = [boost.rewrite_forward(graph) for boost in config.enabled_boosts]
+    found = []
+    for boost in config.enabled_boosts:
+        found.append(boost.rewrite_forward(graph))
+        check_rewritten(model, f"{boost.name}, rewrite_forward")
     wrt = [parameter.name for parameter in trained]
     found.append(decompose(model, wrt=wrt, loss=graph.objective, engine=engine))
+    check_rewritten(model, "decompose")
     raw_next = _rename_raw(model, forward.next_of)
     state = _lift_state(model, forward)
     _lift_state(evaluation, forward)
     found.append(protect_padding_rows(model, forward.padding_rows))
     groups, splitting = _groups(graph, config)
-    found += [boost.rewrite_decomposed(graph) for boost in config.enabled_boosts]
+    for boost in config.enabled_boosts:
+        found.append(boost.rewrite_decomposed(graph))
+        check_rewritten(model, f"{boost.name}, rewrite_decomposed")
     # From here on outputs, so that no rewrite takes the next statistics for unused.
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     found += [*splitting, *engine.prepare(model)]
+    check_rewritten(model, f"preparation for the engine {engine.name}")
     bypass_identity_transposes(model)
     scale = _scale_loss(graph, config)
     reports += [report for report in found if report is not None]
@@ -179,7 +187,7 @@ def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
     renamed = {}
     made = {output.name: output for node in model.graph for output in node.outputs}
     for buffer, name in next_of.items():
-        made[name].name = renamed[buffer] = f"ortboost/raw/{buffer}"
+        made[name].name = renamed[buffer] = f"{names.RAW}{buffer}"
     return renamed
 
 
@@ -297,11 +305,13 @@ def _build_step(
     entries = plan.entries()
     states = {entry.name for entry in entries}
     step = _differentiate(plan, trained, number)
+    check_rewritten(step, "differentiation")
     join_padding_rows(step)
     bypass_identity_transposes(step)
     graph = plan.context(step, trained, number)
     for boost in reversed(config.enabled_boosts):  # what was put in last is resolved first
         boost.rewrite_gradients(graph)
+        check_rewritten(step, f"{boost.name}, rewrite_gradients")
     batch = [
         value
         for value in step.graph.inputs
@@ -333,6 +343,7 @@ def _build_step(
         for value in batch
     )
     catalogue = _close(step, parts, entries, specs, shown)
+    check_rewritten(step, "the update")
     return step, catalogue, {**plan.values, **parts.initial}
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "OVERFLOW",
     "PROMISED",
     "RATE",
+    "RAW",
     "SCALE",
     "STEP",
     "STEP_GRAPH",
@@ -71,6 +72,8 @@ LAST_SKIPPED = "ortboost/last_skipped"
 CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"
 METADATA_KEY = "ortboost.catalogue"
+RAW = "ortboost/raw/"
+"""Prefix of the values of running statistics that a step computes, before it is known if it is skipped."""
 STEP_GRAPH, FLUSH_GRAPH = "step", "flush"
 TRIAL_GRAPH, ACCEPT_GRAPH = "trial", "accept"
 RATE, PROMISED = "rate", "promised"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -13,13 +13,14 @@ from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.batch_axes import UNKNOWN, BatchAxis, model_batch_axes, row_picker
 from ortboost.graph.build import Builder, free_name
+from ortboost.graph.checked_rewrites import check_rewritten
 from ortboost.graph.classic_ml import cut_maps, require_network
 from ortboost.graph.fix_inputs import fix_inputs
 from ortboost.graph.io import source_name
 from ortboost.graph.normalize import normalize
 from ortboost.graph.padding_rows import padding_rows
 from ortboost.graph.parameters import Parameter, find_parameters
-from ortboost.graph.query import is_standard, match_names, static_shape
+from ortboost.graph.query import is_standard, label, match_names, static_shape
 from ortboost.graph.store_weights import store_weights
 from ortboost.program import catalogue as names
 from ortboost.program.choose_trainable import choose_trainable
@@ -78,24 +79,32 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     fixed = fix_inputs(model, config.inputs)
     reports = [fixed, *normalize(model, opsets=opsets, ir_version=engine.ir_version)]
     require_network(model)
+    check_rewritten(model, "normalize")
     cut = cut_maps(model)
     if cut.modified:
         reports.append(cut)
     stored = len(reports)
     reports.append(store_weights(model))
+    check_rewritten(model, "store_weights")
     _leave_prefix(model)
     written = write_out_batch_statistics(model)
+    check_rewritten(model, "write_out_batch_statistics")
     if written.modified:
         reports.append(written)
     if config.new_head is not None:
         reports.append(
             new_head(model, config.new_head, seed=config.seed, output=config.loss.output)
         )
+        check_rewritten(model, "new_head")
     frozen = _frozen(model, config)
     network = GraphContext(model, output=config.loss.output, frozen_norm=frozen)
-    found = [boost.rewrite_network(network) for boost in config.enabled_boosts]
+    found = []
+    for boost in config.enabled_boosts:
+        found.append(boost.rewrite_network(network))
+        check_rewritten(model, f"{boost.name}, rewrite_network")
     reports += [report for report in found if report is not None]
     loss = attach_loss(model, config.loss)
+    check_rewritten(model, "attach_loss")
     axes, batching = _batch_axes(model, loss, config)
     for name in _reserved(config):
         free_name(model.graph, name)
@@ -103,9 +112,12 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     norms = to_training(model, frozen=frozen, running_variance=config.running_variance)
     parameters.update(_separated_buffers(model, parameters, norms.next_of))
     dropout = dropout_to_training(model)
+    check_rewritten(model, "to_training")
     trained, choice = choose_trainable(model, parameters, loss.objective, config)
     parameters.update({parameter.name: parameter for parameter in trained})
     reports += [loss.report, batching, norms.report, dropout, choice]
+    moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
+    reports.append(moving)
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
     told = Report("padding_rows")
     told.notes += [
@@ -118,12 +130,41 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         loss,
         parameters,
         trained,
-        (*loss.report.notes, *batching.notes, *reports[stored].notes, *choice.notes, *told.notes),
+        (
+            *loss.report.notes,
+            *batching.notes,
+            *reports[stored].notes,
+            *choice.notes,
+            *moving.notes,
+            *told.notes,
+        ),
         norms.next_of,
         tuple(reports),
         axes,
         padding,
     )
+
+
+def _moving_norms(
+    model: ir.Model, norms: Report, trained: Collection[str], config: ProgramConfig
+) -> Report:
+    """Say what becomes of BatchNormalization whose weights were asked to be frozen."""
+    report = Report("frozen_weights_of_norms")
+    if not (config.freeze or config.trainable or config.parameters is not None):
+        return report
+    moving = [
+        label(node)
+        for node in batch_norms(model)
+        if label(node) in norms.changed
+        and not {v.name for v in node.inputs[1:3] if v} & set(trained)
+    ]
+    if moving:
+        report.notes.append(
+            f"BatchNormalization with frozen weights still follows the batches, as in torch: '{moving[0]}'"
+            + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
+            + "; --frozen-bn PATTERN keeps its running statistics and its answers as they are"
+        )
+    return report
 
 
 def _padding_rows(model: ir.Model, trained: Sequence[str], config: ProgramConfig) -> dict[str, int]:

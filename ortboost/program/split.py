@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.graph.io import save_model
+from ortboost.graph.reach import uses_inside
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.gradients import INCOMING, ZEROS
@@ -47,12 +48,12 @@ __all__ = [
     "UPDATE_GRAPH",
     "SplitStep",
     "save_split",
+    "slice_step",
     "split_program",
     "split_step",
 ]
 
 GRADIENTS_GRAPH, UPDATE_GRAPH = "gradients", "update"
-_RAW = "ortboost/raw/"
 _OF_UPDATE = (names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES)
 
 
@@ -169,12 +170,12 @@ def split_step(
     missing = next((name for name in gradients if name not in made), None)
     checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]
-    raw = [name for name in made if name.startswith(_RAW)]
+    raw = [name for name in made if name.startswith(names.RAW)]
     if missing is not None or ((accumulates or joins) and not zeros):
         raise _not_split(missing or ZEROS)
     cut = [*gradients, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
-    first = _slice(step, [*(spec.name for spec in shown), *cut], ())
+    first = slice_step(step, [*(spec.name for spec in shown), *cut], ())
     specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
     first_catalogue = dataclasses.replace(
         catalogue,
@@ -183,7 +184,7 @@ def split_step(
         outputs=tuple(specs[spec.name] for spec in (*shown, *(specs[name] for name in cut))),
     )
     late = [spec for spec in catalogue.outputs if spec.name in _OF_UPDATE]
-    second = _slice(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
+    second = slice_step(step, [*(s.name for s in late), *(e.next for e in entries if e.next)], cut)
     read = {value.name for value in second.graph.inputs}
     stray = next((spec.name for spec in catalogue.batch if spec.name in read), None)
     if stray is not None:
@@ -208,7 +209,7 @@ def split_step(
     )
 
 
-def _slice(step: ir.Model, outputs: Sequence[str], cut: Sequence[str]) -> ir.Model:
+def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) -> ir.Model:
     """What makes the outputs, with the cut values as inputs; states that are only written stay inputs."""
     model = step.clone()
     graph = model.graph
@@ -222,11 +223,32 @@ def _slice(step: ir.Model, outputs: Sequence[str], cut: Sequence[str]) -> ir.Mod
         inputs.append(new)
     graph.inputs.extend(inputs)
     graph.outputs[:] = [made[name] for name in outputs]
-    common.RemoveUnusedNodesPass()(model)
+    # Not the pass for unused nodes alone: what the branches of a node that goes read stays in use.
+    needed: set[ir.Node] = set()
+    pending = [value.producer() for value in graph.outputs]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in needed:
+            needed.add(node)
+            read = [*node.inputs, *uses_inside(node)]
+            pending += [value.producer() for value in read if value is not None]
+    unread = [node for node in graph if node not in needed]
+    for node in unread:
+        for inner in (node, *_inside(node)):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+    graph.remove(unread)
+    common.RemoveUnusedNodesPass()(model)  # and the constants
     written = {name.removeprefix(names.next_name("")) for name in outputs}
     used = {id(value) for node in graph.all_nodes() for value in node.inputs}  # of what is left
     graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
     return model
+
+
+def _inside(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.as_graph().all_nodes()
 
 
 def _read(model: ir.Model, entries: Sequence[names.StateEntry]) -> tuple[names.StateEntry, ...]:

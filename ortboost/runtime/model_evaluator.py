@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import dimension_name
+from ortboost.graph.query import format_shape
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.session import open_session
 
-__all__ = ["ModelEvaluator"]
+__all__ = ["ModelEvaluator", "takes"]
 
 _TYPES = {
     "tensor(float)": np.float32,
@@ -71,6 +72,13 @@ class ModelEvaluator:
                     where=f"fed: {', '.join(feeds) or 'nothing'}",
                     fix=f"Feed {', '.join(spec.name for spec in self.inputs)}.",
                 )
+            shape = np.shape(feeds[spec.name])
+            if not takes(spec, shape):
+                raise UsageError(
+                    f"The input '{spec.name}' does not take an array of this shape.",
+                    where=f"array {list(shape)}, input {format_shape(spec.shape)}",
+                    fix="Give data of the shape of the input.",
+                )
         taken = {
             spec.name: np.asarray(feeds[spec.name], spec.dtype, order="C") for spec in self.inputs
         }
@@ -83,6 +91,14 @@ class ModelEvaluator:
                 fix="Check that the shapes of the data fit the model.",
             ) from error
         return dict(zip(self.outputs, answers, strict=True))
+
+
+def takes(spec: TensorSpec, shape: Sequence[int]) -> bool:
+    """Whether an array of a shape can feed an input."""
+    return len(shape) == len(spec.shape) and all(
+        not isinstance(dim, int) or dim == length
+        for dim, length in zip(spec.shape, shape, strict=True)
+    )
 
 
 def _spec(value: Any) -> TensorSpec:

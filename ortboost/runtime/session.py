@@ -7,6 +7,9 @@ error that says how to fix it.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
+import logging
 import os
 import re
 import tempfile
@@ -26,9 +29,11 @@ __all__ = [
     "TRAINING_DEVICES",
     "TooNewError",
     "available_devices",
+    "broken_packages",
     "open_session",
     "resolve_device",
     "runtime",
+    "runtime_packages",
     "set_seed",
 ]
 
@@ -38,6 +43,8 @@ TRAINING_DEVICES: Final = ("auto", "cpu", "cuda")
 DEVICES: Final = (*TRAINING_DEVICES, "tensorrt")
 """Devices that an inference graph can run on."""
 
+_PACKAGE: Final = "onnxruntime"
+_log = logging.getLogger(__name__)
 _SMALL: Final = """<ir_version: 8, opset_import: ["" : 18]>
 small (float[1] x) => (float[1] y) { y = Identity(x) }"""
 _PROVIDERS: Final = {
@@ -62,8 +69,30 @@ class TooNewError(ModelError):
     """The runtime does not know the opset of the model yet."""
 
 
+@functools.cache
+def runtime_packages() -> tuple[str, ...]:
+    """The installed packages that bring onnxruntime; more than one break each other."""
+    names = {str(d.metadata["Name"] or "").lower() for d in importlib.metadata.distributions()}
+    return tuple(sorted(n for n in names if n.startswith(_PACKAGE) and "extensions" not in n))
+
+
+def broken_packages(packages: Sequence[str]) -> tuple[str, str]:
+    """What is wrong with several packages of onnxruntime, and how to mend it."""
+    return (
+        f"{' and '.join(packages)} share one folder and break each other",
+        f"pip uninstall -y {' '.join(packages)}, then install one of them again.",
+    )
+
+
+@functools.cache
+def _tell_of_several() -> None:
+    """Warn once: with a half overwritten onnxruntime much works, and an engine is missing without a word."""
+    if len(packages := runtime_packages()) > 1:
+        _log.warning("%s: %s", *broken_packages(packages))
+
+
 def runtime() -> Any:
-    """The onnxruntime module.
+    """The onnxruntime module; a warning tells, once, of several packages of it.
 
     Raises:
         DependencyError: No build of it is installed, or it is broken.
@@ -83,6 +112,7 @@ def runtime() -> Any:
             where="package onnxruntime",
             fix="Uninstall every onnxruntime package, then install one; see 'ortboost doctor'.",
         )
+    _tell_of_several()
     return onnxruntime
 
 

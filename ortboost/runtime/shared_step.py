@@ -40,7 +40,6 @@ from ortboost.runtime.state import DeviceState
 __all__ = ["SharedStep", "count_samples"]
 
 _BUCKET: Final = 25 * 2**20  # bytes; that of torch's DistributedDataParallel
-_RAW: Final = "ortboost/raw/"
 
 
 class SharedStep:
@@ -281,7 +280,7 @@ class _Halves:
         self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
         self.rates = tuple(spec.name for spec in second.hyper)
         device, group = state.device, shared.group
-        self._raw = [spec.name for spec in split.kept if spec.name.startswith(_RAW)]
+        self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
         gradients = [spec for spec in split.kept if spec.name not in self._raw]
         self._sums = [
             Buffer(shared.server, part, dtype, device, shared.wire)
@@ -307,7 +306,7 @@ class _Halves:
         for buffer in (*self._checks, *self._own):
             buffer.scale(0.0)
         for name in self._raw:
-            self._placed[name].write(name, state.read(name.removeprefix(_RAW)))
+            self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
         return {}
 
     def start(self, share: float) -> list[Handle]:

@@ -114,7 +114,7 @@ class Stepper(Shown):
         proven = self._in_place() if in_place else frozenset[str]()
         self._state = DeviceState(program.catalogue, program.initial, self.device, proven)
         self._compiled: dict[str, CompiledGraph] = {}
-        self._plan = step_plan(program.config)
+        self._plan = step_plan(program.config, program.graphs)
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._steps = 0
         self._scales: dict[str, NDArray[Any]] | None = None

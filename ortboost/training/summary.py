@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from ortboost.training.session import Session
 __all__ = ["TrainSummary", "health", "summarize"]
 
 _MANY_SKIPS = 0.05
+_ADVICE = "lower the learning rate, clip gradients, or see --debug-overflow"
 _MOST_WARM = 40  # halvings from the largest float32 scale that is sane to the smallest
 
 
@@ -37,12 +39,14 @@ class TrainSummary(Shown):
         loss_scale: The scale at the end.
         metrics: The last value of each metric.
         best: Monitored metric to ``{"value": ..., "step": ...}``.
-        healthy: Whether few steps were skipped.
-        health: One line on the skipped steps.
+        healthy: Whether few steps were skipped, and the last metrics are finite.
+        health: One line on that.
         checkpoint: The last checkpoint.
         best_checkpoint: The best one.
         log: The event log.
         plot: The picture of the curves.
+        notes: What else should be known.
+        class_counts: How many labels of the training data are each class, where they are classes.
     """
 
     reason: str
@@ -62,6 +66,8 @@ class TrainSummary(Shown):
     best_checkpoint: Path | None = None
     log: Path | None = None
     plot: Path | None = None
+    notes: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
 
     def _facts(self) -> dict[str, object]:
         best = (
@@ -89,7 +95,8 @@ def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
     """Whether the run looks well, and one line that says why.
 
     Skips at the start, before 20 steps in a row were applied, are the scale finding its place. After
-    that they are healthy as long as they are few (5 %) and do not become many more with time.
+    that they are healthy as long as they are few (5 %) and do not become many more with time. A run
+    is not well in which most steps were skipped, wherever, or whose last metrics are not finite.
 
     Args:
         state: Where the run stands.
@@ -102,11 +109,16 @@ def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
         >>> health(state)[1]
         'healthy: 3 of 1000 steps skipped (0.3 %), all within the first 3, while the scale found its place; scale 1024'
     """
+    stray = [name for name, value in state.metrics.items() if not math.isfinite(value)]
+    if stray:
+        return False, f"not healthy: {stray[0]} is {state.metrics[stray[0]]}; {_ADVICE}"
     if not state.total_skips:
         return True, f"healthy: no step was skipped; scale {scale_text(state.loss_scale)}"
     text = f"{state.total_skips} of {state.step} steps skipped ({_percent(state.total_skips, state.step)})"
     well, tail = _judge(state) if dynamic else _judge_fixed(state)
-    advice = "" if well else "; lower the learning rate, clip gradients, or see --debug-overflow"
+    if well and 2 * state.total_skips > state.step:
+        well, tail = False, ": most of them changed nothing"
+    advice = "" if well else f"; {_ADVICE}"
     kind = "healthy" if well else "not healthy"
     return well, f"{kind}: {text}{tail}{advice}; scale {scale_text(state.loss_scale)}"
 

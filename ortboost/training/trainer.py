@@ -17,7 +17,7 @@ from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_axes, batch_length, static_batch
 from ortboost.training.data.prefetch import prefetch
-from ortboost.training.data.sources import Source
+from ortboost.training.data.sources import IterableSource, Source
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
@@ -113,8 +113,8 @@ class Trainer:
         Raises:
             Interrupted: Ctrl-C (exit status 130); the step was finished and the state saved.
             Terminated: The same for SIGTERM (143).
-            DivergedError: Steps kept overflowing at the smallest scale; the state was saved and
-                the tensors that are not finite are named.
+            DivergedError: Steps kept overflowing at the smallest scale (the tensors that are not
+                finite are named), or the loss is NaN at the end; the state was saved.
             UsageError: The folder holds another run; or, resuming, seed or data changed.
             FileError: Resuming, and none of the checkpoints can be used.
         """
@@ -128,6 +128,7 @@ class Trainer:
             self._begin(s, resume)
             first = s.state.step
             self._loop(s)
+            self._check_finite(s)
             seconds = time.perf_counter() - started
             self.record.event(s, "end", reason=s.view.stop_reason, seconds=seconds)
         return summarize(
@@ -144,6 +145,8 @@ class Trainer:
             s.stale = check_fresh(self.store, self.config.overwrite)
         if resume and s.resumed is None:
             self.progress.message("nothing to resume: starting from the beginning")
+        if isinstance(s.validation, IterableSource):
+            s.validation.look()
         if self.log is not None:
             self.log.rewind(position)
         per_epoch = s.train.steps_per_epoch
@@ -288,17 +291,23 @@ class Trainer:
     def _validate(self, s: Session) -> None:
         if s.validation is None or self.evaluator is None:
             return
-        found = evaluate(
-            self.evaluator,
-            s.validation,
-            self._metrics,
-            labels=self.config.labels,
-            output=self.config.output,
-            batch_size=static_batch(self.stepper.inputs),
-            axes=batch_axes(self.stepper.inputs),
-            rule=LabelRule.of(self.stepper.inputs, self.config.labels),
-            stop=lambda: s.signals.received is not None,
-        )
+        try:
+            found = evaluate(
+                self.evaluator,
+                s.validation,
+                self._metrics,
+                labels=self.config.labels,
+                output=self.config.output,
+                batch_size=static_batch(self.stepper.inputs),
+                axes=batch_axes(self.stepper.inputs),
+                rule=LabelRule.of(self.stepper.inputs, self.config.labels),
+                stop=lambda: s.signals.received is not None,
+            )
+        except OrtBoostError as error:  # the epoch is not lost for a fault of the validation data
+            if s.state.step and s.saved_step != s.state.step and self.store is not None:
+                self.record.save(s)
+                error.fix += f" The training is saved at step {s.state.step}: go on with --resume."
+            raise
         if found is None:
             self._interrupt(s)
             return
@@ -355,6 +364,20 @@ class Trainer:
             where=f"step {s.state.step}; not finite: {shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
+        )
+
+    def _check_finite(self, s: Session) -> None:
+        """Refuse to end well with a loss that is NaN: of the validation, or of a whole epoch."""
+        names = [n for n in ("val_loss", "train_loss") if math.isnan(s.state.metrics.get(n, 0.0))]
+        if not names:
+            return
+        self.record.event(s, "end", reason="diverged", seconds=None)
+        best = None if self.store is None else self.store.best_step()
+        raise DivergedError(
+            f"Training diverged: at the end {names[0]} is nan.",
+            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were skipped",
+            fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
+            + (f"; the best model is the checkpoint of step {best}." if best else "."),
         )
 
     def _draw(self) -> Path | None:

@@ -9,6 +9,7 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
 - ``output``: the model already computes its loss; its gradient is taken as it is.
+- ``FILE.onnx``: a loss of the user's own, see :mod:`ortboost.transforms.own_loss`.
 
 ``mean`` divides by the number of losses (positions whose label counts for cross entropy, elements
 otherwise), ``sum`` adds them up, ``none`` gives them all out and differentiates their sum, as
@@ -48,6 +49,7 @@ from ortboost.transforms.loss_functions import (
     shifted_labels,
     sparse_cross_entropy,
 )
+from ortboost.transforms.own_loss import splice_loss
 
 __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "shifted_labels"]
 
@@ -104,6 +106,9 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         scalar = _own_loss(model, prediction, builder).name or ""
         report.changed[name] = "differentiated as the loss of the model"
         return AttachedLoss(report, scalar, scalar, scalar, None)
+
+    if config.is_file:
+        return _from_file(model, prediction, config, builder)
 
     shape = known_shape(prediction)
     axis = None
@@ -167,6 +172,60 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     )
 
 
+def _from_file(
+    model: ir.Model, prediction: ir.Value, config: LossConfig, builder: Builder
+) -> AttachedLoss:
+    """The loss of a file as the output ``loss``, its labels as an input."""
+    _require_free(model, config.labels)
+    labels, loss, picking = splice_loss(model, prediction, config.name, builder)
+    labels.name = config.labels
+    model.graph.inputs.append(labels)
+    builder.flush()
+    _rename_to_loss(model.graph, loss)
+    model.graph.outputs.append(loss)
+    infer_shapes(model)
+    name = prediction.name or ""
+    report = Report("attach_loss")
+    report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"
+    if picking is None:
+        return AttachedLoss(report, name, "loss", "loss", labels.name)
+    scores = None if picking.inputs[0] is None else known_shape(picking.inputs[0])
+    count = scores[1] if scores is not None and len(scores) > 1 else None
+    if not isinstance(count, int):
+        raise ModelError(
+            f"How many classes the {picking.op_type} of the loss has is not known.",
+            where=f"{config.name}: node '{picking.name}', scores {scores}",
+            fix="Fix the number of classes, in the loss or in the output of the network.",
+        )
+    ignored = picking.attributes.get("ignore_index")
+    return AttachedLoss(
+        report,
+        name,
+        "loss",
+        "loss",
+        labels.name,
+        count,
+        class_axis=1,
+        ignored=None if ignored is None else ignored.as_int(),
+    )
+
+
+def _require_free(model: ir.Model, labels: str) -> None:
+    """Make a name available for the labels.
+
+    Raises:
+        UsageError: The model has an input of that name.
+    """
+    if any(value.name == labels for value in model.graph.inputs):
+        raise UsageError(
+            f"The model already has an input '{labels}'.",
+            where=source_name(model),
+            fix="Give the labels another name with --labels NAME, or --loss output if the model "
+            "computes its own loss.",
+        )
+    free_name(model.graph, labels)
+
+
 def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
     outputs = {value.name or "": value for value in model.graph.outputs}
     if config.output is not None:
@@ -221,14 +280,7 @@ def _label_input(
             where=source_name(model),
             fix="Name an output that holds predictions with --output.",
         )
-    if any(value.name == config.labels for value in model.graph.inputs):
-        raise UsageError(
-            f"The model already has an input '{config.labels}'.",
-            where=source_name(model),
-            fix="Give the labels another name with --labels NAME, or --loss output if the model "
-            "computes its own loss.",
-        )
-    free_name(model.graph, config.labels)
+    _require_free(model, config.labels)
     sparse = config.name == "softmax-cross-entropy" and config.sparse
     wanted: _Dims | None = config.label_shape
     if wanted is None:

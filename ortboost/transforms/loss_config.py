@@ -25,8 +25,9 @@ class LossConfig:
     """Which loss, over which output, against labels of which form.
 
     Args:
-        name: One of :data:`LOSSES`.
-        reduction: ``mean``, ``sum`` or ``none``.
+        name: One of :data:`LOSSES`, or the path of an ONNX file with a loss of your own, see
+            :mod:`ortboost.transforms.own_loss`.
+        reduction: ``mean``, ``sum`` or ``none``; of a file: whether it answers a mean or a sum.
         sparse: For cross entropy: labels are class numbers (int64), not one row of
             probabilities a sample.
         output: Name of the model's output that the loss is taken of; may stay out if the model has
@@ -61,9 +62,17 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         check_kinds(self, "loss")
-        if self.name not in LOSSES:
+        if self.name not in LOSSES and not self.is_file:
             raise ConfigError(
-                f"Unknown loss '{self.name}'.", where="loss", fix=nearest(self.name, LOSSES)
+                f"Unknown loss '{self.name}'.",
+                where="loss",
+                fix=f"{nearest(self.name, LOSSES)}; or an .onnx file with a loss of your own",
+            )
+        if self.is_file and self.reduction == "none":
+            raise ConfigError(
+                "A loss from a file answers one number.",
+                where=f"loss '{self.name}', reduction 'none'",
+                fix="Say whether it is the 'mean' or the 'sum' over the samples.",
             )
         sparse = self.name == "softmax-cross-entropy" and self.sparse
         for key in ("ignore_index", "shift_labels"):
@@ -84,6 +93,11 @@ class LossConfig:
         for key in ("weight", "pos_weight"):
             if getattr(self, key) is not None:
                 self._check_factors(key)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the loss is in a file of the user's."""
+        return self.name.lower().endswith(".onnx")
 
     def _check_factors(self, key: str) -> None:
         """Factors are numbers, and there is one loss that reads them."""

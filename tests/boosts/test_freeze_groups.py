@@ -148,10 +148,19 @@ def test_by_cost_each_group_saves_its_share():
         assert dropped >= (index / 5 - max(layer.cost for layer in layers) / total) * total - 1
 
 
-def test_more_groups_than_layers_are_refused():
-    with pytest.raises(ConfigError, match="2 layers") as caught:
-        build(grad_freeze=FreezeConfig())
-    assert_three_lines(caught.value)
+def test_with_more_groups_than_layers_nothing_is_frozen_and_a_note_says_so():
+    """As in MindSpore, where each group is everything; here it trains as without the boost, to the bit."""
+    program = build(grad_freeze=FreezeConfig(freeze_p=0.0), optimizer=Momentum())
+    assert list(program.graphs) == ["step"]
+    (report,) = [report for report in program.reports if report.rewrite == "grad_freeze"]
+    assert "10 groups are wanted, and the network has 2 layers" in report.kept["grad_freeze"]
+    assert "--boost grad-freeze:groups=2" in report.notes[0]
+    frozen, plain = stepper(program), stepper(build(grad_freeze=None, optimizer=Momentum()))
+    assert [result.group for result in train(frozen, 4)] == [0, 0, 0, 0]
+    train(plain, 4)
+    kept = [entry.name for entry in program.catalogue.entries("parameter")]
+    one, other = ({name: step.get(name) for name in kept} for step in (frozen, plain))
+    assert_same_bits(one, other)
 
 
 def test_given_groups_are_taken_as_they_are():

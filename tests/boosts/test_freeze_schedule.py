@@ -81,9 +81,9 @@ def test_the_random_numbers_of_the_process_are_left_alone():
 
 def test_the_plan_of_a_program_follows_from_its_configuration():
     config = FreezeConfig(param_groups=3, total_steps=40)
-    plan = step_plan(ProgramConfig(grad_freeze=config))
+    plan = step_plan(ProgramConfig(grad_freeze=config), ["step", "step.1", "step.2"])
     np.testing.assert_array_equal(plan, freeze_schedule(config))
-    np.testing.assert_array_equal(step_plan(ProgramConfig()), [0])
+    np.testing.assert_array_equal(step_plan(ProgramConfig(), ["step"]), [0])
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,6 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
         (["--boost", "grad-freeze:p"], "KEY=VALUE"),
         (["--boost", "grad-freeze:p=x"], "a number"),
         (["--boost", "grad-accumulation"], "steps"),
-        (["--boost", "O1"], "param_groups"),  # two layers, ten groups
         (["--boost-config", "missing.json"], "missing.json"),
         (["--boost-config", MLP], "not valid JSON"),
     ],
@@ -194,6 +193,12 @@ def test_errors_in_three_lines(tmp_path, capsys, words, said):
     assert said in captured.err
     assert "Traceback" not in captured.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_level_on_a_small_network_freezes_nothing_and_says_so(tmp_path, capsys, level):
+    assert convert(MLP, tmp_path / "run", "--boost", level) == 0
+    assert "note: grad-freeze: nothing is frozen: 10 groups" in capsys.readouterr().out
 
 
 def test_a_boosted_run_from_convert_to_export(tmp_path, capsys):
@@ -279,6 +284,15 @@ def test_an_optimizer_takes_its_numbers_after_a_colon(tmp_path):
         == 0
     )
     assert Program.load(tmp_path / "run").config.optimizer == Adam(0.8, eps=1e-6)
+
+
+@pytest.mark.parametrize(("name", "fix"), [("lamb", "choices: sgd"), ("tohr", "mean 'thor'")])
+def test_an_optimizer_that_is_not_there_is_not_in_this_version(name, fix, tmp_path, capsys):
+    assert convert(MLP, tmp_path / "run", "--optimizer", name) == 3
+    said = capsys.readouterr().err
+    assert f"The optimizer '{name}' is not in this version." in said
+    assert "where: --optimizer" in said
+    assert fix in said
 
 
 @pytest.mark.parametrize("text", ["thor:frequencee=3", "thor:damping=0", "thor:mode=mindspore"])

@@ -122,3 +122,37 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
     found, said = error(capsys, ["convert", MLP, "-o", "x", "--config", str(tmp_path / "no.toml")])
     assert found == 8
     assert "no.toml" in said
+
+
+# ---- the version ---------------------------------------------------------------------------------
+
+
+def test_a_printed_file_has_a_version_that_may_stay_out(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    file = written(capsys, ["convert", MLP, "-o", run, "--lr", "0.5"], tmp_path / "run.toml")
+    text = file.read_text()
+    assert text.startswith("version = 1\n")
+    for content in (text, text.removeprefix("version = 1\n")):
+        file.write_text(content)
+        assert main(["convert", "--config", str(file), "--overwrite", "-q"]) == 0
+        assert Program.load(run).config.learning_rate == "0.5"
+
+
+@pytest.mark.parametrize("version", ["2", "0", '"1"', "true", "1.0"])
+@pytest.mark.parametrize("kind", ["toml", "json"])
+def test_an_unknown_version_is_refused(tmp_path, capsys, version, kind):
+    file = tmp_path / f"run.{kind}"
+    file.write_text(f"version = {version}\n" if kind == "toml" else f'{{"version": {version}}}')
+    words = ["convert", MLP, "-o", str(tmp_path / "run"), "--config", str(file)]
+    status, said = error(capsys, words)
+    assert status == 3
+    assert "which is not known" in said
+    assert f"where: {file}" in said
+    assert "This ortboost reads version 1" in said
+
+
+def test_a_json_file_with_the_version(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"version": 1, "learning_rate": "0.25"}))
+    assert main(["convert", MLP, "-o", str(tmp_path / "run"), "--config", str(file), "-q"]) == 0
+    assert Program.load(tmp_path / "run").config.learning_rate == "0.25"

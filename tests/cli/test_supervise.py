@@ -98,3 +98,102 @@ def test_one_process_on_request():
     process = start("print(os.getppid(), flush=True)", ORTBOOST_ONE_PROCESS="1")
     out, _ = process.communicate(timeout=60)
     assert int(out) == os.getpid()
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+SLOW = """
+import sys, time
+sys.argv = ["ortboost", "doctor"]
+import ortboost.cli
+def main(words=None):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        time.sleep(0.5)  # while it tells, or cleans up
+        print("told", flush=True)
+        return 130
+ortboost.cli.main = main
+from ortboost.__main__ import command
+command()
+"""
+
+
+def begin(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_only_the_first_interrupt_counts():
+    """``timeout`` and impatience send several, and to parent and child."""
+    with begin(SLOW) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.1)
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, out, said) == (130, "told\n", "")
+
+
+BROKEN = """
+import sys, time
+sys.argv = ["ortboost", "doctor"]
+import ortboost.cli.app
+def run(words):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ImportError("numpy.core failed to import") from None
+ortboost.cli.app.run = run
+from ortboost.__main__ import command
+command()
+"""
+
+
+def test_another_error_that_an_interrupt_became_is_the_interrupt():
+    """Not a bug of ortboost, and no library that is broken."""
+    with begin(BROKEN) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("error: Interrupted.\n")
+    assert "bug" not in said
+
+
+def test_a_shell_may_have_it_ignored():
+    """As for what it starts in the background."""
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SLOW.replace(
+        "time.sleep(60)", "time.sleep(1); return 0"
+    )
+    with begin(ignored) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_a_crash_after_an_interrupt_is_the_interrupt():
+    """An import of a library that is interrupted in the middle may abort."""
+    body = (
+        "signal.signal(signal.SIGINT, lambda *_: os.abort()); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    with start(body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert said.startswith("error: Interrupted.\n")
+    assert "memory" not in said

@@ -118,6 +118,12 @@ def network():
     )
 
 
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Components are read from the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 def build(names, engine="portable"):
     boosts = tuple(BOOSTS[name] for name in names)
     if not {"loss-scale", "group-loss-scale"} & set(names):

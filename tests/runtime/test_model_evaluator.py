@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import ortboost as ob
 from ortboost.core.errors import UsageError
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from tests.support import assert_three_lines, model_path, run, small_mlp, text_model, weights
@@ -55,3 +56,19 @@ def test_inputs_that_data_cannot_be():
     with pytest.raises(UsageError) as info:
         ModelEvaluator(model, device="cpu")
     assert_three_lines(info.value)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3,), (3, 4, 1)])
+def test_a_shape_that_does_not_fit_is_told_in_our_words(shape):
+    with pytest.raises(UsageError, match="does not take an array of this shape") as caught:
+        ModelEvaluator(small_mlp(), device="cpu").evaluate({"x": weights(*shape)})
+    assert caught.value.where == f"array {list(shape)}, input [batch, 4]"
+    assert_three_lines(caught.value)
+
+
+def test_models_that_take_other_shapes_are_not_compared(tmp_path):
+    with pytest.raises(UsageError, match="take 'x' in different shapes") as caught:
+        ob.compare(model_path("mlp"), model_path("lenet5"))
+    assert "ONNXRuntimeError" not in str(caught.value)
+    assert "lenet5.onnx: [batch, 1, 8, 8]" in caught.value.where
+    assert_three_lines(caught.value)

@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from ortboost.api import doctor
 from ortboost.core.errors import DependencyError, ModelError, UsageError
 from ortboost.graph import io
 from ortboost.program.build import build_program
@@ -180,3 +181,40 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
 def test_tensorrt_runs_no_training_step():
     with pytest.raises(UsageError, match="not training steps"):
         Stepper(build_program(small_mlp()), device="tensorrt")
+
+
+class Distribution:
+    def __init__(self, name):
+        self.metadata = {"Name": name}
+
+
+@pytest.fixture
+def two_packages(monkeypatch):
+    found = [Distribution(n) for n in ("numpy", "onnxruntime", "onnxruntime-training-cpu")]
+    monkeypatch.setattr(module.importlib.metadata, "distributions", lambda: iter(found))
+    for cached in (module.runtime_packages, module._tell_of_several):
+        cached.cache_clear()
+    yield
+    for cached in (module.runtime_packages, module._tell_of_several):
+        cached.cache_clear()
+
+
+def test_two_packages_are_told_once_when_the_runtime_is_imported(two_packages, caplog):
+    """Half overwritten, most of it works, and ``auto`` would take the other engine without a word."""
+    module.runtime()
+    module.runtime()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    said = record.getMessage()
+    assert "onnxruntime and onnxruntime-training-cpu share one folder" in said
+    assert "pip uninstall -y onnxruntime onnxruntime-training-cpu" in said
+    (line,) = [f for f in doctor() if f.name == "onnxruntime"]
+    assert line.status == "fail"
+    assert "share one folder and break each other" in line.detail
+    assert "pip uninstall -y" in line.fix
+
+
+def test_one_package_is_not_told(caplog):
+    module._tell_of_several.cache_clear()
+    module.runtime()
+    assert not caplog.records

@@ -331,6 +331,65 @@ def test_hopeless_steps_are_counted_across_a_restart(tmp_path):
     assert caught.value.where.startswith("step 6;")
 
 
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_loss_that_is_nan_at_the_end_is_no_good_end(tmp_path, validated):
+    """Before, the scale was found 'healthy' and the exit status was 0."""
+    scale, store = FixedScaleConfig(1.0), CheckpointStore(tmp_path / "c")
+    stepper, log = LinearStepper(scale), EventLog(tmp_path / "log.jsonl")
+    trainer = trainer_for(stepper, loss_scale=scale, store=store, log=log)
+    held_out = ArraySource(poisoned(), 4, inputs=stepper.inputs) if validated else None
+    source = train_source(stepper)
+    if not validated:
+        source = ArraySource(poisoned(), 4, inputs=stepper.inputs)
+    with np.errstate(invalid="ignore"), pytest.raises(DivergedError, match="is nan") as caught:
+        trainer.fit(source, held_out)
+    assert ("val_loss" if validated else "train_loss") in caught.value.what
+    assert caught.value.exit_status == 6
+    assert store.latest().checkpoint.step == 12
+    ends = [event for event in read_log(tmp_path / "log.jsonl") if event["event"] == "end"]
+    assert [event["reason"] for event in ends] == ["diverged"]
+
+
+class Faulty:
+    """Validation data whose second batch cannot be read."""
+
+    steps_per_epoch = 2
+
+    def __init__(self, stepper, good=False):
+        self.good, self._source = good, ArraySource(make_data(8), 4, inputs=stepper.inputs)
+
+    def epoch(self, epoch, start=0):
+        first, second = self._source.epoch(epoch, start)
+        yield first
+        if not self.good:
+            raise UsageError("A label is no class.", where="batch 1", fix="Mend it.")
+        yield second
+
+    def fingerprint(self):
+        return {}
+
+
+def test_a_fault_of_the_validation_data_does_not_lose_the_epoch(tmp_path):
+    one, other = LinearStepper(), LinearStepper()
+    store = CheckpointStore(tmp_path / "c")
+    with pytest.raises(UsageError, match="no class") as caught:
+        trainer_for(one, store=store).fit(train_source(one), Faulty(one))
+    assert caught.value.fix == "Mend it. The training is saved at step 6: go on with --resume."
+    resumed = LinearStepper()
+    trainer_for(resumed, store=store).fit(train_source(resumed), Faulty(one, True), resume=True)
+    trainer_for(other).fit(train_source(other), Faulty(other, True))
+    np.testing.assert_array_equal(resumed.w, other.w)
+    assert resumed.seeds == other.seeds[6:]
+
+
+def test_a_stream_for_validation_is_looked_at_before_the_first_step(tmp_path):
+    stepper = LinearStepper()
+    bad = [{"x": np.full((2, 3), np.nan, np.float32), "labels": np.zeros(2, np.float32)}]
+    with pytest.raises(UsageError, match="NaN"):
+        trainer_for(stepper).fit(train_source(stepper), IterableSource(bad, stepper.inputs))
+    assert stepper.seeds == []
+
+
 def test_an_early_warning_is_shown_and_logged(tmp_path):
     scale, screen = DynamicScaleConfig(init=2.0**20, window=50), Screen()
     stepper = LinearStepper(scale, overflow=lambda step: 3 <= step < 9)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from ortboost.core.arguments import checked
 from ortboost.core.report import Report
@@ -25,7 +27,9 @@ from ortboost.mindspore.nn.wrap import WithEvalCell, WithLossCell, network_of, p
 from ortboost.program.boost_config import BoostConfig, resolve_boost
 from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 
-__all__ = ["AutoBoost"]
+__all__ = ["AutoBoost", "warn_of_unused"]
+
+_UNUSED: WeakSet[AutoBoost] = WeakSet()  # for a warning only: nothing reads a configuration here
 
 
 class AutoBoost:
@@ -67,6 +71,8 @@ class AutoBoost:
         self.level = level
         self.reports: tuple[Report, ...] = ()
         self._boosted: WeakKeyDictionary[Network, Network] = WeakKeyDictionary()
+        if any(self.boost_config.values()):
+            _UNUSED.add(self)
 
     @property
     def boost_config(self) -> dict[str, bool]:
@@ -105,14 +111,16 @@ class AutoBoost:
         Returns:
             The network (of the kind that was given) and what to give a training cell as optimizer.
 
+        With fewer layers than groups nothing is frozen, and a warning says so.
+
         Raises:
-            ArgumentValueError: There are fewer layers than groups to freeze.
             NotInThisVersionError: A boost is on that is not in this version.
             ModelError: There is no layer for the full-normalization head.
         """
         owner = "AutoBoost.network_auto_process_train"
         backbone = network_of(owner, network)
         self._check_version(owner)
+        _UNUSED.discard(self)
         on, report = self.config.on, Report("auto_boost")
         reports: list[Report] = []
         result: Optimizer | OptimizerWrapper = optimizer
@@ -134,7 +142,10 @@ class AutoBoost:
         if on.grad_freeze:
             freeze = GradientFreeze.of_config(self.config.grad_freeze)
             network, result = freeze.freeze_generate(network, optimizer)
-            report.changed["grad_freeze"] = f"{result.groups_num} groups"
+            if result.groups_num > 1:
+                report.changed["grad_freeze"] = f"{result.groups_num} groups"
+            else:
+                report.kept["grad_freeze"] = "nothing is frozen: there is one group"
         if on.grad_accumulation and self.grad_accumulation_step > 1:
             result = GradientAccumulation(self.grad_accumulation_step, result)
             report.changed["grad_accumulation"] = f"windows of {self.grad_accumulation_step}"
@@ -207,6 +218,25 @@ class AutoBoost:
                 fix="Convert the model to a program with --boost adasum, or call boost.AdaSum yourself; "
                 "{'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
             )
+
+
+def warn_of_unused(cell: str) -> None:
+    """Warn that a training cell is made and an :class:`AutoBoost` was not applied to anything.
+
+    MindSpore's cells read what ``AutoBoost`` has on from a singleton. Here boosts come with network and
+    optimizer, so that code ported from there would train without them.
+
+    Args:
+        cell: The kind of the cell.
+    """
+    if _UNUSED:
+        gc.collect()  # those of calls that failed are gone
+    for boost in _UNUSED:
+        warnings.warn(
+            f"AutoBoost({boost.level!r}) was not applied, so this {cell} trains without it; call "
+            "network, optimizer = boost.network_auto_process_train(network, optimizer) first",
+            stacklevel=4,
+        )
 
 
 def _around(network: Network, like: Cell) -> Cell:

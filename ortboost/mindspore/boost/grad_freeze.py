@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from ortboost.mindspore.core.arguments import (
     as_argument_error,
 )
 from ortboost.mindspore.core.cell import Cell
-from ortboost.mindspore.core.network import Network
 from ortboost.mindspore.core.parameter import Parameter
 from ortboost.mindspore.nn.optimizer import Optimizer
 from ortboost.mindspore.nn.train_step import TrainOneStepCell
@@ -88,7 +88,8 @@ class GradientFreeze:
         The groups follow the layers of the graph, see :mod:`ortboost.boosts.freeze_groups`. For a
         cell that is no network and has none in it they follow the names, by MindSpore's rule: a
         parameter with 'bn' or 'bias' in its name belongs to the one before, any other begins a new
-        part if the present one has three or more.
+        part if the present one has three or more. With fewer layers (or parts) than groups each
+        group holds all: nothing is frozen.
 
         Args:
             net: The network.
@@ -96,14 +97,12 @@ class GradientFreeze:
 
         Raises:
             ArgumentTypeError: ``net`` has no parameters.
-            ArgumentValueError: There are fewer layers (or parts) than groups.
         """
-        owner = "GradientFreeze.split_parameters_groups"
+        owner, number = "GradientFreeze.split_parameters_groups", freeze_para_groups_number
         with as_argument_error(owner):
-            config = FreezeConfig(freeze_para_groups_number, self.config.freeze_type)
-            if holds_network(net):
-                return _by_layers(network_of(owner, net), config)
-            return _by_names(owner, net.trainable_params(), freeze_para_groups_number)
+            config = FreezeConfig(number, self.config.freeze_type)
+            groups, _ = _divided(owner, net, config)
+        return groups if len(groups) == number else [list(groups[0]) for _ in range(number)]
 
     def generate_freeze_index_sequence(
         self,
@@ -132,22 +131,25 @@ class GradientFreeze:
     def freeze_generate(self, network: Cell, optimizer: Optimizer) -> tuple[Cell, FreezeOpt]:
         """The network as it is, and the optimizer that freezes.
 
+        With fewer layers than groups there is one group: nothing is frozen, and a warning says so.
+
         Args:
             network: The network, or one with its loss.
             optimizer: The optimizer, made with its parameters.
 
         Raises:
-            ArgumentValueError: There are fewer layers than groups, or the optimizer trains nothing of
-                a group.
+            ArgumentValueError: The optimizer trains nothing of a group.
         """
-        config = self.config
+        owner, config, notes = "GradientFreeze.freeze_generate", self.config, list[str]()
         known = {id(p) for p in optimizer.parameters}
-        if config.groups is None:
-            groups = self.split_parameters_groups(network, config.param_groups)
-        else:
-            groups = _by_config("GradientFreeze.freeze_generate", network, config.groups)
-        with as_argument_error("GradientFreeze.freeze_generate"):
-            sequence = freeze_schedule(config).tolist()
+        with as_argument_error(owner):
+            if config.groups is None:
+                groups, notes = _divided(owner, network, config)
+            else:
+                groups = _by_config(owner, network, config.groups)
+            sequence = [0] if notes else freeze_schedule(config).tolist()
+        for note in notes:
+            warnings.warn(note, stacklevel=3)
         chosen = [[p for p in group if id(p) in known] for group in groups]
         made = FreezeOpt(optimizer, chosen, sequence)
         made.separate_state = config.separate_state
@@ -197,11 +199,17 @@ def freeze_cell(
     )
 
 
-def _by_layers(network: Network, config: FreezeConfig) -> list[list[Parameter]]:
+def _divided(
+    owner: str, cell: Cell, config: FreezeConfig
+) -> tuple[list[list[Parameter]], list[str]]:
+    """The groups, and why there is only one, if there are too few layers or parts."""
+    if not holds_network(cell):
+        return _by_names(owner, cell.trainable_params(), config.param_groups)
+    network = network_of(owner, cell)
     own = {p.name: p for p in network.trainable_params()}
     trained = [p for name, p in find_parameters(network.model).items() if name in own]
-    groups, _ = freeze_groups(network.model, trained, config)
-    return [[own[name] for name in group] for group in groups]
+    groups, report = freeze_groups(network.model, trained, config)
+    return [[own[name] for name in group] for group in groups], report.notes if report.kept else []
 
 
 def _by_config(owner: str, network: Cell, groups: Sequence[Sequence[str]]) -> list[list[Parameter]]:
@@ -213,7 +221,9 @@ def _by_config(owner: str, network: Cell, groups: Sequence[Sequence[str]]) -> li
     return [[own[name] for name in group] for group in groups]
 
 
-def _by_names(owner: str, parameters: Sequence[Parameter], number: int) -> list[list[Parameter]]:
+def _by_names(
+    owner: str, parameters: Sequence[Parameter], number: int
+) -> tuple[list[list[Parameter]], list[str]]:
     parts: list[list[Parameter]] = []
     for parameter in parameters:
         follows = "bn" in parameter.name or "bias" in parameter.name
@@ -226,10 +236,7 @@ def _by_names(owner: str, parameters: Sequence[Parameter], number: int) -> list[
             "The network has nothing to train.", where=owner, fix="Is everything frozen?"
         )
     if len(parts) < number:
-        raise ArgumentValueError(
-            f"{number} groups are wanted, and there are {len(parts)} parts to train.",
-            where=owner,
-            fix=f"Use {len(parts)} groups or less.",
-        )
+        few = f"nothing is frozen: {number} groups are wanted, and there are {len(parts)} parts to train"
+        return [list(parameters)], [few]
     stride = len(parts) // number
-    return [[p for part in parts[index * stride :] for p in part] for index in range(number)]
+    return [[p for part in parts[index * stride :] for p in part] for index in range(number)], []

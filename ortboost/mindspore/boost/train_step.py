@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ortboost.mindspore.boost.auto_boost import warn_of_unused
 from ortboost.mindspore.boost.freeze_opt import FreezeOpt
 from ortboost.mindspore.core.arguments import ArgumentValueError, NotInThisVersionError
 from ortboost.mindspore.nn.compiled import CompiledSteps
@@ -165,6 +166,7 @@ class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
     """
 
     def __init__(self, network: Any, optimizer: Any, sens: Any = None) -> None:
+        _warn_if_plain(self, optimizer)
         super().__init__(network, optimizer, sens)
 
 
@@ -184,3 +186,12 @@ class BoostTrainOneStepWithLossScaleCell(_Boosts, TrainOneStepWithLossScaleCell)
         >>> step = BoostTrainOneStepWithLossScaleCell(net_with_loss, opt, manager)       # doctest: +SKIP
         >>> loss, overflow, loss_scale = step(images, labels)                            # doctest: +SKIP
     """
+
+    def __init__(self, network: Any, optimizer: Any, scale_sense: Any) -> None:
+        _warn_if_plain(self, optimizer)
+        super().__init__(network, optimizer, scale_sense)
+
+
+def _warn_if_plain(cell: _Boosts, optimizer: Any) -> None:
+    if not isinstance(optimizer, OptimizerWrapper):
+        warn_of_unused(type(cell).__name__)

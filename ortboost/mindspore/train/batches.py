@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortboost.mindspore.core.arguments import ArgumentTypeError, ArgumentValueError
-from ortboost.training.data.bind import LABEL_KEYS
+from ortboost.training.data.keys import LABEL_KEYS
 
 __all__ = ["Batches"]
 

@@ -17,8 +17,10 @@ from ortboost.training.data.batches import (
 )
 from ortboost.training.data.bind import bind_arrays, convert
 from ortboost.training.data.cifar import load_cifar
+from ortboost.training.data.csv_file import load_csv
 from ortboost.training.data.idx import load_idx, load_idx_pair
 from ortboost.training.data.load import load_arrays
+from ortboost.training.data.npy import load_npy
 from ortboost.training.data.npz import load_npz
 from ortboost.training.data.open import open_source
 from ortboost.training.data.prefetch import prefetch
@@ -36,8 +38,10 @@ __all__ = [
     "epoch_order",
     "load_arrays",
     "load_cifar",
+    "load_csv",
     "load_idx",
     "load_idx_pair",
+    "load_npy",
     "load_npz",
     "open_source",
     "pad_batch",

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
+from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
 from ortboost.training.data.load import SPLITS
 from ortboost.training.protocols import Array, InputLike
 
-__all__ = ["DATA_KEYS", "LABEL_KEYS", "PIXEL_MAX", "bind_arrays", "convert"]
+__all__ = [
+    "PIXEL_MAX",
+    "bind_arrays",
+    "convert",
+    "first_row",
+    "stray_label",
+]
 
-DATA_KEYS = ("x", "images", "image", "data", "features", "inputs", "input")
-LABEL_KEYS = ("y", "labels", "label", "targets", "target")
 PIXEL_MAX = 255.0
 _SUFFIXES = {"train": ("_train",), "test": ("_test", "_val"), "val": ("_val", "_test")}
-_SCAN_BYTES = 1 << 26  # arrays up to 64 MiB are searched for NaN; larger ones are not read for it
+_SCAN_BYTES = 1 << 33  # data up to 8 GiB are searched for NaN; larger ones are not read for it
+_PIECE_BYTES = 1 << 26
 
 
 def convert(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -46,6 +52,7 @@ def bind_arrays(
     split: str | None = None,
     mapping: Mapping[str, str] | None = None,
     path: str | None = None,
+    what: str = "data",
 ) -> dict[str, Array]:
     """Choose an array for each input and check that it fits.
 
@@ -66,6 +73,7 @@ def bind_arrays(
         split: "train", "test", "val" or None for bare names only.
         mapping: Input name to array key (``--map x=images``: input ``x`` takes ``images``).
         path: Where the arrays came from, for error texts.
+        what: What they are where there is no path (``validation data``).
 
     Returns:
         Input name to array, in the order of ``inputs``. Arrays are views (mapped ones stay
@@ -76,7 +84,7 @@ def bind_arrays(
             that is no class).
         UsageError: The same without a ``path``; or ``mapping`` or ``split`` name what is not there.
     """
-    binder = _Binder(arrays, inputs, split, dict(mapping or {}), path)
+    binder = _Binder(arrays, inputs, split, dict(mapping or {}), path, what)
     bound = {spec.name: binder.fit(spec, binder.choose(spec)) for spec in inputs}
     binder.check_lengths(bound)
     return bound
@@ -92,7 +100,9 @@ class _Binder:
         split: str | None,
         mapping: dict[str, str],
         path: str | None,
+        what: str,
     ) -> None:
+        self.what = what
         self.arrays, self.inputs, self.mapping, self.path = arrays, inputs, mapping, path
         if split is not None and split not in SPLITS:
             raise UsageError(
@@ -110,7 +120,7 @@ class _Binder:
     def error(self, what: str, key: str, fix: str) -> OrtBoostError:
         """The error for the array ``key``: of the file if there is one."""
         kind = FileError if self.path else UsageError
-        return kind(what, where=f"{self.path or 'data'}: {key}", fix=fix)
+        return kind(what, where=f"{self.path or self.what}: {key}", fix=fix)
 
     def _misfit(self, spec: InputLike, key: str, fix: str) -> OrtBoostError:
         shape = ", ".join(str(dim) for dim in spec.shape)
@@ -218,20 +228,10 @@ class _Binder:
         )
 
     def _check_classes(self, spec: InputLike, key: str, array: Array) -> None:
-        stray_class = getattr(spec, "stray_class", None)  # of inputs that know their classes
-        if stray_class is None or array.nbytes > _SCAN_BYTES:
-            return
-        stray = stray_class(array)
-        if stray is not None:
-            row = int(np.argwhere(array == stray)[0][0])
-            count = getattr(spec, "classes", 0)
-            known = f": the model has {count}, 0 to {count - 1}" if count else ""
-            raise self.error(
-                f"The label {stray} is no class{known}.",
-                f"'{key}', first in row {row}",
-                "Mend the labels, give the model a head with more classes (--new-head), or name "
-                "the label that does not count (--ignore-index).",
-            )
+        found = stray_label(spec, array)
+        if found is not None:
+            what, row, fix = found
+            raise self.error(what, f"'{key}', first in row {row}", fix)
 
     def _check_dtype(self, spec: InputLike, key: str, array: Array) -> None:
         have, want = array.dtype, spec.dtype
@@ -244,9 +244,8 @@ class _Binder:
                 f"Save it as {want}.",
             )
         if have.kind == "f" and (array.nbytes <= _SCAN_BYTES or array.ndim == 1):
-            bad = ~np.isfinite(array)
-            if bad.any():
-                row = int(np.argwhere(bad)[0][0])
+            row = first_row(array, lambda piece: ~np.isfinite(piece))
+            if row is not None:
                 raise self.error(
                     f"The array '{key}' holds NaN or infinite values.",
                     f"'{key}', first in row {row}",
@@ -285,6 +284,58 @@ class _Binder:
                 "The batch axis, usually 0, counts the samples and must have one length in all; "
                 "--batch-axis INPUT=AXIS names another one, or none.",
             )
+
+
+def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
+    """The first row that has a stray value, or ``None``; read piece by piece.
+
+    Args:
+        array: The array; a scalar is a row.
+        strays: Makes of a piece a mask of its shape.
+
+    Example:
+        >>> first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
+        1
+    """
+    rows = np.atleast_1d(array)
+    step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
+    for start in range(0, len(rows), step):
+        found = strays(rows[start : start + step])
+        if found.any():
+            return start + int(np.argwhere(found)[0][0])
+    return None
+
+
+def stray_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
+    """What is wrong with a label that is no class, its row, and what to do; ``None`` if all are.
+
+    Args:
+        spec: The input; one that does not know its classes takes all labels.
+        array: The labels.
+    """
+    stray_class = getattr(spec, "stray_class", None)
+    if stray_class is None or getattr(spec, "classes", None) is None:
+        return None
+    found = list[int]()
+
+    def strays(piece: Array) -> Array:
+        stray = stray_class(piece)
+        if stray is None:
+            return np.zeros(1, np.bool_)
+        found.append(stray)
+        return np.asarray(piece == stray)
+
+    row = first_row(array, strays)
+    if row is None:
+        return None
+    count = getattr(spec, "classes", 0)
+    known = f": the model has {count}, 0 to {count - 1}" if count else ""
+    return (
+        f"The label {found[0]} is no class{known}.",
+        row,
+        "Mend the labels, give the model a head with more classes (--new-head), or name "
+        "the label that does not count (--ignore-index).",
+    )
 
 
 def _matches(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> bool:

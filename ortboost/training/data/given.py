@@ -12,7 +12,7 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
-from ortboost.training.data.bind import LABEL_KEYS
+from ortboost.training.data.keys import LABEL_KEYS
 from ortboost.training.protocols import Array, InputLike
 
 __all__ = ["given_arrays"]

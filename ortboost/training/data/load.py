@@ -7,14 +7,19 @@ from pathlib import Path
 
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.training.data.cifar import find_cifar, load_cifar
+from ortboost.training.data.csv_file import load_csv
 from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
+from ortboost.training.data.npy import load_npy
 from ortboost.training.data.npz import load_npz
 from ortboost.training.protocols import Array
 
 __all__ = ["SPLITS", "load_arrays"]
 
 SPLITS = ("train", "test", "val")
-_KINDS = "Supported: .npz, IDX (MNIST, also .gz), CIFAR-10 binary, or a folder of the last two."
+_KINDS = (
+    "Supported: .npz, .npy, .csv, .tsv, IDX (MNIST, also .gz), CIFAR-10 binary; or a folder of .npy files "
+    "called as the arrays (x.npy, y.npy), of IDX, or of CIFAR-10 files."
+)
 
 
 def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> dict[str, Array]:
@@ -22,13 +27,14 @@ def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> di
 
     Args:
         path: An ``.npz`` file (stored members are memory-mapped), an IDX file of images or labels
-            (its partner is found beside it), a CIFAR-10 ``.bin`` file, or a folder of IDX or
-            CIFAR-10 files.
+            (its partner is found beside it), a CIFAR-10 ``.bin`` file, a CSV file, an ``.npy`` file, or a
+            folder of IDX, CIFAR-10 or ``.npy`` files.
         split: "train", "test" or "val"; chooses the files of a folder ("train" when None). It does
             not touch the keys of an ``.npz`` file: ``bind_arrays(..., split=)`` chooses there.
 
     Returns:
-        Key to array; ``x`` and ``y`` for IDX and CIFAR-10. Pickled data is never loaded.
+        Key to array; ``x`` and ``y`` for IDX and CIFAR-10, the name of the file for ``.npy``, and for CSV
+        see :mod:`ortboost.training.data.csv_file`. Pickled data is never loaded.
 
     Raises:
         FileError: The file is missing, damaged, truncated, empty or of an unknown kind.
@@ -45,6 +51,10 @@ def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> di
         raise FileError("A data file is empty.", where=str(source), fix="Write or fetch it again.")
     if source.suffix == ".npz":
         return load_npz(source)
+    if source.suffix == ".npy":
+        return {source.stem: load_npy(source)}
+    if source.suffix.lower() in (".csv", ".tsv"):
+        return load_csv(source)
     if source.suffix == ".bin":
         return load_cifar(source)
     if "idx" in source.name or is_idx(source):
@@ -59,6 +69,9 @@ def _load_folder(folder: Path, split: str) -> dict[str, Array]:
     batches = find_cifar(folder, split)
     if batches:
         return load_cifar(batches)
+    arrays = {file.stem: load_npy(file) for file in sorted(folder.glob("*.npy"))}
+    if arrays:
+        return arrays
     raise FileError(
         f"The folder holds no data files for the split '{split}'.", where=str(folder), fix=_KINDS
     )

@@ -29,6 +29,7 @@ def open_source(
     seed: int = 0,
     drop_last: bool = False,
     part: tuple[int, int] = (0, 1),
+    what: str = "data",
 ) -> Source:
     """Make a source of whatever holds data.
 
@@ -43,6 +44,7 @@ def open_source(
         seed: Seed of the order.
         drop_last: Leave out the last batch when it is short.
         part: Rank and number of processes: each batch is divided among them.
+        what: What they are, for errors (``validation data``).
 
     Raises:
         FileError: A file cannot be read, or does not fit the inputs.
@@ -63,8 +65,8 @@ def open_source(
         source: Source = data
         return source
     else:
-        return IterableSource(data, inputs, part)
-    bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path)
+        return IterableSource(data, inputs, part, what=what)
+    bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path, what=what)
     return ArraySource(
         bound,
         batch_size,

@@ -6,6 +6,7 @@ A source gives the batches of an epoch from any position on. Its order is a func
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -23,10 +24,14 @@ from ortboost.training.data.batches import (
     rows_of,
     static_batch,
 )
-from ortboost.training.data.bind import convert
+from ortboost.training.data.bind import convert, first_row, stray_label
 from ortboost.training.protocols import Array, Batch, InputLike
 
 __all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
+
+
+_PIECE = 1 << 24  # labels that are counted at once
+_SPLIT = 2**64 - 1  # in place of an epoch: no epoch is shuffled like that
 
 
 @runtime_checkable
@@ -71,6 +76,7 @@ class ArraySource:
             thread) by :func:`convert`, and cut along their batch axes. None leaves the dtypes alone
             and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
         part: Rank and number of processes: each batch is divided, and this process reads its part only.
+        rows: The samples to use, by number and in this order; all if not given.
 
     Raises:
         UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
@@ -92,10 +98,12 @@ class ArraySource:
         drop_last: bool = False,
         inputs: Sequence[InputLike] | None = None,
         part: tuple[int, int] = (0, 1),
+        rows: Array | None = None,
     ) -> None:
         self._axes = {**dict.fromkeys(arrays, 0), **batch_axes(inputs or ())}
         self._part = part
-        self.length = batch_length(arrays, "data", axes=self._axes)
+        self._rows = rows
+        self.length = batch_length(arrays, "data", axes=self._axes) if rows is None else len(rows)
         if batch_size < 1:
             raise UsageError("A batch needs samples.", where="batch_size", fix="Use 1 or more.")
         if seed < 0:
@@ -108,11 +116,71 @@ class ArraySource:
             )
         if inputs is not None and drop_last:
             for rank in range(part[1]):
-                rows = part_rows(batch_size, rank, part[1])
-                check_batch_size(inputs, rows.stop - rows.start, of=part[1])
+                own = part_rows(batch_size, rank, part[1])
+                check_batch_size(inputs, own.stop - own.start, of=part[1])
         self.arrays, self.batch_size = dict(arrays), batch_size
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self._dtypes = {spec.name: spec.dtype for spec in inputs or ()}
+        self._inputs = inputs
+
+    def split(self, share: float) -> tuple[ArraySource, ArraySource]:
+        """Hold a part of the samples out, drawn with the seed; the others keep their order.
+
+        Args:
+            share: Share of the samples to hold out, rounded to whole samples, at least one.
+
+        Returns:
+            The rest, and what is held out: not shuffled, short batches kept, for every process all of it.
+
+        Raises:
+            UsageError: The share is not between 0 and 1, or leaves no sample.
+
+        Example:
+            >>> rest, held_out = ArraySource({"x": np.arange(10)}, 4, seed=1).split(0.2)
+            >>> rest.length, held_out.length
+            (8, 2)
+        """
+        count = max(1, round(share * self.length)) if 0 < share < 1 else self.length
+        if count >= self.length:
+            raise UsageError(
+                f"A share of {share:g} of {self.length} samples cannot be held out.",
+                where="val_split",
+                fix="Give a share between 0 and 1 that leaves samples on both sides, such as 0.1.",
+            )
+        order = epoch_order(self.length, self.seed, _SPLIT)
+        parts = []
+        for rows, training in ((order[count:], True), (order[:count], False)):
+            rows = np.sort(rows)
+            parts.append(
+                ArraySource(
+                    self.arrays,
+                    self.batch_size,
+                    shuffle=self.shuffle and training,
+                    seed=self.seed,
+                    drop_last=self.drop_last and training,
+                    inputs=self._inputs,
+                    part=self._part if training else (0, 1),
+                    rows=rows if self._rows is None else self._rows[rows],
+                )
+            )
+        return parts[0], parts[1]
+
+    def counts(self, name: str, number: int) -> tuple[int, ...]:
+        """How many of the labels are each class; labels that are none count nowhere.
+
+        Args:
+            name: The array of the labels.
+            number: How many classes there are.
+        """
+        labels, found = self.arrays[name], np.zeros(number, np.int64)
+        step = max(1, _PIECE * self.length // max(1, labels.size))
+        for start in range(0, self.length, step):  # mapped labels may be larger than the memory
+            rows: slice | Array = slice(start, start + step)
+            rows = rows if self._rows is None else self._rows[rows]
+            piece = rows_of(labels, rows, self._axes[name])
+            known = piece[(piece >= 0) & (piece < number)].astype(np.int64)
+            found += np.bincount(known, minlength=number)
+        return tuple(found.tolist())
 
     @property
     def steps_per_epoch(self) -> int:
@@ -128,7 +196,8 @@ class ArraySource:
             end = min(begin + self.batch_size, self.length)
             own = part_rows(end - begin, *self._part)
             rows: slice | Array = slice(begin + own.start, begin + own.stop)
-            rows = rows if order is None else order[rows]
+            for chosen in (order, self._rows):
+                rows = rows if chosen is None else chosen[rows]
             batch = {
                 name: convert(
                     rows_of(array, rows, self._axes[name]), self._dtypes.get(name, array.dtype)
@@ -152,6 +221,7 @@ class ArraySource:
             "shuffle": self.shuffle,
             "seed": self.seed,
             "drop_last": self.drop_last,
+            **({} if self._rows is None else {"rows": zlib.crc32(self._rows.tobytes())}),
         }
 
 
@@ -173,6 +243,7 @@ class IterableSource:
             are converted to their dtypes.
         part: Rank and number of processes: of each batch that the iterable gives, this process keeps
             its part. The iterables of all processes must give the same batches.
+        what: What the data are, for errors.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable
     gives the same batches in the same epoch again; the source cannot check that.
@@ -188,8 +259,11 @@ class IterableSource:
         data: Iterable[Any] | Callable[[], Iterable[Any]],
         inputs: Sequence[InputLike],
         part: tuple[int, int] = (0, 1),
+        *,
+        what: str = "data",
     ) -> None:
-        self._part = part
+        self._part, self._what = part, what
+        self._opened: Iterator[Any] | None = None
         self._data, self._inputs = data, list(inputs)
         self._fixed, self._axes = static_batch(self._inputs), batch_axes(self._inputs)
         self._used = False
@@ -202,26 +276,53 @@ class IterableSource:
         except TypeError:
             return None
 
+    def look(self) -> None:
+        """Check the first batch; the next epoch begins with it.
+
+        Raises:
+            UsageError: It does not fit the inputs, or holds NaN or a label that is no class.
+        """
+        items = iter(self._items(0))
+        first = list(itertools.islice(items, 1))
+        self._opened = itertools.chain(first, items)
+        for item in first:
+            batch = self._batch(item, f"{self._what}: batch 0")
+            for name, array in batch.items():
+                row = None
+                if array.dtype.kind == "f":
+                    row = first_row(array, lambda piece: ~np.isfinite(piece))
+                if row is not None:
+                    raise UsageError(
+                        f"The array '{name}' holds NaN or infinite values.",
+                        where=f"{self._what}: batch 0, row {row}",
+                        fix="Clean the data: drop or fill these rows.",
+                    )
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch; the first ``start`` are consumed and dropped."""
-        iterable = self._data() if callable(self._data) else self._data
+        items, self._opened = self._opened, None
+        for index, item in enumerate(self._items(epoch) if items is None else items):
+            if index >= start:
+                yield self._batch(item, f"{self._what}: epoch {epoch}, batch {index}")
+
+    def _items(self, epoch: int) -> Iterable[Any]:
+        """What the data give in an epoch."""
+        iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
         if not hasattr(iterable, "__iter__"):
             raise UsageError(
                 "The data cannot be iterated.",
-                where=f"data: {type(iterable).__name__}",
+                where=f"{self._what}: {type(iterable).__name__}",
                 fix="Give an iterable of batches, or a function that returns one.",
             )
         if iterable is iter(iterable) and not callable(self._data):
             if self._used:
                 raise UsageError(
                     "The data can be iterated only once.",
-                    where=f"data: {type(iterable).__name__}, epoch {epoch}",
+                    where=f"{self._what}: {type(iterable).__name__}, epoch {epoch}",
                     fix="Give a list, or a function that returns a fresh iterator.",
                 )
             self._used = True
-        for index, item in enumerate(iterable):
-            if index >= start:
-                yield self._batch(item, f"data: epoch {epoch}, batch {index}")
+        return iterable
 
     def fingerprint(self) -> dict[str, Any]:
         """The number of batches and the names; the contents are the caller's."""
@@ -258,6 +359,10 @@ class IterableSource:
             spec.name: convert(as_array(part, f"{where}: '{spec.name}'"), spec.dtype)
             for spec, part in zip(self._inputs, parts, strict=True)
         }
+        for spec in self._inputs:
+            stray = stray_label(spec, batch[spec.name])
+            if stray is not None:
+                raise UsageError(stray[0], where=f"{where}, row {stray[1]}", fix=stray[2])
         length = batch_length(batch, where, axes=self._axes)
         if self._part[1] > 1:
             rows = part_rows(length, *self._part)

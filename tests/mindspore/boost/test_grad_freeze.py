@@ -95,9 +95,7 @@ def test_names_are_the_fallback():
 @pytest.mark.parametrize(
     ("cell", "number"),
     [
-        (golden.network("mlp"), 3),
         (golden.network("mlp"), 0),
-        (Named("a", "b"), 2),
         (Named(), 1),
         (nn.MSELoss(), 1),
         ("net", 1),
@@ -108,6 +106,23 @@ def test_groups_that_cannot_be(cell, number):
         GradientFreeze(2, 1, 0.7, 100).split_parameters_groups(cell, number)
     assert_three_lines(raised.value)
     assert isinstance(raised.value, ValueError | TypeError)
+
+
+@pytest.mark.parametrize("cell", [golden.network("mlp"), Named("a", "b")])
+def test_with_few_layers_each_group_is_everything(cell):
+    groups = GradientFreeze(5, 1, 0.7, 100).split_parameters_groups(cell, 5)
+    assert [names(group) for group in groups] == [names(cell.trainable_params())] * 5
+
+
+def test_with_few_layers_nothing_is_frozen_and_a_warning_says_so():
+    net = golden.network("mlp")
+    with pytest.warns(UserWarning, match="nothing is frozen: 10 groups are wanted"):
+        _, opt = GradientFreeze(10, 1, 0.0, 100).freeze_generate(with_loss(net), momentum(net))
+    plain, other = golden.network("mlp"), BoostTrainOneStepCell(with_loss(net), opt)
+    train(other, "mlp", 4)
+    train(BoostTrainOneStepCell(with_loss(plain), momentum(plain)), "mlp", 4)
+    for name, parameter in plain.parameters_dict().items():
+        np.testing.assert_array_equal(parameter.asnumpy(), net.parameters_dict()[name].asnumpy())
 
 
 def test_the_sequence_is_that_of_the_schedule():

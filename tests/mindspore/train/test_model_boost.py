@@ -37,6 +37,15 @@ def boosted(level="O1", **more):
     return Model(net, loss, optimizer, **{**given, **more}), net
 
 
+def test_a_level_on_a_small_network_trains_with_a_warning():
+    net = golden.network("mlp")
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    optimizer = nn.Momentum(net.trainable_params(), 0.05, 0.9)
+    with pytest.warns(UserWarning, match="nothing is frozen"):
+        model = Model(net, loss, optimizer, boost_level="O1")
+    model.train(2, list(golden.batches("mlp", 3)))
+
+
 IMAGES = [
     (rng.standard_normal((4, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, 4))
     for rng in [np.random.default_rng(0)]

@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.core.errors import FileError, UsageError
 from ortboost.program.catalogue import TensorSpec
-from ortboost.training.data import bind_arrays, convert
+from ortboost.training.data import bind, bind_arrays, convert
 from ortboost.training.protocols import InputSpec
 
 F32, I64 = np.dtype("float32"), np.dtype("int64")
@@ -86,6 +86,21 @@ def test_a_label_that_is_no_class_is_found_before_the_first_step():
     with pytest.raises(FileError, match="The label 3 is no class: the model has 3") as caught:
         bind_arrays({"x": DATA, "y": np.array([0, 2, 3])}, [X, spec], path="d.npz")
     assert caught.value.where == "d.npz: 'y', first in row 2"
+
+
+def test_all_rows_are_looked_at_piece_by_piece(monkeypatch):
+    """Labels of any size: those above 64 MiB were not looked at, and failed in the middle of a run."""
+    monkeypatch.setattr(bind, "_PIECE_BYTES", 256)
+    spec = TensorSpec("labels", I64, ("N",), classes=3)
+    x, y = np.zeros((1000, 4), np.float32), np.zeros(1000, np.int64)
+    y[987] = 3
+    with pytest.raises(UsageError, match="The label 3") as caught:
+        bind_arrays({"x": x, "y": y}, [X, spec], what="validation data")
+    assert caught.value.where == "validation data: 'y', first in row 987"
+    x[555, 2] = np.inf
+    with pytest.raises(UsageError, match="NaN or infinite") as caught:
+        bind_arrays({"x": x, "y": y % 3}, [X, spec])
+    assert caught.value.where == "data: 'x', first in row 555"
 
 
 @pytest.mark.parametrize(

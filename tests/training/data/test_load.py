@@ -148,9 +148,9 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"")
     with pytest.raises(FileError, match="empty"):
         load_arrays(tmp_path / "a.npz")
-    (tmp_path / "a.csv").write_text("1,2")
+    (tmp_path / "a.xlsx").write_text("1,2")
     with pytest.raises(FileError, match=r"Supported: \.npz"):
-        load_arrays(tmp_path / "a.csv")
+        load_arrays(tmp_path / "a.xlsx")
     (tmp_path / "d").mkdir()
     with pytest.raises(FileError, match="no data files for the split 'test'"):
         load_arrays(tmp_path / "d", split="test")

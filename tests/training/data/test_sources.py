@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortboost.core.errors import UsageError
-from ortboost.training.data import ArraySource, IterableSource, epoch_order
+from ortboost.program.catalogue import TensorSpec
+from ortboost.training.data import ArraySource, IterableSource, epoch_order, sources
 from ortboost.training.protocols import InputSpec
 
 SPECS = [
@@ -212,3 +213,81 @@ def test_a_batch_longer_than_a_fixed_axis_is_refused():
     fixed = [InputSpec("x", np.dtype("float32"), (2, 2))]
     with pytest.raises(UsageError, match="fixed to batches of 2, not 3"):
         list(IterableSource([(np.zeros((3, 2)),)], fixed).epoch(0))
+
+
+# ---- a part held out --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.01])
+def test_a_split_takes_each_sample_once_and_the_same_ones_again(share):
+    whole = ArraySource({"x": np.arange(40)}, 4, shuffle=True, seed=3, drop_last=True)
+    rest, held_out = whole.split(share)
+    seen = [np.concatenate([b["x"] for b in s.epoch(0)]) for s in (rest, held_out)]
+    count = max(1, round(40 * share))
+    assert held_out.length == count == len(seen[1])
+    assert rest.length == 40 - count
+    assert seen[1].tolist() == sorted(seen[1])  # not shuffled
+    assert seen[0].tolist() != sorted(seen[0])
+    assert not set(seen[0]) & set(seen[1])
+    everything = {x for e in range(9) for b in rest.epoch(e) for x in b["x"].tolist()}
+    assert everything | set(seen[1]) == set(range(40))
+    again = whole.split(share)[1]
+    assert again.fingerprint() == held_out.fingerprint()
+    other = ArraySource({"x": np.arange(40)}, 4, seed=4).split(share)[1]
+    assert other.fingerprint() != held_out.fingerprint()
+    assert rest.fingerprint() != whole.fingerprint()
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1, 0.99, float("nan")])
+def test_a_split_that_leaves_nothing_is_refused(share):
+    with pytest.raises(UsageError, match="cannot be held out"):
+        ArraySource({"x": np.arange(10)}, 2).split(share)
+
+
+@pytest.mark.parametrize("piece", [1, 4, 1 << 24])
+def test_classes_are_counted(monkeypatch, piece):
+    monkeypatch.setattr(sources, "_PIECE", piece)
+    source = ArraySource({"x": np.arange(6), "labels": np.array([0, 2, 2, -1, 3, 2])}, 2)
+    assert source.counts("labels", 4) == (1, 0, 3, 1)
+    rest, held_out = source.split(0.5)
+    both = [np.array(part.counts("labels", 4)) for part in (rest, held_out)]
+    assert (both[0] + both[1]).tolist() == [1, 0, 3, 1]
+
+
+# ---- faults of streams ------------------------------------------------------------------------
+
+
+def labelled(labels):
+    specs = [SPECS[0], TensorSpec("labels", np.dtype("int64"), ("N",), classes=3)]
+    rows = [(np.ones((2, 2)), np.array(pair)) for pair in labels]
+    return IterableSource(rows, specs, what="validation data")
+
+
+def test_looking_at_a_stream_takes_nothing_from_it():
+    source = IterableSource((row for row in ROWS), SPECS)
+    source.look()
+    assert [batch["labels"][0] for batch in source.epoch(0)] == [0, 1, 2]
+    listed = IterableSource(ROWS, SPECS)
+    listed.look()
+    for _ in range(2):
+        assert len(list(listed.epoch(0, start=1))) == 2
+    IterableSource([], SPECS).look()
+
+
+def test_a_label_that_is_no_class_is_told_with_batch_and_row():
+    with pytest.raises(UsageError, match="The label 7 is no class: the model has 3") as caught:
+        labelled([(0, 7)]).look()
+    assert caught.value.where == "validation data: batch 0, row 1"
+    source = labelled([(0, 1), (-1, 2)])
+    source.look()
+    with pytest.raises(UsageError, match="The label -1") as caught:
+        list(source.epoch(0))
+    assert caught.value.where == "validation data: epoch 0, batch 1, row 0"
+
+
+def test_a_first_batch_with_nan_is_refused():
+    x = np.ones((2, 2))
+    x[1] = np.nan
+    with pytest.raises(UsageError, match="'x' holds NaN") as caught:
+        IterableSource([(x, np.zeros(2))], SPECS, what="validation data").look()
+    assert caught.value.where == "validation data: batch 0, row 1"

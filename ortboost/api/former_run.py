@@ -1,0 +1,62 @@
+"""A trained run as the model that another one starts from: fine-tuning."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ortboost.api.run_folder import CHECKPOINTS, load_run
+from ortboost.core.errors import UsageError
+from ortboost.core.report import Report
+from ortboost.deploy.fold_full_norm import fold_full_norm
+from ortboost.deploy.strip import inference_model
+from ortboost.graph.io import named_source
+from ortboost.program.program import MANIFEST
+
+__all__ = ["trained_network"]
+
+
+def trained_network(
+    source: object, checkpoint: str, out: str | os.PathLike[str], *, new_head: bool = False
+) -> tuple[ir.Model, Report] | None:
+    """The network of a run with its trained weights, as ``export --no-optimize`` writes it.
+
+    Args:
+        source: A program folder, or a checkpoint file in one; anything else is none.
+        checkpoint: Which checkpoint of a folder, see :func:`ortboost.api.run_folder.load_run`.
+        out: Where the new program goes.
+        new_head: The head will be replaced: one of full normalization is made a plain layer before.
+
+    Returns:
+        The network and a report that names the checkpoint; ``None`` if it is no run.
+
+    Raises:
+        FileError: The run was not trained, or the checkpoint cannot be used.
+        UsageError: The new program would replace the run.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return None
+    path = Path(source)
+    if path.suffix == ".json" and path.parent.name == CHECKPOINTS:
+        path, checkpoint = path.parent.parent, str(path)
+    if not (path / MANIFEST).is_file():
+        return None
+    if Path(out).resolve() == path.resolve():
+        raise UsageError(
+            "The new program would replace the run that it starts from.",
+            where=str(out),
+            fix="Give another folder with -o.",
+        )
+    program, state, found = load_run(path, checkpoint)
+    model, _ = inference_model(program, state)
+    report = Report("trained_network")
+    if new_head and fold_full_norm(model).modified:
+        report.notes.append(
+            "the full-normalization head became a plain layer on normalized features, without bias: the "
+            "new head is one, too; --boost full-norm-head makes it what it was"
+        )
+    which = "as converted" if found is None else f"of step {found.step}"
+    report.notes.append(f"starts from the weights {which} of {path}")
+    return named_source(model, str(path)), report

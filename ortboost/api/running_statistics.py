@@ -1,0 +1,73 @@
+"""``--update-bn``: the state of a run with running statistics that are estimated anew from data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortboost.core.errors import UsageError
+from ortboost.program.program import Program
+from ortboost.runtime.update_bn import BatchStatistics
+from ortboost.training.data import open_source, static_batch
+
+__all__ = ["refuse_update_bn", "updated_bn"]
+
+
+def updated_bn(
+    program: Program,
+    state: Mapping[str, NDArray[Any]],
+    data: Any,
+    *,
+    batch_size: int,
+    mapping: Mapping[str, str] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+) -> dict[str, NDArray[Any]]:
+    """A state with other running statistics, see :mod:`ortboost.runtime.update_bn`.
+
+    Args:
+        program: The program.
+        state: State name to value; not changed.
+        data: Training data; labels are not needed.
+        batch_size: Samples a batch, best as in the training.
+        mapping: Input name to the key of its array.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: Threads within an operator.
+
+    Raises:
+        UsageError: The program keeps no running statistics, or the data have no batches.
+        DivergedError: A statistic is not finite.
+    """
+    statistics = BatchStatistics(program, device=device, threads=threads)
+    inputs = statistics.inputs
+    keys = {spec.name for spec in inputs}
+    source = open_source(
+        data,
+        inputs,
+        "train",
+        static_batch(inputs) or batch_size,
+        {name: key for name, key in (mapping or {}).items() if name in keys},
+        shuffle=True,  # sorted by class, each batch would have the statistics of one
+        seed=program.config.seed,
+        drop_last=static_batch(inputs) is not None,
+    )
+    found: dict[str, NDArray[np.generic]] = statistics.over(source.epoch(0), state)
+    return {**state, **found}
+
+
+def refuse_update_bn(data: Any, target: str | os.PathLike[str]) -> None:
+    """Refuse to estimate the running statistics of a plain ONNX file.
+
+    Raises:
+        UsageError: There are data to do it from.
+    """
+    if data is not None:
+        raise UsageError(
+            "Only a program can estimate its running statistics anew.",
+            where=f"{target}: update_bn",
+            fix="Give the program folder, or leave --update-bn out.",
+        )

@@ -1,0 +1,142 @@
+"""Running statistics of BatchNormalization estimated anew, from data, with the weights as they are.
+
+Running statistics follow the batches as ``next = m old + (1 - m) batch``. After few updates they still
+hold much of what they began with, and always what earlier weights gave: a model whose training loss is
+good can validate like one that guesses. Here they become the plain mean over batches,
+
+    S = 1/B sum_b batch_b
+
+in the forward pass of training (statistics of the batch, dropout on) without any update, as
+``torch.optim.swa_utils.update_bn`` does, which sets ``momentum=None``:
+https://docs.pytorch.org/docs/stable/optim.html#torch.optim.swa_utils.update_bn.
+
+A step graph computes the raw next statistics in its forward part; that part is cut out of it and run with
+``old = 0``, which leaves ``(1 - m) batch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from ortboost.core.errors import DivergedError, ModelError, UsageError
+from ortboost.program.catalogue import RAW, TensorSpec
+from ortboost.program.program import Program
+from ortboost.program.split import slice_step
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.session import TRAINING_DEVICES, open_session, resolve_device, set_seed
+
+__all__ = ["BatchStatistics", "momenta"]
+
+
+class BatchStatistics:
+    """The part of a step that computes the statistics of a batch.
+
+    Args:
+        program: The program.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        threads: Threads within an operator; the runtime's choice if not given.
+
+    Raises:
+        UsageError: The program keeps no running statistics.
+
+    Example:
+        >>> statistics = BatchStatistics(program)                 # doctest: +SKIP
+        >>> state |= statistics.over(source.epoch(0), state)               # doctest: +SKIP
+    """
+
+    def __init__(
+        self, program: Program, *, device: str = "auto", threads: int | None = None
+    ) -> None:
+        self._shares = {name: 1.0 - m for name, m in momenta(program).items() if m < 1}
+        if not self._shares:
+            raise UsageError(
+                "There are no running statistics to estimate anew.",
+                where="update_bn",
+                fix="Leave it out: no BatchNormalization of this program is trained.",
+            )
+        model = slice_step(program.step, [f"{RAW}{name}" for name in self._shares])
+        device = resolve_device(device, among=TRAINING_DEVICES)
+        self._session = open_session(for_device(model, device), device=device, threads=threads)
+        needed = {value.name for value in model.graph.inputs if value.name}
+        self.inputs: tuple[TensorSpec, ...] = tuple(
+            spec for spec in program.catalogue.batch if spec.name in needed
+        )
+        """The inputs that it reads; labels are not among them."""
+        self._seed = program.config.seed
+        self._read = needed & {entry.name for entry in program.catalogue.state}
+
+    def over(
+        self, batches: Iterable[Mapping[str, NDArray[Any]]], state: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[np.generic]]:
+        """The means of the statistics over some batches.
+
+        Args:
+            batches: The data, shuffled; batches of the length of the training.
+            state: State name to value, as a checkpoint holds it; not changed.
+
+        Returns:
+            Name of each running mean and variance to its new value.
+
+        Raises:
+            DivergedError: A statistic is not finite.
+            UsageError: There are no batches.
+        """
+        fixed = {name: state[name] for name in self._read}
+        fixed |= {name: np.zeros_like(state[name]) for name in self._shares if name in self._read}
+        sums = {name: np.zeros(state[name].shape, np.float64) for name in self._shares}
+        count = 0
+        set_seed(self._seed)
+        for batch in batches:
+            feeds = {**fixed, **{spec.name: batch[spec.name] for spec in self.inputs}}
+            raw = self._session.run([f"{RAW}{name}" for name in self._shares], feeds)
+            for (name, share), value in zip(self._shares.items(), raw, strict=True):
+                sums[name] += np.asarray(value, np.float64) / share
+            count += 1
+        if not count:
+            raise UsageError(
+                "The data for the running statistics have no batches.",
+                where="update_bn",
+                fix="Give more samples, or a smaller batch size.",
+            )
+        for name, total in sums.items():
+            if not np.isfinite(total).all():
+                raise DivergedError(
+                    "The statistics of a batch are not finite.",
+                    where=f"update_bn, '{name}'",
+                    fix="The weights have diverged, or the data hold NaN: use an earlier --checkpoint.",
+                )
+        return {name: (total / count).astype(state[name].dtype) for name, total in sums.items()}
+
+
+def momenta(program: Program) -> dict[str, float]:
+    """The factor `m` of each running statistic that moves, by name.
+
+    Raises:
+        ModelError: The step computes one in another way.
+    """
+    made = {v.name: v for node in program.step.graph for v in node.outputs}
+    names = [entry.name for entry in program.catalogue.entries("buffer")]
+    return {name: _momentum(made[RAW + name], name) for name in names if RAW + name in made}
+
+
+def _momentum(raw: ir.Value, buffer: str) -> float:
+    """The factor of the old value in ``raw = old m + batch (1 - m)``."""
+    add = raw.producer()
+    for term in add.inputs if add is not None and add.op_type == "Add" else ():
+        mul = term.producer() if term is not None else None
+        if mul is None or mul.op_type != "Mul" or buffer not in [v.name for v in mul.inputs if v]:
+            continue
+        for factor in mul.inputs:
+            constant = None if factor is None else ir.convenience.get_const_tensor(factor)
+            if constant is not None and constant.size == 1:
+                return float(constant.numpy().item())
+    raise ModelError(
+        f"How the statistic '{buffer}' follows the batches is not known.",
+        where=f"step graph, '{raw.name}'",
+        fix="Convert the model again with this version of ortboost.",
+    )

@@ -1,0 +1,115 @@
+"""CSV files: a header with the names of the columns, numbers below, one row a sample.
+
+The columns that are called like labels (``label``, ``y``, ``target``...) are those; all others, in the order of
+the file, are the features: ``x``, ``[N, columns]`` in float32. Each column is an array of its own, too, for models
+with an input for each. Nothing is filled in or encoded: a cell that is no number is refused with its row.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from ortboost.core.errors import FileError
+from ortboost.training.data.keys import LABEL_KEYS
+from ortboost.training.protocols import Array
+
+__all__ = ["load_csv"]
+
+_FEATURES = "x"
+
+
+def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Read a CSV file; commas separate, in ``.tsv`` files tabs.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Returns:
+        Column to numbers ``float64[N]``, and the features as ``x``, if no column has this name.
+
+    Raises:
+        FileError: The header is missing or has a name twice, no column has labels, a cell is no number,
+            or a row has another length.
+
+    Example:
+        >>> load_csv("iris.csv")["x"].shape  # doctest: +SKIP
+        (150, 4)
+    """
+    source, header = Path(path), list[str]()
+    separator = "\t" if source.suffix.lower() == ".tsv" else ","
+    try:
+        with open(source, encoding="utf-8-sig", newline="") as text:
+            header = [name.strip() for name in next(csv.reader(text, delimiter=separator), [])]
+            _check_header(header, source)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that there are no rows is told below
+                rows = np.loadtxt(
+                    text, np.float64, delimiter=separator, comments=None, quotechar='"', ndmin=2
+                )
+    except (ValueError, OSError, csv.Error) as error:
+        raise FileError(
+            f"'{source.name}' is no table of numbers.",
+            where=f"{source}: {_said(error, header)}",
+            fix="Fill or drop empty cells, write text as numbers, and give each row as many cells as the "
+            "header.",
+        ) from error
+    if rows.shape[0] == 0 or rows.shape[1] != len(header):
+        raise FileError(
+            f"'{source.name}' has {len(header)} names and rows of {rows.shape[1]} cells."
+            if rows.size
+            else f"'{source.name}' has no rows.",
+            where=str(source),
+            fix="The first row names the columns, each other one is a sample.",
+        )
+    arrays: dict[str, Array] = {name: rows[:, i] for i, name in enumerate(header)}
+    if _FEATURES not in arrays:
+        features = [i for i, name in enumerate(header) if name.lower() not in LABEL_KEYS]
+        arrays[_FEATURES] = rows[:, features].astype(np.float32)
+    return arrays
+
+
+def _check_header(header: list[str], source: Path) -> None:
+    if any(_is_number(name) for name in header):
+        what, fix = "has numbers where the names belong", "Name the columns in the first row."
+    elif not all(header) or len(set(header)) < len(header):
+        what, fix = (
+            "has a column without a name, or one twice",
+            "Give each column a name of its own.",
+        )
+    elif not any(name.lower() in LABEL_KEYS for name in header):
+        what = "has no column of labels"
+        fix = f"Call it one of {', '.join(LABEL_KEYS)}; all others become the features."
+    else:
+        return
+    raise FileError(
+        f"'{source.name}' {what}.",
+        where=f"{source}: {', '.join(header)[:200] or 'an empty first row'}",
+        fix=fix,
+    )
+
+
+def _said(error: Exception, header: list[str]) -> str:
+    """What numpy says, with the line of the file: it counts cells from row 0, and short rows from 1."""
+    text = " ".join(str(error).split())
+    cell = re.search(r"string (.*) to float64 at row (\d+), column (\d+)", text)
+    if cell:
+        name = header[min(int(cell[3]), len(header)) - 1]
+        return f"line {int(cell[2]) + 2}, column '{name}': {cell[1]} is no number"
+    short = re.search(r"columns changed from (\d+) to (\d+) at row (\d+)", text)
+    if short:
+        return f"line {int(short[3]) + 1} has {short[2]} cells, the ones before {short[1]}"
+    return text[:200]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""--val-split and the balance of classes in the summary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ortboost as ob
+from ortboost.cli import main
+from ortboost.core.errors import UsageError
+from tests.support import assert_three_lines, small_mlp
+
+
+@pytest.fixture
+def made(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.standard_normal((40, 4)).astype(np.float32), "y": np.arange(40) % 3}
+    data, run = tmp_path / "data.npz", tmp_path / "run"
+    np.savez(data, **arrays)
+    ob.convert(small_mlp(), run)
+    return run, data, arrays
+
+
+def test_a_part_of_the_data_is_held_out(made, tmp_path):
+    run, data, arrays = made
+    summary = ob.train(run, data, val_split=0.25, batch_size=5, epochs=3)
+    assert "val_accuracy" in summary.metrics
+    assert summary.steps == 3 * 6  # 30 of 40 samples
+    assert summary.best_checkpoint is not None
+    assert sum(summary.class_counts) == 30
+    # From arrays, and in two sittings, it is the same run.
+    ob.convert(small_mlp(), tmp_path / "other")
+    first = ob.train(tmp_path / "other", arrays, val_split=0.25, batch_size=5, epochs=2)
+    assert first.metrics["val_loss"] != summary.metrics["val_loss"]
+    again = ob.train(
+        tmp_path / "other", arrays, val_split=0.25, batch_size=5, epochs=3, resume=True
+    )
+    assert again.metrics == summary.metrics
+    with pytest.raises(UsageError, match="training data changed"):
+        ob.train(run, data, val_split=0.5, batch_size=5, epochs=4, resume=True)
+
+
+def test_the_summary_shows_the_balance_of_classes(made, capsys):
+    run, data, _ = made
+    assert main(["train", str(run), "--data", str(data), "--epochs", "1", "--progress", "off"]) == 0
+    rows = dict(
+        line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line
+    )
+    assert rows["classes"].strip() == "3, 13 (class 1) to 14 (class 0) labels each"
+
+
+def test_refusals(made):
+    run, data, arrays = made
+    with pytest.raises(UsageError, match="There are validation data") as caught:
+        ob.train(run, data, data, val_split=0.1)
+    assert_three_lines(caught.value)
+    with pytest.raises(UsageError, match="Only files and arrays") as caught:
+        ob.train(run, [(arrays["x"], arrays["y"])], val_split=0.1)
+    assert_three_lines(caught.value)
+    ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # there is something to stop by

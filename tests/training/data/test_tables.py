@@ -1,0 +1,113 @@
+"""CSV and .npy files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.core.errors import FileError
+from ortboost.program.catalogue import TensorSpec
+from ortboost.training.data import bind_arrays, load_arrays, load_csv, load_npy
+from tests.support import assert_three_lines
+
+INPUTS = [
+    TensorSpec("x", np.dtype("float32"), ("N", 2)),
+    TensorSpec("labels", np.dtype("int64"), ("N",), classes=3),
+]
+
+
+def write(tmp_path, text, name="data.csv", **more):
+    path = tmp_path / name
+    path.write_text(text, **{"encoding": "utf-8", **more})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a,label,b\n1,0,-2.5\n3,2,4e1\n", "data.csv"),
+        ("\ufeffa, label , b\r\n1,0,-2.5\r\n3,2,4e1\r\n", "data.csv"),  # as Excel writes it
+        ("a\tlabel\tb\n1\t0\t-2.5\n3\t2\t4e1\n", "data.tsv"),
+        ('"a","label","b"\n"1","0","-2.5"\n"3","2","4e1"\n', "DATA.CSV"),
+    ],
+)
+def test_columns_and_features(tmp_path, text, name):
+    arrays = load_arrays(write(tmp_path, text, name))
+    assert list(arrays) == ["a", "label", "b", "x"]
+    assert arrays["x"].dtype == np.float32
+    assert arrays["x"].tolist() == [[1, -2.5], [3, 40]]
+    bound = bind_arrays(arrays, INPUTS, path="data.csv")
+    assert bound["labels"].tolist() == [0, 2]
+    assert bound["x"].tolist() == [[1, -2.5], [3, 40]]
+
+
+def test_columns_feed_inputs_of_their_own(tmp_path):
+    arrays = load_csv(write(tmp_path, "age,x,label\n40,1,0\n50,2,1\n"))
+    inputs = [TensorSpec(name, np.dtype("float32"), ("N", 1)) for name in ("age", "x")]
+    bound = bind_arrays(arrays, [*inputs, INPUTS[1]])
+    assert bound["age"].tolist() == [[40], [50]]
+    assert bound["x"].tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "where"),
+    [
+        ("a,b,label\n1,2,0\n3,,1\n", "no table of numbers", "line 3, column 'b': '' is no number"),
+        ("a,label\n1,setosa\n", "no table of numbers", "line 2, column 'label': 'setosa' is no number"),
+        ("a,b,label\n1,2,0\n3,1\n", "no table of numbers", "line 3 has 2 cells, the ones before 3"),
+        ("a,label\n1,2,0\n", "2 names and rows of 3 cells", ""),
+        ("a,label\n", "no rows", ""),
+        ("1,2,3\n4,5,6\n", "numbers where the names belong", "1, 2, 3"),
+        ("a,a,label\n1,2,0\n", "or one twice", "a, a, label"),
+        ("a,,label\n1,2,0\n", "without a name", ""),
+        ("a,b,species\n1,2,0\n", "no column of labels", "a, b, species"),
+        ("a;b;label\n1;2;0\n", "no column of labels", "a;b;label"),
+        ("\n1,2,0\n", "no column of labels", "empty first row"),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_is_told_with_its_line(tmp_path, text, what, where):
+    path = write(tmp_path, text)
+    with pytest.raises(FileError, match=what) as caught:
+        load_csv(path)
+    assert str(path) in caught.value.where
+    assert where in caught.value.where
+    assert_three_lines(caught.value)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_bytes(b"a,label\n\xff\xfe,1\n")
+    with pytest.raises(FileError) as caught:
+        load_csv(path)
+    assert_three_lines(caught.value)
+
+
+def test_a_folder_of_npy_files_is_mapped(tmp_path):
+    x, y = np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 2, 0])
+    for name, array in {"x_train": x, "y_train": y, "x_test": x[:1], "y_test": y[:1]}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    arrays = load_arrays(tmp_path)
+    assert isinstance(arrays["x_train"], np.memmap)
+    assert not arrays["x_train"].flags.writeable
+    for split, length in (("train", 4), ("test", 1)):
+        bound = bind_arrays(arrays, INPUTS, split=split)
+        assert len(bound["x"]) == len(bound["labels"]) == length
+    assert list(load_arrays(tmp_path / "x_train.npy")) == ["x_train"]
+
+
+def damaged(path, kind):
+    np.save(path, np.arange(6.0))
+    raw = path.read_bytes()
+    if kind == "objects":
+        np.save(path, np.array([{}, None], dtype=object), allow_pickle=True)
+    else:
+        path.write_bytes({"short": raw[:-9], "header": b"x" * 99, "tiny": raw[:7]}[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["objects", "short", "header", "tiny"])
+def test_a_damaged_npy_file_is_named(tmp_path, kind):
+    path = damaged(tmp_path / "x.npy", kind)
+    with pytest.raises(FileError, match=r"'x.npy' is no .npy file") as caught:
+        load_npy(path)
+    assert_three_lines(caught.value)
