@@ -26,6 +26,7 @@ from ortboost.autodiff.engine import gradient_name
 from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue
+from ortboost.program.gradients import ZEROS
 from ortboost.runtime.peepholes import emulated_for
 from ortboost.runtime.session import open_session, set_seed
 from ortboost.runtime.tensor_stats import TensorStats
@@ -190,6 +191,7 @@ def diagnose(
     gradients = [gradient_name(name) for name in sorted(parameters)]
     makers = {out.name: node for node in model.graph for out in node.outputs if out.name}
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
+    sinks = sinks or [name for name in bad if name.startswith(ZEROS)]  # too large, yet finite
     way = _back(sinks, makers, among=bad)
     forward = _back([names.LOSS], makers)
     backward = _back(gradients, makers)
