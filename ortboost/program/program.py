@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,13 @@ from safetensors.numpy import load_file, save_file
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, FileError
-from ortboost.core.files import atomic_path, read_json, write_json
+from ortboost.core.files import (
+    finish_replacement,
+    read_json,
+    replace_files,
+    temporary_folder,
+    write_json,
+)
 from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
@@ -48,6 +54,7 @@ _FORMAT = 1
 _GRAPH = re.compile(
     r"(step|flush)(\.\d+)?|trial|accept"
 )  # nothing else is read: a name is part of a path
+_OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,8 +145,12 @@ class Program:
         )
 
     @checked
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the program as a folder; the manifest last, so that it is there or not at all.
+    def save(self, folder: str | os.PathLike[str], *, dropping: Sequence[str] = ()) -> Path:
+        """Write the program as a folder. A crash leaves the program that was there, or the new one.
+
+        Args:
+            folder: The folder; other files in it are left alone.
+            dropping: Names in the folder, of files or folders, that go with the program that is replaced.
 
         Raises:
             FileError: The folder cannot be made or written.
@@ -155,23 +166,23 @@ class Program:
                 where=f"{target}: {error}",
                 fix="Choose another.",
             ) from error
-        for name, model in self.graphs.items():
-            save_model(model, target / _file(name))
-        for stale in target.glob("*.onnx"):
-            if _GRAPH.fullmatch(stale.stem) and stale.stem not in self.graphs:
-                stale.unlink()
-        save_model(self.evaluation, target / EVAL)
+        finish_replacement(target)
         tensors = {name: np.asarray(array, order="C") for name, array in self.initial.items()}
-        try:
-            with atomic_path(target / STATE) as temporary:
-                save_file(tensors, temporary)
-        except (OSError, SafetensorError) as error:
-            raise FileError(
-                "The state cannot be written.",
-                where=f"{target / STATE}: {error}",
-                fix="Check space and rights.",
-            ) from error
-        write_json(target / MANIFEST, self.manifest())
+        with temporary_folder(target) as made:
+            for name, model in {**self.graphs, "eval": self.evaluation}.items():
+                save_model(model, made / _file(name))
+            try:
+                save_file(tensors, made / STATE)
+                (made / STATE).chmod((made / EVAL).stat().st_mode)
+            except (OSError, SafetensorError) as error:
+                raise FileError(
+                    "The state cannot be written.",
+                    where=f"{target / STATE}: {error}",
+                    fix="Check space and rights.",
+                ) from error
+            write_json(made / MANIFEST, self.manifest())
+            former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
+            replace_files(made, target, {*former, *dropping})
         return target
 
     def manifest(self) -> dict[str, Any]:
@@ -203,6 +214,7 @@ class Program:
             FileError: A file is missing, damaged, of another format, or they do not fit together.
         """
         source = Path(folder)
+        finish_replacement(source)
         if not (source / MANIFEST).is_file():
             raise FileError(
                 "This is no program folder.",

@@ -47,6 +47,7 @@ def find_checkpoint(
     if found.checkpoint is not None:
         if found.refused:
             tell(f"warning: going back to the good one before it: {found.checkpoint.path}")
+        store.prune()  # a disk that was full has room again with a smaller `keep`
         return found.checkpoint
     if found.refused:
         first = found.refused[0]
