@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from ortboost.core.errors import ConfigError, FileError, require_known
+from ortboost.core.files import read_text
 
 __all__ = ["Verb", "option", "verb"]
 
@@ -177,8 +178,8 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
 def _toml(path: Path) -> dict[str, Any]:
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data: dict[str, Any] = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             "The configuration file cannot be read.",
             where=f"{path}: {error}",

@@ -35,6 +35,7 @@ __all__ = [
     "foreign_files",
     "put_in_place",
     "read_json",
+    "read_text",
     "replace_files",
     "sweep",
     "temporary_folder",
@@ -265,29 +266,39 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        FileError: It is no ordinary file, or longer than :attr:`~ortboost.core.limits.Limits.text_bytes`.
+        OSError: It cannot be read.
+        UnicodeDecodeError: It is no text.
+    """
+    limit = Limits.from_environment().text_bytes
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # a device has no end, a pipe waits
+        raise FileError(
+            "What is to be read is no ordinary file.",
+            where=str(path),
+            fix="Give the path of a file.",
+        )
+    if status.st_size > limit:
+        raise FileError(
+            f"A text file has {status.st_size:,} bytes, more than {limit:,}.",
+            where=str(path),
+            fix=f"If it is right, set {LIMITS_VARIABLE}=text_bytes={status.st_size}.",
+        )
+    return Path(path).read_text(encoding="utf-8")
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file.
 
     Raises:
-        FileError: The file is missing, is no ordinary file, is longer than
-            :attr:`~ortboost.core.limits.Limits.json_bytes`, or is not JSON.
+        FileError: The file is missing, is not JSON, or is refused by :func:`read_text`.
     """
-    limit = Limits.from_environment().json_bytes
     try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):  # a device has no end, a pipe waits
-            raise FileError(
-                "What is to be read as JSON is no ordinary file.",
-                where=str(path),
-                fix="Give the path of a file.",
-            )
-        if status.st_size > limit:
-            raise FileError(
-                f"A JSON file has {status.st_size:,} bytes, more than {limit:,}.",
-                where=str(path),
-                fix=f"If it is right, set {LIMITS_VARIABLE}=json_bytes={status.st_size}.",
-            )
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except FileNotFoundError as error:
         raise FileError(
             "A file is missing.", where=str(path), fix="Check the path, or make the file again."

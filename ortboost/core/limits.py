@@ -23,7 +23,7 @@ class Limits:
         depth: Subgraphs (of If, Loop, Scan) inside subgraphs.
         tensor_bytes: Bytes of one tensor whose size the file states without holding its data, and of
             one array of data that is compressed.
-        json_bytes: Bytes of a JSON file.
+        text_bytes: Bytes of a file that is read as text: JSON, TOML, a list of parameters.
 
     Example:
         >>> Limits.from_environment({"ORTBOOST_LIMITS": "depth=64"}).depth
@@ -33,7 +33,7 @@ class Limits:
     nodes: int = 1_000_000
     depth: int = 16
     tensor_bytes: int = 4 << 30
-    json_bytes: int = 256 << 20
+    text_bytes: int = 256 << 20
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Limits:

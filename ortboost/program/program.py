@@ -196,6 +196,7 @@ class Program:
             "fingerprint": self.fingerprint,
             "evaluation": _digest(self.evaluation),
             "initial": _state_digest(self.initial),
+            "models": _model_digests(self),
             "prediction": self.prediction,
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
             "state": STATE,
@@ -282,6 +283,16 @@ class Program:
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
+        models = _model_digests(program)
+        recorded = manifest.get("models", models)
+        if recorded != models:
+            known = recorded if isinstance(recorded, dict) else {}
+            other = [name for name in models if known.get(name) != models[name]]
+            raise FileError(
+                "Opset, functions or metadata of a graph are not those that the manifest describes.",
+                where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
+                fix=again,
+            )
         if _state_digest(program.initial) != manifest.get(
             "initial", _state_digest(program.initial)
         ):
@@ -309,6 +320,20 @@ def _serialized(model: ir.Model) -> bytes:
 
 def _digest(model: ir.Model) -> str:
     return hashlib.sha256(_serialized(model)).hexdigest()[:32]
+
+
+def _model_digests(program: Program) -> dict[str, str]:
+    """What is around the nodes of each graph: opsets, functions, and the metadata with the catalogue."""
+    found = {}
+    for name, model in {**program.graphs, "eval": program.evaluation}.items():
+        proto = ir.to_proto(model)
+        around = {
+            "opsets": sorted((entry.domain, entry.version) for entry in proto.opset_import),
+            "metadata": sorted((entry.key, entry.value) for entry in proto.metadata_props),
+            "functions": [f.SerializeToString(deterministic=True).hex() for f in proto.functions],
+        }
+        found[name] = hashlib.sha256(json.dumps(around).encode()).hexdigest()[:32]
+    return found
 
 
 def _settings_digest(config: Any) -> str:

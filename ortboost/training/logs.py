@@ -151,7 +151,8 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and isinstance(event.get("step"), int) and "event" in event:
+        step = event.get("step") if isinstance(event, dict) else None
+        if isinstance(step, int) and 0 <= step < 2**63 and "event" in event:
             yield event

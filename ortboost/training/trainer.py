@@ -367,4 +367,6 @@ class Trainer:
         except OrtBoostError as error:
             # A finished training must not fail for want of a picture.
             self.progress.message(f"no plot: {error.what} {error.fix}")
-            return None
+        except Exception as error:  # of many kinds, where the log was damaged
+            self.progress.message(f"no plot: {self.log.path} cannot be drawn: {error}")
+        return None

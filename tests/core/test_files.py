@@ -212,11 +212,11 @@ def test_json_is_read_from_ordinary_files_only(tmp_path, end):
 
 
 def test_json_has_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setenv(LIMITS_VARIABLE, "json_bytes=10")
+    monkeypatch.setenv(LIMITS_VARIABLE, "text_bytes=10")
     write_json(tmp_path / "a.json", {"a": "much too long"})
     with pytest.raises(FileError, match="more than 10") as caught:
         read_json(tmp_path / "a.json")
-    assert f"{LIMITS_VARIABLE}=json_bytes=" in caught.value.fix
+    assert f"{LIMITS_VARIABLE}=text_bytes=" in caught.value.fix
 
 
 def test_json_nested_without_end_is_told(tmp_path):
