@@ -100,6 +100,11 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
         for parameter in fields.get(item.name)
         or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
+    for parameter in flat:
+        for told in getattr(parameter.annotation, "__metadata__", ()):
+            told.readable = (
+                False  # a file that may not be read is an error of the file, not of usage
+            )
 
     def command(ctx: typer.Context, **given: Any) -> Any:
         base = given.pop(_CONFIG, None)

@@ -11,6 +11,8 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+from ortboost.core.printable import one_line
+
 __all__ = [
     "ArgumentTypeError",
     "ArgumentValueError",
@@ -52,11 +54,11 @@ class OrtBoostError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [one_line(self.what)]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {one_line(self.where)}")
         if self.fix:
-            lines.append(f"  fix:   {self.fix}")
+            lines.append(f"  fix:   {one_line(self.fix)}")
         return "\n".join(lines)
 
 

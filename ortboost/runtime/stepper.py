@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
@@ -395,7 +396,7 @@ class Stepper:
     def nonfinite(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> list[str]:
-        """Names of tensors that are not finite on this batch, in the order of computation.
+        """Names of tensors that are not finite on this batch, or whose square is not, in the order of computation.
 
         The step is run once more with its inner tensors as outputs; the state stays as it is.
 
@@ -416,7 +417,15 @@ class Stepper:
         drawn = self._own_seed(seed) if self.catalogue.randomness else None
         inner = inner_tensors(model, inputs, device=device, threads=threads, seed=drawn)
         bad += [name for name, array in inner.items() if not _finite(array)]
+        if not any(name in bad for name in (names.LOSS, *self._gradients)):
+            scale = np.max(inputs.get(names.SCALE, np.ones(())))
+            large = [n for n in self._gradients if n in inner and _large(inner[n], scale)]
+            bad = large or bad
         return bad[:_MAX_NAMED]
+
+    @property
+    def _gradients(self) -> list[str]:
+        return [gradient_name(entry.name) for entry in self.catalogue.entries("parameter")]
 
     def watch(self) -> None:
         """Keep the loss scale of each step from now on, for :meth:`diagnose` after it."""
@@ -456,6 +465,11 @@ class Stepper:
                 where=str(error).strip().split("\n")[0] or type(error).__name__,
                 fix="All of them are held at once: try a smaller batch.",
             ) from error
+
+
+def _large(gradient: NDArray[Any], scale: NDArray[Any]) -> bool:
+    """Whether a scaled gradient is an overflow because of its size, see :mod:`ortboost.program.gradients`."""
+    return bool(np.linalg.norm(gradient.astype(np.float64) / scale) >= 2.0**62)
 
 
 def _finite(array: NDArray[Any]) -> bool:

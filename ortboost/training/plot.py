@@ -165,8 +165,8 @@ def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.log2(scale)
     x = _column(steps, "step")
-    groups = [event.get("loss_scales") for event in steps]
-    groups = [row if isinstance(row, list) else [] for row in groups]
+    given = [event.get("loss_scales") for event in steps]
+    groups = [row if isinstance(row, list) else [] for row in given]
     if any(groups):
         exponents = _draw_groups(axis, x, groups)
     else:

@@ -352,7 +352,7 @@ class Trainer:
         raise DivergedError(
             f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
             f"loss scale ({scale_text(s.state.loss_scale)}).",
-            where=f"step {s.state.step}; not finite: {shown or 'no tensor on this batch alone'}",
+            where=f"step {s.state.step}; not finite, or too large: {shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
         )
