@@ -15,7 +15,7 @@ from ortboost.core.arguments import checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
-from ortboost.program.catalogue import TensorSpec, read_catalogue
+from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
@@ -23,7 +23,7 @@ from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
 from ortboost.runtime.process_group import ProcessGroup, WireType
-from ortboost.runtime.session import TRAINING_DEVICES, resolve_device, set_seed
+from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device, set_seed
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep, count_samples
 from ortboost.runtime.state import DeviceState
@@ -192,8 +192,6 @@ class Stepper:
             UsageError: An input is missing or has another type, a learning rate is not known, or
                 the runtime refuses the shapes. Arrays that are no input are ignored.
         """
-        if self.catalogue.randomness:
-            set_seed(self._own_seed(seed))
         empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:
@@ -204,8 +202,11 @@ class Stepper:
         name = names.graph_name(names.STEP_GRAPH, group)
         try:
             if self.shared is None:
-                values = self._graph(name).run(ready)
+                with drawing(self._drawn(seed, self.catalogue)):
+                    values = self._graph(name).run(ready)
             else:
+                if self.catalogue.randomness:
+                    set_seed(self._own_seed(seed))
                 values = self.shared.run(name, ready, self._state, self._threads)
         except OrtBoostError:
             raise
@@ -276,12 +277,13 @@ class Stepper:
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
         for rate in taker.rates:
-            if catalogue.randomness:
-                set_seed(self._own_seed(seed))  # the same draws as the step's
             given = {**batch, names.RATE: np.asarray(rate, np.float32)}
             if self.shared is None:
-                found = self._graph(names.TRIAL_GRAPH).run(given)
+                with drawing(self._drawn(seed, catalogue)):  # the same draws as the step's
+                    found = self._graph(names.TRIAL_GRAPH).run(given)
             else:
+                if catalogue.randomness:
+                    set_seed(self._own_seed(seed))
                 found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given)
             if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
                 accepted = rate
@@ -289,6 +291,10 @@ class Stepper:
         chosen = {names.RATE: np.asarray(accepted, np.float32)}
         self._graph(names.ACCEPT_GRAPH).run(chosen)
         return accepted
+
+    def _drawn(self, seed: int, catalogue: Catalogue) -> int | None:
+        """The seed of a graph that draws random numbers."""
+        return self._own_seed(seed) if catalogue.randomness else None
 
     def _own_seed(self, seed: int) -> int:
         """Each process draws for its own samples; the first one as if it were alone."""
@@ -414,7 +420,7 @@ class Stepper:
         bad = [name for name, array in inputs.items() if not _finite(array)]
         model = self.program.graphs[self.next_graph]
         device, threads = self.device, self._threads
-        drawn = self._own_seed(seed) if self.catalogue.randomness else None
+        drawn = self._drawn(seed, self.catalogue)
         inner = inner_tensors(model, inputs, device=device, threads=threads, seed=drawn)
         bad += [name for name, array in inner.items() if not _finite(array)]
         if not any(name in bad for name in (names.LOSS, *self._gradients)):
@@ -457,7 +463,7 @@ class Stepper:
                 inputs,
                 device=self.device,
                 threads=self._threads,
-                seed=self._own_seed(seed) if self.catalogue.randomness else None,
+                seed=self._drawn(seed, self.catalogue),
             )
         except Exception as error:  # of memory, or of many kinds from the bindings
             raise ModelError(
