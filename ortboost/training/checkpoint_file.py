@@ -7,8 +7,8 @@
                                 the tensors, the program's fingerprint, the trainer's progress, and
                                 a digest of the JSON itself
 
-A tensor file without its JSON is an unfinished save and counts as nothing. Where a step is saved once more, its
-tensors go to ``step-00000120.<number>.safetensors``: the old JSON vouches for the old ones until the new JSON
+A tensor file without its JSON is an unfinished save and counts as nothing. Where a step is saved once more with
+other tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON vouches for the old ones until the new JSON
 stands.
 """
 
@@ -29,7 +29,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ortboost.core.errors import FileError
-from ortboost.core.files import atomic_path, read_json, write_json
+from ortboost.core.files import (
+    atomic_path,
+    put_in_place,
+    read_json,
+    temporary_folder,
+    write_json,
+)
 from ortboost.training.protocols import Array
 
 __all__ = [
@@ -90,20 +96,24 @@ def write_checkpoint(
         FileError: The folder is missing, not writable or full.
     """
     tensors = path.with_suffix(".safetensors")
-    if tensors.exists():
-        tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
     # ascontiguousarray would turn a 0-d tensor into a 1-d one.
     arrays = {name: np.asarray(array, order="C") for name, array in state.items()}
-    with atomic_path(tensors) as temporary:
+    with temporary_folder(path.parent) as workshop:
+        made = workshop / tensors.name
         try:
-            save_file(arrays, str(temporary), metadata={"format": _FORMAT})
+            with atomic_path(made) as temporary:
+                save_file(arrays, str(temporary), metadata={"format": _FORMAT})
+            size, sha256 = made.stat().st_size, _sha256(made)
+            if not tensors.exists() or _sha256(tensors) != sha256:
+                if tensors.exists():
+                    tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
+                put_in_place(made, tensors)
         except (SafetensorError, OSError) as error:  # a full disk, or a dtype it has no name for
             raise FileError(
                 "A checkpoint cannot be written.",
                 where=f"{tensors}: {error}",
                 fix="Make room on the disk; state tensors must be plain numbers.",
             ) from error
-        size, sha256 = temporary.stat().st_size, _sha256(temporary)
     content = {
         "format": _FORMAT,
         "version": FORMAT_VERSION,

@@ -118,8 +118,9 @@ class CheckpointStore:
 
     def best_step(self) -> int | None:
         """The step of the pinned checkpoint; None if none is pinned or the pin is unreadable."""
-        with contextlib.suppress(FileError, KeyError, TypeError, ValueError):
-            return int(read_json(self.folder / "best.json")["step"])
+        with contextlib.suppress(FileError, KeyError, TypeError):
+            step = read_json(self.folder / "best.json")["step"]
+            return step if type(step) is int and step >= 0 else None
         return None
 
     def best(

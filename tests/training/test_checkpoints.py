@@ -276,3 +276,14 @@ def test_nothing_is_pickled(tmp_path):
         store.save({"w": np.array([object()])}, {"step": 2}, program="prog")
     assert store.latest().checkpoint.step == 1
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "3", *(f'{{"step": {v}}}' for v in ("1e999", "-1", '"1"', "[1]", "true"))],
+)
+def test_an_unreadable_pin_is_none(tmp_path, text):
+    store = saved(tmp_path)
+    (tmp_path / "best.json").write_text(text)
+    assert store.best_step() is None
+    assert store.best() is None
