@@ -29,13 +29,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ortboost.core.errors import FileError
-from ortboost.core.files import (
-    atomic_path,
-    put_in_place,
-    read_json,
-    temporary_folder,
-    write_json,
-)
+from ortboost.core.files import put_in_place, read_json, temporary_folder, write_json
 from ortboost.training.protocols import Array
 
 __all__ = [
@@ -101,8 +95,10 @@ def write_checkpoint(
     with temporary_folder(path.parent) as workshop:
         made = workshop / tensors.name
         try:
-            with atomic_path(made) as temporary:
-                save_file(arrays, str(temporary), metadata={"format": _FORMAT})
+            made.touch()
+            mode = made.stat().st_mode  # what the user's umask gives; safetensors makes it private
+            save_file(arrays, str(made), metadata={"format": _FORMAT})
+            made.chmod(mode)
             size, sha256 = made.stat().st_size, _sha256(made)
             if not tensors.exists() or _sha256(tensors) != sha256:
                 if tensors.exists():
