@@ -111,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--what", choices=("models", "files"), default="models")
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after")
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--gigabytes", type=float, default=4)
     parser.add_argument("--models", type=Path, default=MODELS, help="folder with whole models")
@@ -125,7 +126,11 @@ def main(arguments: list[str] | None = None) -> int:
     whole = Path(tempfile.mkdtemp(prefix="whole-"))
     if options.what == "files":
         make_files(whole, options.models / "mlp.onnx")
+    begun, done = time.monotonic(), 0
     for case in range(options.cases):
+        if time.monotonic() - begun > 60 * options.minutes:
+            break
+        done += 1
         rng = np.random.default_rng((options.seed, case))
         with tempfile.TemporaryDirectory() as folder:
             said = Path(folder, "said.txt")
@@ -151,7 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
     shutil.rmtree(whole)
     for end, count in sorted(ends.items()):
         print(f"{count:6d}  {end}")
-    print(f"{options.cases} cases, {failed} failed")
+    print(f"{done} cases, {failed} failed")
     return int(failed > 0)
 
 
