@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ortboost.api.learning_rates import ANY_STEPS, schedules
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
+from ortboost.core.files import finish_replacement, foreign_files
 from ortboost.core.report import Report
 from ortboost.graph.io import ModelSource
 from ortboost.program.boost_config import BoostConfig, resolve_boost
@@ -67,7 +67,8 @@ def convert(
             where=f"{folder} is a file",
             fix="Give the name of a new folder.",
         )
-    occupied = folder.is_dir() and any(folder.iterdir())
+    finish_replacement(folder)
+    occupied = folder.is_dir() and foreign_files(folder)
     if occupied and not (folder / MANIFEST).is_file():
         raise UsageError(
             "The output folder is not empty, and is no program of ortboost.",
@@ -103,11 +104,5 @@ def convert(
     schedules(program.config, None, ANY_STEPS)  # a misspelt one is found here, not in training
     if dry_run:
         return program
-    for name in _CONSUMED if occupied else ():
-        path = folder / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    program.save(folder)
+    program.save(folder, dropping=_CONSUMED)
     return program

@@ -29,8 +29,7 @@ from ortboost.deploy.tolerance import tolerance_for
 from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
-from ortboost.graph.io import EXTERNAL_DATA_THRESHOLD
-from ortboost.graph.query import all_tensors
+from ortboost.graph.io import external_files
 from ortboost.program.program import EVAL, MANIFEST, STATE, STEP
 from ortboost.training.label_rule import LabelRule
 
@@ -274,7 +273,7 @@ def export(
         )
     return ExportResult(
         path,
-        _size(path, exported.model),
+        _size(path),
         parity,
         verify is None,
         exported,
@@ -299,8 +298,6 @@ def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
     ]
 
 
-def _size(path: Path, model: ir.Model) -> int:
+def _size(path: Path) -> int:
     """Bytes of the file and of its external data, where it has such."""
-    weights = sum(tensor.nbytes for _, tensor in all_tensors(model))
-    files = [path, *([Path(f"{path}.data")] if weights >= EXTERNAL_DATA_THRESHOLD else [])]
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in (path, *external_files(path)))

@@ -118,11 +118,6 @@ class GroupLossScale(LossScaler):
         return True
 
     @property
-    def smallest(self) -> float:
-        """The lower bound, 0 if there is none."""
-        return self.policy.min_scale or 0.0
-
-    @property
     def number(self) -> int:
         """Number of groups."""
         return self.policy.number

@@ -90,13 +90,6 @@ class LossScale(LossScaler):
         """Whether it is dynamic."""
         return isinstance(self.policy, DynamicScaleConfig)
 
-    @property
-    def smallest(self) -> float:
-        """The fixed scale, or the lower bound of the dynamic one."""
-        if isinstance(self.policy, DynamicScaleConfig):
-            return min(self.policy.init, self.policy.min_scale)
-        return self.policy.scale if isinstance(self.policy, FixedScaleConfig) else 1.0
-
     def start(self) -> NDArray[np.float32]:
         """float32 scalar."""
         return np.asarray(initial_state(self.policy).scale, np.float32)

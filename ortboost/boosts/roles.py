@@ -47,11 +47,6 @@ class LossScaler(Boost, ABC):
         """Whether the scale depends on overflows, so that the finite check must be on."""
 
     @property
-    @abstractmethod
-    def smallest(self) -> float:
-        """A lower bound of all scales: below 1, un-scaling may overflow."""
-
-    @property
     def number(self) -> int:
         """Number of groups with a scale each; 0 for one scale."""
         return 0

@@ -74,7 +74,9 @@ def _interrupted(words: Sequence[str]) -> int:
 
 
 def _say(what: str, words: Sequence[str], fix: str, status: int, where: str | None = None) -> int:
-    print(f"error: {what}", file=sys.stderr)
-    print(f"  where: {where or ' '.join(['ortboost', *words])}", file=sys.stderr)
+    from ortboost.core.printable import one_line
+
+    print(f"error: {one_line(what)}", file=sys.stderr)
+    print(f"  where: {one_line(where or ' '.join(['ortboost', *words]))}", file=sys.stderr)
     print(f"  fix:   {fix}", file=sys.stderr)
     return status

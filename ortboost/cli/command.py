@@ -24,6 +24,7 @@ import typer
 
 from ortboost.core.config_file import CONFIG_VERSION, without_version
 from ortboost.core.errors import ConfigError, FileError, require_known
+from ortboost.core.files import read_text
 
 __all__ = ["Verb", "option", "verb"]
 
@@ -101,6 +102,11 @@ def _command(function: Callable[..., None], also: str, file: bool) -> Callable[.
         for parameter in fields.get(item.name)
         or [_parameter(item.name, hints[item.name], item.default)]
     ] + (_added(also) if file else [])
+    for parameter in flat:
+        for told in getattr(parameter.annotation, "__metadata__", ()):
+            told.readable = (
+                False  # a file that may not be read is an error of the file, not of usage
+            )
 
     def command(ctx: typer.Context, **given: Any) -> Any:
         base = given.pop(_CONFIG, None)
@@ -179,8 +185,8 @@ def _values(ctx: typer.Context, path: Path) -> dict[str, Any]:
 def _toml(path: Path) -> dict[str, Any]:
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        data: dict[str, Any] = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             "The configuration file cannot be read.",
             where=f"{path}: {error}",

@@ -12,7 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ortboost.core.printable import printable
+
 __all__ = ["Output", "human_bytes", "in_the_way", "shape_text"]
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,9 @@ class Output:
 
     def __post_init__(self) -> None:
         level = logging.WARNING if self.verbose == 0 else logging.INFO
-        logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_Printable("%(levelname)s %(message)s"))
+        logging.basicConfig(level=level, handlers=[handler])
         for library in ("onnxscript", "onnx_ir", "matplotlib"):  # they warn of what is handled here
             logging.getLogger(library).setLevel(logging.INFO if self.verbose else logging.ERROR)
 
@@ -50,7 +59,7 @@ class Output:
     def line(self, text: str = "") -> None:
         """Print a line for people."""
         if self.people:
-            print(text)
+            print(printable(text))
 
     def pairs(self, rows: Iterable[tuple[str, Any]]) -> None:
         """Print aligned name and value lines."""
@@ -68,7 +77,7 @@ class Output:
         for column in columns:
             table.add_column(column, overflow="fold", no_wrap=not terminal)
         for row in rows:
-            table.add_row(*(str(cell) for cell in row))
+            table.add_row(*(printable(str(cell)) for cell in row))
         console = Console(width=None if terminal else 100_000, highlight=False, markup=False)
         with console.capture() as capture:
             console.print(table)

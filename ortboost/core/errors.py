@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+from ortboost.core.printable import one_line
 from ortboost.core.python_words import in_python
 
 __all__ = [
@@ -58,11 +59,11 @@ class OrtBoostError(Exception):
 
     def in_options(self) -> str:
         """The lines for the command line, whose options they speak of; as text they speak of arguments."""
-        lines = [self.what]
+        lines = [one_line(self.what)]
         if self.where:
-            lines.append(f"  where: {self.where}")
+            lines.append(f"  where: {one_line(self.where)}")
         if self.fix:
-            lines.append(f"  fix:   {self.fix}")
+            lines.append(f"  fix:   {one_line(self.fix)}")
         return "\n".join(lines)
 
 

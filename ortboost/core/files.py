@@ -1,18 +1,52 @@
-"""Writing files atomically: a crash leaves the old file or the new one."""
+"""Writing files so that a crash at any moment leaves the old one or the new one.
+
+A new file is written under a temporary name beside the old one, synced, and renamed into its place. Several
+files that belong together (a program) are written into a temporary folder inside theirs; renaming it to
+``.ortboost-commit`` is the moment from which the new ones hold, and whoever opens the folder next finishes
+what is left: :func:`replace_files`, :func:`finish_replacement`.
+
+Temporary names are ``.ortboost-<machine>-<process>-<random>.tmp``. They cannot be guessed and are created anew
+(``O_EXCL``, ``O_NOFOLLOW``), so that a link that was planted is not written through. What a dead process left is
+removed at the next writing into the folder; see :func:`sweep`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
+import secrets
+import shutil
+import socket
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ortboost.core.errors import FileError
+from ortboost.core.limits import LIMITS_VARIABLE, Limits
 
-__all__ = ["atomic_path", "read_json", "write_json"]
+__all__ = [
+    "atomic_path",
+    "finish_replacement",
+    "foreign_files",
+    "put_in_place",
+    "read_json",
+    "read_text",
+    "replace_files",
+    "sweep",
+    "temporary_folder",
+    "write_json",
+]
+
+_MACHINE = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+_TEMPORARY = re.compile(r"\.ortboost-([0-9a-f]{8})-(\d+)-[0-9a-f]{16}\.tmp")
+_COMMIT, _DROPPED = ".ortboost-commit", "dropped.json"
+_STARTED = time.time()
+_DAY = 86400.0
 
 
 @contextlib.contextmanager
@@ -44,35 +78,186 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             where=str(target),
             fix="Give the name of a file.",
         )
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    sweep(target.parent)
+    temporary = _unused(target.parent)
     try:
-        with open(temporary, "wb") as probe:
-            mode = os.fstat(probe.fileno()).st_mode  # what the user's umask gives a new file
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        probe = os.open(temporary, flags, 0o666)
+        mode = os.fstat(probe).st_mode  # what the user's umask gives a new file
+        os.close(probe)
         yield temporary
         with open(temporary, "rb+") as written:
             os.fchmod(written.fileno(), stat.S_IMODE(mode))  # safetensors makes its files private
-            os.fsync(written.fileno())
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
+        put_in_place(temporary, target)
     except OSError as error:
-        raise FileError(
-            f"'{target.name}' cannot be written.",
-            where=f"{target}: {error.strerror or error}",
-            fix="Check the rights of the folder and the free space.",
-        ) from error
+        raise _unwritten(target, error) from error
     finally:
         with contextlib.suppress(OSError):  # a read-only file system says so above
             temporary.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def temporary_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new folder inside ``parent``, on the same file system; it is removed in the end.
+
+    Raises:
+        FileError: ``parent`` is missing or not writable.
+    """
+    sweep(parent)
+    folder = _unused(Path(parent))
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise _unwritten(Path(parent), error) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None:
+    """Move all files of one folder into another: all of them, or none.
+
+    Args:
+        made: A folder of files, made by :func:`temporary_folder` in ``folder``.
+        folder: Where they go; files of the same names are replaced.
+        dropped: Names in ``folder``, of files or folders, that go with what is replaced.
+
+    Raises:
+        FileError: The folder cannot be written. It holds what it held before, or opening it again
+            finishes the replacement.
+    """
+    moved = sorted(path.name for path in made.iterdir())
+    write_json(
+        made / _DROPPED, sorted({*dropped} - {*moved})
+    )  # finished twice, it drops no new file
+    try:
+        for path in made.iterdir():
+            _sync(path)
+        _sync_folder(made)
+        os.rename(made, folder / _COMMIT)
+        _sync_folder(folder)
+    except OSError as error:
+        raise _unwritten(folder, error) from error
+    finish_replacement(folder)
+
+
+def finish_replacement(folder: str | os.PathLike[str]) -> None:
+    """Finish a replacement that was interrupted; nothing if there is none.
+
+    Raises:
+        FileError: The folder cannot be written, or what is to be dropped is not named by plain names.
+    """
+    target = Path(folder)
+    commit = target / _COMMIT
+    if not commit.is_dir() or commit.is_symlink():
+        return
+    try:
+        if (commit / _DROPPED).exists():  # else everything has been moved
+            _finish(commit, target)
+        with contextlib.suppress(FileNotFoundError):  # another process has finished it
+            commit.rmdir()
+    except OSError as error:
+        raise FileError(
+            "A replacement that was interrupted cannot be finished.",
+            where=f"{target}: {error.strerror or error}",
+            fix="Make the folder writable and try again.",
+        ) from error
+    _sync_folder(target)
+
+
+def _finish(commit: Path, target: Path) -> None:
+    dropped = read_json(commit / _DROPPED)
+    if not isinstance(dropped, list) or not all(map(_is_plain, dropped)):
+        raise FileError(
+            "What is to be removed is not named by plain names.",
+            where=str(commit / _DROPPED),
+            fix=f"Remove {commit}; the folder may hold files of two programs.",
+        )
+    for name in dropped:
+        path = target / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for path in commit.iterdir():
+        if path.name != _DROPPED:
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                os.replace(path, target / path.name)
+    _sync_folder(target)
+    (commit / _DROPPED).unlink(missing_ok=True)
+
+
+def _is_plain(name: object) -> bool:
+    """Whether a name leads to something inside of the folder."""
+    return isinstance(name, str) and "/" not in name and name not in ("", ".", "..")
+
+
+def foreign_files(folder: Path) -> bool:
+    """Whether a folder holds anything but temporary files of ours."""
+    return any(_TEMPORARY.fullmatch(path.name) is None for path in folder.iterdir())
+
+
+def sweep(folder: str | os.PathLike[str]) -> None:
+    """Remove temporary files and folders that no process will finish.
+
+    These are the ones of dead processes of this machine, and of other machines after a day.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and not _in_use(match[1], int(match[2]), entry):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    Path(entry.path).unlink(missing_ok=True)
+
+
+def _in_use(machine: str, process: int, entry: os.DirEntry[str]) -> bool:
+    written = entry.stat(follow_symlinks=False).st_mtime
+    if machine != _MACHINE:
+        return written > time.time() - _DAY
+    if process == os.getpid():  # in a container, each life may have the same number
+        return written >= _STARTED
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unused(folder: Path) -> Path:
+    return folder / f".ortboost-{_MACHINE}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+
+def put_in_place(temporary: Path, target: Path) -> None:
+    """Sync a file, rename it, and make the renaming durable."""
+    _sync(temporary)
+    os.replace(temporary, target)
+    _sync_folder(target.parent)
+
+
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; file systems that cannot sync a folder are no error."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError):  # not every file system can do it
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritten(target: Path, error: OSError) -> FileError:
+    return FileError(
+        f"'{target.name}' cannot be written.",
+        where=f"{target}: {error.strerror or error}",
+        fix="Check the rights of the folder and the free space.",
+    )
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -81,19 +266,44 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read a text file in UTF-8.
+
+    Raises:
+        FileError: It is no ordinary file, or longer than :attr:`~ortboost.core.limits.Limits.text_bytes`.
+        OSError: It cannot be read.
+        UnicodeDecodeError: It is no text.
+    """
+    limit = Limits.from_environment().text_bytes
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):  # a device has no end, a pipe waits
+        raise FileError(
+            "What is to be read is no ordinary file.",
+            where=str(path),
+            fix="Give the path of a file.",
+        )
+    if status.st_size > limit:
+        raise FileError(
+            f"A text file has {status.st_size:,} bytes, more than {limit:,}.",
+            where=str(path),
+            fix=f"If it is right, set {LIMITS_VARIABLE}=text_bytes={status.st_size}.",
+        )
+    return Path(path).read_text(encoding="utf-8")
+
+
 def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file.
 
     Raises:
-        FileError: The file is missing or is not JSON.
+        FileError: The file is missing, is not JSON, or is refused by :func:`read_text`.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except FileNotFoundError as error:
         raise FileError(
             "A file is missing.", where=str(path), fix="Check the path, or make the file again."
         ) from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             "A file is not valid JSON.", where=f"{path}: {error}", fix="Restore or re-create it."
         ) from error

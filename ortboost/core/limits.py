@@ -16,12 +16,14 @@ LIMITS_VARIABLE = "ORTBOOST_LIMITS"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model may ask for before it is refused.
+    """What a model, or another file, may ask for before it is refused.
 
     Args:
         nodes: Nodes of all graphs together, functions inlined.
         depth: Subgraphs (of If, Loop, Scan) inside subgraphs.
-        tensor_bytes: Bytes of one tensor whose size the file states without holding its data.
+        tensor_bytes: Bytes of one tensor whose size the file states without holding its data, and of
+            one array of data that is compressed.
+        text_bytes: Bytes of a file that is read as text: JSON, TOML, a list of parameters.
 
     Example:
         >>> Limits.from_environment({"ORTBOOST_LIMITS": "depth=64"}).depth
@@ -31,6 +33,7 @@ class Limits:
     nodes: int = 1_000_000
     depth: int = 16
     tensor_bytes: int = 4 << 30
+    text_bytes: int = 256 << 20
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Limits:

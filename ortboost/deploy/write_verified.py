@@ -6,7 +6,6 @@ A file that fails the comparison is not written, and the rewrite that made the d
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.errors import FileError, ModelError, ParityError
+from ortboost.core.files import temporary_folder
 from ortboost.deploy.bisect import guilty_step
 from ortboost.deploy.export import Exported
 from ortboost.deploy.tolerance import Tolerance
@@ -81,8 +81,8 @@ def write_verified(
     outputs = [value.name or "" for value in exported.model.graph.outputs]
     tolerance.check(outputs)
     batches = list(feeds)
-    with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=target.parent) as workshop:
-        file = Path(workshop) / target.name
+    with temporary_folder(target.parent) as workshop:
+        file = workshop / target.name
         # Bytes for a GPU are multiplied as the standard says: the kernels of a CPU may saturate.
         exact = exported.precision == "int8" and not exported.target.cpu
         run = _runner(exported.precision, file, outputs, device, exact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ortboost.core.printable import printable
 from ortboost.drawing.picture import Box, Picture
 
 __all__ = ["to_dot"]
@@ -46,5 +47,5 @@ def _attributes(box: Box) -> str:
 
 
 def _quoted(text: str, *, left: bool = False) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\l" if left else "\\n") + ("\\l" if left else "") + '"'

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from html import escape
 
+from ortboost.core.printable import printable
 from ortboost.drawing.layout import Point, arrange
 from ortboost.drawing.picture import Box, Picture
 
@@ -89,6 +90,11 @@ def to_svg(picture: Picture) -> str:
     for box, lines, size, center in zip(picture.boxes, texts, sizes, layout.centers, strict=True):
         parts += _draw(box, lines, size, center)
     return "\n".join([*parts, "</g>", "</svg>", ""])
+
+
+def escape(text: str) -> str:
+    """Text as XML; characters that it does not know are shown as escapes."""
+    return html.escape(printable(text))
 
 
 def _lines(box: Box) -> list[tuple[str, str]]:

@@ -8,8 +8,10 @@ loaded model holds all its weights in memory, so that nothing depends on the fil
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
+import re
+import secrets
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.core.errors import FileError, ModelError, OrtBoostError
+from ortboost.core.files import put_in_place, temporary_folder
 from ortboost.graph.input_config import dimension_name
 from ortboost.graph.query import all_tensors
 from ortboost.graph.structure import check_standard, check_structure
@@ -24,6 +27,7 @@ from ortboost.graph.structure import check_standard, check_structure
 __all__ = [
     "EXTERNAL_DATA_THRESHOLD",
     "ModelSource",
+    "external_files",
     "is_map",
     "load_model",
     "named_source",
@@ -146,13 +150,14 @@ def save_model(
     *,
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
 ) -> None:
-    """Save a model atomically: a crash leaves the old file or the new one.
+    """Save a model atomically: a crash leaves the old one or the new one, each with its own weights.
 
     Args:
         model: The model.
         path: Target, usually ``something.onnx``.
         external_data_threshold: With at least this many bytes of weights, they go to
-            ``<path>.data`` beside the model.
+            ``<path>.data`` beside the model; to ``<path>.<number>.data`` while there is such a file, which
+            the old model may need until the new one stands.
 
     Raises:
         FileError: The folder does not exist or cannot be written.
@@ -177,31 +182,49 @@ def save_model(
             fix="Give the name of a file, such as model.onnx.",
         )
     external = sum(tensor.nbytes for _, tensor in all_tensors(model)) >= external_data_threshold
-    workshop = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # The model names its data by a name that no older one has, and is put in place after them.
+    data = f"{target.name}.data"
+    if target.with_name(data).exists():
+        data = f"{target.name}.{secrets.token_hex(8)}.data"
     try:
-        workshop.mkdir()
-        data = f"{target.name}.data"
-        # `ir.save` points external tensors at the new file; the caller's model must not follow.
-        kept = {value.name: value.const_value for value, _ in all_tensors(model)}
-        try:
-            ir.save(model, workshop / target.name, external_data=data if external else None)
-            _write_map_types(model, workshop / target.name)
-        finally:
-            for value, _ in all_tensors(model):
-                value.const_value = kept[value.name]
-        for name in (data, target.name):  # the model last: it is valid only with its data
-            if (workshop / name).exists():
-                with open(workshop / name, "rb+") as written:
-                    os.fsync(written.fileno())
-                os.replace(workshop / name, target.with_name(name))
+        with temporary_folder(target.parent) as workshop:
+            # `ir.save` points external tensors at the new file; the caller's model must not follow.
+            kept = {value.name: value.const_value for value, _ in all_tensors(model)}
+            try:
+                ir.save(model, workshop / target.name, external_data=data if external else None)
+                _write_map_types(model, workshop / target.name)
+            finally:
+                for value, _ in all_tensors(model):
+                    value.const_value = kept[value.name]
+            old = _data_files(target)
+            for name in (data, target.name) if external else (target.name,):
+                put_in_place(workshop / name, target.with_name(name))
+            for path in old:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(
             "The model cannot be saved.",
             where=f"{target}: {error.strerror or error}",
             fix="Check the rights of the folder and the free space.",
         ) from error
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+
+
+def _data_files(target: Path) -> list[Path]:
+    """The files of weights that only the model at a path can need: those with our names."""
+    ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
+    found = [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]
+    plain = target.with_name(f"{target.name}.data")
+    with contextlib.suppress(Exception):  # no model, or a damaged one: nothing is known of its data
+        found += [path for path in external_files(target) if path == plain]
+    return found
+
+
+def external_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of weights that a saved model names."""
+    proto = onnx.load(path, load_external_data=False)
+    entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
+    named = {entry.value for entry in entries if entry.key == "location"}
+    return [Path(path).with_name(name) for name in sorted(named)]
 
 
 def _load(path: Path, weights: bool) -> ir.Model:

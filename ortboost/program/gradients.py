@@ -2,12 +2,15 @@ r"""What happens to gradients between the engine and the boosts: check and un-sc
 
 With scaled gradients `G = S g` from the engine, and `d` the gradient divisor:
 
-    finite = all(G is finite)      as sum(0 * G) == 0: 0 * inf and 0 * nan are nan, and a sum of finite
-                                   zeros cannot overflow, which a sum of G can
-    g      = G / S / d             a multiplication with the rounded reciprocal, as in MindSpore
+    g      = G / S / d                 a multiplication with the rounded reciprocal, as in MindSpore
+    finite = all(16 sum(g^2) < inf)    as 0 * 16 sum(g^2) == 0: 0 * inf and 0 * nan are nan
 
-`G` is checked before it is un-scaled, which is the same as long as un-scaling only shrinks; where the
-configuration allows `S d < 1`, what is checked is `g`.
+The square is there for the new state, not for the gradient. Adam squares it, and a norm that clips or adapts
+sums the squares: with finite gradients above 1.8e19 that is inf, and what is made of inf is nan sooner or
+later (`Sqrt(inf)` is nan on onnxruntime-training 1.19.2, `inf - inf` everywhere). So a tensor whose norm is
+2^62 = 4.6e18 or more counts as overflow. What stays below it leaves every optimizer finite: weight decay and
+momentum have a factor of 4 to add before a square overflows, and clipping, centralization and the mean over a
+window or over processes lengthen no gradient. `G` itself may reach to the end of float32.
 
 With a scale for each group of layers (:mod:`ortboost.boosts.group_loss_scale`) all of this is done group by
 group, each with the `S_i` that its gradients were scaled with.
@@ -125,11 +128,8 @@ class ScaledGradients:
         return {name: found[name] for name in self.gradients if name in found}
 
     def _zeros(self, bundle: _Bundle) -> list[ir.Value]:
-        """Sums of zeros that are not zero if anything in the bundle is not finite."""
-        checked = bundle.tensors()
-        if bundle.factor is not None and self._unscaling_may_overflow():
-            checked = [self.b.op("Mul", grad, bundle.factor) for grad in checked]
-        return [_zero_sum(self.b, grad) for grad in checked]
+        """Sums of zeros that are not zero if anything in the bundle overflows."""
+        return [_zero_square(self.b, grad) for grad in bundle.means()]
 
     def _factor(self, scale: ir.Value | None, group: int) -> ir.Value | None:
         """`1 / (S d)`, or ``None`` for 1."""
@@ -143,11 +143,6 @@ class ScaledGradients:
             divisor = self.b.const(np.float32(1.0) / np.float32(self.divisor))
             factor = divisor if factor is None else self.b.op("Mul", factor, divisor)
         return factor
-
-    def _unscaling_may_overflow(self) -> bool:
-        """Whether `1 / (S d)` can be above 1, so that a finite `G` may have an infinite `g`."""
-        smallest = 1.0 if self.scaler is None else self.scaler.smallest
-        return smallest * min(self.divisor, 1.0) < 1.0
 
 
 class _Bundle:
@@ -164,6 +159,7 @@ class _Bundle:
         self.gradients = {p.name: gradients[p.name] for p in members}
         self.small = [p for p in members if p.size <= _SMALL]
         self.packed: ir.Value | None = None
+        self.made: dict[str, ir.Value] = {}
 
     def pack(self) -> None:
         if len(self.small) < 2:
@@ -177,23 +173,27 @@ class _Bundle:
         length = sum(p.size for p in self.small)
         self.packed = self.b.op("Concat", *flat, axis=0, shape=(length,))
 
-    def tensors(self) -> list[ir.Value]:
-        """All numbers in as few tensors as there are now."""
-        return [*self._large().values(), *([] if self.packed is None else [self.packed])]
+    def means(self) -> list[ir.Value]:
+        """All numbers of `g` in as few tensors as there are now; made once, by the first who asks."""
+        if not self.made:
+            given = {**self._large(), **({} if self.packed is None else {"": self.packed})}
+            if self.factor is not None:
+                given = {name: self.b.op("Mul", grad, self.factor) for name, grad in given.items()}
+            self.made = given
+        return list(self.made.values())
 
     def unscaled(self) -> dict[str, ir.Value]:
         if self.factor is None:
             return dict(self.gradients)
-        b, factor = self.b, self.factor
-        found = dict(self.gradients)
-        if self.packed is not None:
-            vector = b.op("Mul", self.packed, factor)
+        self.means()
+        b, found = self.b, {**self.gradients, **self.made}
+        vector = found.pop("", None)
+        if vector is not None:
             sizes = b.ints(*(p.size for p in self.small))
             parts = b.ops("Split", vector, sizes, names=[None] * len(self.small), axis=0)
             for p, part in zip(self.small, parts, strict=True):
                 shaped = len(p.shape) == 1
                 found[p.name] = part if shaped else b.op("Reshape", part, b.ints(*p.shape))
-        found.update({name: b.op("Mul", grad, factor) for name, grad in self._large().items()})
         return found
 
     def _large(self) -> dict[str, ir.Value]:
@@ -201,7 +201,16 @@ class _Bundle:
         return {name: grad for name, grad in self.gradients.items() if name not in inside}
 
 
-def _zero_sum(b: Builder, value: ir.Value, name: str = ZEROS) -> ir.Value:
+def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:
+    """`0 * 16 * sum(grad^2)` as float32: zero, or not a number."""
+    if grad.dtype not in (ir.DataType.FLOAT, None):
+        grad = b.op("Cast", grad, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
+    total = b.op("ReduceSumSquare", grad, keepdims=0, shape=())
+    total = b.op("Mul", total, b.const(16.0), shape=())
+    return b.op("Mul", total, b.const(0.0), name=ZEROS, shape=())
+
+
+def _zero_sum(b: Builder, value: ir.Value, name: str) -> ir.Value:
     """`sum(0 * value)` as float32: zero, or not a number."""
     dtype = value.dtype or ir.DataType.FLOAT
     zero = b.op("ReduceSum", b.op("Mul", value, b.const(0.0, dtype)), keepdims=0, shape=())

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ConfigError, FileError
-from ortboost.core.files import atomic_path
+from ortboost.core.files import atomic_path, read_text
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.graph.query import FLOAT_TYPES, all_tensors
 
@@ -45,7 +44,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
     """
     found: dict[str, bool] = {}
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(
             "The list of parameters cannot be read.",

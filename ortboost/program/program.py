@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,13 @@ from safetensors.numpy import save_file
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, FileError
-from ortboost.core.files import atomic_path, read_json, write_json
+from ortboost.core.files import (
+    finish_replacement,
+    read_json,
+    replace_files,
+    temporary_folder,
+    write_json,
+)
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.core.tensor_file import TensorFile
@@ -50,6 +56,7 @@ _FORMAT = 1
 _GRAPH = re.compile(
     r"(step|flush)(\.\d+)?|trial|accept"
 )  # nothing else is read: a name is part of a path
+_OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,8 +148,12 @@ class Program(Shown):
         )
 
     @checked
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the program as a folder; the manifest last, so that it is there or not at all.
+    def save(self, folder: str | os.PathLike[str], *, dropping: Sequence[str] = ()) -> Path:
+        """Write the program as a folder. A crash leaves the program that was there, or the new one.
+
+        Args:
+            folder: The folder; other files in it are left alone.
+            dropping: Names in the folder, of files or folders, that go with the program that is replaced.
 
         Raises:
             FileError: The folder cannot be made or written.
@@ -158,23 +169,23 @@ class Program(Shown):
                 where=f"{target}: {error}",
                 fix="Choose another.",
             ) from error
-        for name, model in self.graphs.items():
-            save_model(model, target / _file(name))
-        for stale in target.glob("*.onnx"):
-            if _GRAPH.fullmatch(stale.stem) and stale.stem not in self.graphs:
-                stale.unlink()
-        save_model(self.evaluation, target / EVAL)
+        finish_replacement(target)
         tensors = {name: np.asarray(array, order="C") for name, array in self.initial.items()}
-        try:
-            with atomic_path(target / STATE) as temporary:
-                save_file(tensors, temporary)
-        except (OSError, SafetensorError) as error:
-            raise FileError(
-                "The state cannot be written.",
-                where=f"{target / STATE}: {error}",
-                fix="Check space and rights.",
-            ) from error
-        write_json(target / MANIFEST, self.manifest())
+        with temporary_folder(target) as made:
+            for name, model in {**self.graphs, "eval": self.evaluation}.items():
+                save_model(model, made / _file(name))
+            try:
+                save_file(tensors, made / STATE)
+                (made / STATE).chmod((made / EVAL).stat().st_mode)
+            except (OSError, SafetensorError) as error:
+                raise FileError(
+                    "The state cannot be written.",
+                    where=f"{target / STATE}: {error}",
+                    fix="Check space and rights.",
+                ) from error
+            write_json(made / MANIFEST, self.manifest())
+            former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
+            replace_files(made, target, {*former, *dropping})
         return target
 
     def manifest(self) -> dict[str, Any]:
@@ -188,6 +199,7 @@ class Program(Shown):
             "fingerprint": self.fingerprint,
             "evaluation": _digest(self.evaluation),
             "initial": _state_digest(self.initial),
+            "models": _model_digests(self),
             "prediction": self.prediction,
             "graphs": {**{name: _file(name) for name in self.graphs}, "eval": EVAL},
             "state": STATE,
@@ -206,6 +218,7 @@ class Program(Shown):
             FileError: A file is missing, damaged, of another format, or they do not fit together.
         """
         source = Path(folder)
+        finish_replacement(source)
         if not (source / MANIFEST).is_file():
             raise FileError(
                 "This is no program folder.",
@@ -273,6 +286,16 @@ class Program(Shown):
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
+        models = _model_digests(program)
+        recorded = manifest.get("models", models)
+        if recorded != models:
+            known = recorded if isinstance(recorded, dict) else {}
+            other = [name for name in models if known.get(name) != models[name]]
+            raise FileError(
+                "Opset, functions or metadata of a graph are not those that the manifest describes.",
+                where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
+                fix=again,
+            )
         if _state_digest(program.initial) != manifest.get(
             "initial", _state_digest(program.initial)
         ):
@@ -300,6 +323,20 @@ def _serialized(model: ir.Model) -> bytes:
 
 def _digest(model: ir.Model) -> str:
     return hashlib.sha256(_serialized(model)).hexdigest()[:32]
+
+
+def _model_digests(program: Program) -> dict[str, str]:
+    """What is around the nodes of each graph: opsets, functions, and the metadata with the catalogue."""
+    found = {}
+    for name, model in {**program.graphs, "eval": program.evaluation}.items():
+        proto = ir.to_proto(model)
+        around = {
+            "opsets": sorted((entry.domain, entry.version) for entry in proto.opset_import),
+            "metadata": sorted((entry.key, entry.value) for entry in proto.metadata_props),
+            "functions": [f.SerializeToString(deterministic=True).hex() for f in proto.functions],
+        }
+        found[name] = hashlib.sha256(json.dumps(around).encode()).hexdigest()[:32]
+    return found
 
 
 def _settings_digest(config: Any) -> str:

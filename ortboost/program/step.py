@@ -1,6 +1,6 @@
 r"""The training step as one graph: what comes after the gradients.
 
-    finite   = all scaled gradients are finite
+    finite   = all scaled gradients are finite, and so are their squares
     if finite:    un-scale, accumulate; S grows after `window` good steps
     otherwise:    every state keeps its value; S shrinks
     if finite, and the window of accumulation is full:    clip, optimizer
@@ -13,7 +13,8 @@ nothing.
 With a boost that gathers gradients (:mod:`ortboost.boosts.grad_accumulation`) a step that is not skipped adds
 to its window. What is left of a window can be applied by :func:`append_flush`.
 
-Overflow means non-finite gradients; the loss itself is not looked at, as in MindSpore. What becomes of
+Overflow means gradients that are not finite, or so large that the new state would not be
+(:mod:`ortboost.program.gradients`); the loss itself is not looked at, as in MindSpore. What becomes of
 the scale is for the boost that scales the loss to say (:class:`ortboost.boosts.roles.LossScaler`).
 """
 

@@ -26,8 +26,9 @@ from ortboost.autodiff.engine import gradient_name
 from ortboost.graph.query import FLOAT_TYPES
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import Catalogue
+from ortboost.program.gradients import ZEROS
 from ortboost.runtime.peepholes import emulated_for
-from ortboost.runtime.session import open_session, set_seed
+from ortboost.runtime.session import drawing, open_session
 from ortboost.runtime.tensor_stats import TensorStats
 
 __all__ = ["Diagnosis", "Finding", "TensorStats", "diagnose", "inner_tensors"]
@@ -143,10 +144,9 @@ def inner_tensors(
             shown.append(output if output.dtype != ir.DataType.BFLOAT16 else _widened(copy, output))
     copy.graph.outputs[:] = shown
     session = open_session(copy, device=device, threads=threads)
-    if seed is not None:
-        set_seed(seed)
     wanted = {value.name for value in session.get_inputs()}
-    answers = session.run(None, {k: v for k, v in inputs.items() if k in wanted})
+    with drawing(seed):
+        answers = session.run(None, {k: v for k, v in inputs.items() if k in wanted})
     found = dict(zip(keys, answers, strict=True))
     return {name: array for name, array in found.items() if array.dtype.kind == "f"}
 
@@ -190,6 +190,7 @@ def diagnose(
     gradients = [gradient_name(name) for name in sorted(parameters)]
     makers = {out.name: node for node in model.graph for out in node.outputs if out.name}
     sinks = [name for name in (*gradients, names.LOSS) if name in bad]
+    sinks = sinks or [name for name in bad if name.startswith(ZEROS)]  # too large, yet finite
     way = _back(sinks, makers, among=bad)
     forward = _back([names.LOSS], makers)
     backward = _back(gradients, makers)

@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ __all__ = [
     "TooNewError",
     "available_devices",
     "broken_packages",
+    "drawing",
     "open_session",
     "resolve_device",
     "runtime",
@@ -63,6 +65,9 @@ _LIBRARIES: Final = {
     "tensorrt": "Install the TensorRT and CUDA libraries that this onnxruntime-gpu was built for, "
     "or use --device cuda.",
 }
+
+
+_GENERATOR = threading.Lock()  # of the runtime's own global generator
 
 
 class TooNewError(ModelError):
@@ -261,3 +266,21 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
 def set_seed(seed: int) -> None:
     """Restart the runtime's random numbers; Dropout of all sessions draws from them."""
     runtime().set_seed(seed)
+
+
+@contextlib.contextmanager
+def drawing(seed: int | None) -> Iterator[None]:
+    """Run a session with the random numbers of a seed, whatever other threads do.
+
+    The runtime has one generator for all sessions of a process: those that draw from it run one after the
+    other.
+
+    Args:
+        seed: The seed; ``None`` for a graph that draws nothing, which waits for nobody.
+    """
+    if seed is None:
+        yield
+        return
+    with _GENERATOR:
+        set_seed(seed)
+        yield

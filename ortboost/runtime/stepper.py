@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
@@ -16,7 +17,7 @@ from ortboost.core.shown import Shown
 from ortboost.graph.query import format_shape
 from ortboost.program import catalogue as names
 from ortboost.program.aliasing import in_place_states
-from ortboost.program.catalogue import TensorSpec, read_catalogue
+from ortboost.program.catalogue import Catalogue, TensorSpec, read_catalogue
 from ortboost.program.plan import step_plan
 from ortboost.program.program import Program
 from ortboost.runtime.compiled_graph import CompiledGraph
@@ -24,7 +25,7 @@ from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
 from ortboost.runtime.process_group import ProcessGroup, WireType
-from ortboost.runtime.session import TRAINING_DEVICES, resolve_device, set_seed
+from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device, set_seed
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep, count_samples
 from ortboost.runtime.state import DeviceState
@@ -207,8 +208,6 @@ class Stepper(Shown):
         for name, given in (("feeds", feeds), ("hyper", hyper)):
             if type(given) is not dict:
                 check_argument("Stepper.step", name, given, Mapping[str, Any])
-        if self.catalogue.randomness:
-            set_seed(self._own_seed(seed))
         empty = self.shared is not None and not count_samples(self.inputs, feeds)[0]
         ready = self._rates(hyper) if empty else self._checked(feeds, hyper)
         if self._scales is not None:
@@ -219,8 +218,11 @@ class Stepper(Shown):
         name = names.graph_name(names.STEP_GRAPH, group)
         try:
             if self.shared is None:
-                values = self._graph(name).run(ready)
+                with drawing(self._drawn(seed, self.catalogue)):
+                    values = self._graph(name).run(ready)
             else:
+                if self.catalogue.randomness:
+                    set_seed(self._own_seed(seed))
                 values = self.shared.run(name, ready, self._state, self._threads)
         except OrtBoostError:
             raise
@@ -291,12 +293,13 @@ class Stepper(Shown):
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
         for rate in taker.rates:
-            if catalogue.randomness:
-                set_seed(self._own_seed(seed))  # the same draws as the step's
             given = {**batch, names.RATE: np.asarray(rate, np.float32)}
             if self.shared is None:
-                found = self._graph(names.TRIAL_GRAPH).run(given)
+                with drawing(self._drawn(seed, catalogue)):  # the same draws as the step's
+                    found = self._graph(names.TRIAL_GRAPH).run(given)
             else:
+                if catalogue.randomness:
+                    set_seed(self._own_seed(seed))
                 found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given)
             if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
                 accepted = rate
@@ -304,6 +307,10 @@ class Stepper(Shown):
         chosen = {names.RATE: np.asarray(accepted, np.float32)}
         self._graph(names.ACCEPT_GRAPH).run(chosen)
         return accepted
+
+    def _drawn(self, seed: int, catalogue: Catalogue) -> int | None:
+        """The seed of a graph that draws random numbers."""
+        return self._own_seed(seed) if catalogue.randomness else None
 
     def _own_seed(self, seed: int) -> int:
         """Each process draws for its own samples; the first one as if it were alone."""
@@ -413,7 +420,7 @@ class Stepper(Shown):
     def nonfinite(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> list[str]:
-        """Names of tensors that are not finite on this batch, in the order of computation.
+        """Names of tensors that are not finite on this batch, or whose square is not, in the order of computation.
 
         The step is run once more with its inner tensors as outputs; the state stays as it is.
 
@@ -431,10 +438,18 @@ class Stepper(Shown):
         bad = [name for name, array in inputs.items() if not _finite(array)]
         model = self.program.graphs[self.next_graph]
         device, threads = self.device, self._threads
-        drawn = self._own_seed(seed) if self.catalogue.randomness else None
+        drawn = self._drawn(seed, self.catalogue)
         inner = inner_tensors(model, inputs, device=device, threads=threads, seed=drawn)
         bad += [name for name, array in inner.items() if not _finite(array)]
+        if not any(name in bad for name in (names.LOSS, *self._gradients)):
+            scale = np.max(inputs.get(names.SCALE, np.ones(())))
+            large = [n for n in self._gradients if n in inner and _large(inner[n], scale)]
+            bad = large or bad
         return bad[:_MAX_NAMED]
+
+    @property
+    def _gradients(self) -> list[str]:
+        return [gradient_name(entry.name) for entry in self.catalogue.entries("parameter")]
 
     def watch(self) -> None:
         """Keep the loss scale of each step from now on, for :meth:`diagnose` after it."""
@@ -466,7 +481,7 @@ class Stepper(Shown):
                 inputs,
                 device=self.device,
                 threads=self._threads,
-                seed=self._own_seed(seed) if self.catalogue.randomness else None,
+                seed=self._drawn(seed, self.catalogue),
             )
         except Exception as error:  # of memory, or of many kinds from the bindings
             raise ModelError(
@@ -474,6 +489,11 @@ class Stepper(Shown):
                 where=str(error).strip().split("\n")[0] or type(error).__name__,
                 fix="All of them are held at once: try a smaller batch.",
             ) from error
+
+
+def _large(gradient: NDArray[Any], scale: NDArray[Any]) -> bool:
+    """Whether a scaled gradient is an overflow because of its size, see :mod:`ortboost.program.gradients`."""
+    return bool(np.linalg.norm(gradient.astype(np.float64) / scale) >= 2.0**62)
 
 
 def _finite(array: NDArray[Any]) -> bool:

@@ -7,13 +7,18 @@
                                 the tensors, the program's fingerprint, the trainer's progress, and
                                 a digest of the JSON itself
 
-A tensor file without its JSON is an unfinished save and counts as nothing.
+A tensor file without its JSON is an unfinished save and counts as nothing. Where a step is saved once more with
+other tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON vouches for the old ones until the new JSON
+stands.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +29,22 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ortboost.core.errors import FileError
-from ortboost.core.files import atomic_path, read_json, write_json
+from ortboost.core.files import put_in_place, read_json, temporary_folder, write_json
 from ortboost.training.protocols import Array
 
-__all__ = ["FORMAT_VERSION", "Checkpoint", "RefusedError", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "FORMAT_VERSION",
+    "Checkpoint",
+    "RefusedError",
+    "is_ours",
+    "read_checkpoint",
+    "tensor_files",
+    "write_checkpoint",
+]
 
 FORMAT_VERSION: Final = 1
 _FORMAT: Final = "ortboost-checkpoint"
+_TENSORS: Final = r"(\.[0-9a-f]{8})?\.safetensors"
 _CHUNK: Final = 1 << 20
 
 
@@ -78,17 +92,24 @@ def write_checkpoint(
     tensors = path.with_suffix(".safetensors")
     # ascontiguousarray would turn a 0-d tensor into a 1-d one.
     arrays = {name: np.asarray(array, order="C") for name, array in state.items()}
-    path.unlink(missing_ok=True)  # an old JSON must never vouch for a new tensor file
-    with atomic_path(tensors) as temporary:
+    with temporary_folder(path.parent) as workshop:
+        made = workshop / tensors.name
         try:
-            save_file(arrays, str(temporary))
+            made.touch()
+            mode = made.stat().st_mode  # what the user's umask gives; safetensors makes it private
+            save_file(arrays, str(made), metadata={"format": _FORMAT})
+            made.chmod(mode)
+            size, sha256 = made.stat().st_size, _sha256(made)
+            if not tensors.exists() or _sha256(tensors) != sha256:
+                if tensors.exists():
+                    tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
+                put_in_place(made, tensors)
         except (SafetensorError, OSError) as error:  # a full disk, or a dtype it has no name for
             raise FileError(
                 "A checkpoint cannot be written.",
                 where=f"{tensors}: {error}",
                 fix="Make room on the disk; state tensors must be plain numbers.",
             ) from error
-        size, sha256 = temporary.stat().st_size, _sha256(temporary)
     content = {
         "format": _FORMAT,
         "version": FORMAT_VERSION,
@@ -98,6 +119,30 @@ def write_checkpoint(
         "progress": dict(progress),
     }
     write_json(path, {**content, "digest": _digest(content)})
+    for old in tensor_files(path):
+        if old != tensors:
+            old.unlink(missing_ok=True)
+
+
+def tensor_files(path: Path) -> list[Path]:
+    """The tensor files with names of one checkpoint, given its JSON file."""
+    ours = re.compile(re.escape(path.stem) + _TENSORS)
+    return sorted(found for found in path.parent.iterdir() if ours.fullmatch(found.name))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file with the name of a checkpoint is one that ortboost wrote, whole or not.
+
+    Tensor files that ortboost 0.1 left unfinished are not known by it.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError, FileError):
+        if path.suffix == ".json":
+            return bool(read_json(path).get("format") == _FORMAT)
+        with open(path, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, _CHUNK * 64)))
+        return bool(header["__metadata__"]["format"] == _FORMAT)
+    return False
 
 
 def _describe(array: Array) -> dict[str, Any]:
@@ -136,7 +181,7 @@ def read_checkpoint(
             path, f"it belongs to another program ({content['program']}, this one is {program})"
         )
     tensors = path.with_name(content["file"]["name"])
-    if tensors.name != path.with_suffix(".safetensors").name:
+    if not re.fullmatch(re.escape(path.stem) + _TENSORS, tensors.name):
         raise RefusedError(path, f"it names another checkpoint's tensors ({tensors.name})")
     try:
         size = tensors.stat().st_size

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ortboost.core.errors import FileError
-from ortboost.core.files import read_json, write_json
+from ortboost.core.files import read_json, sweep, write_json
 from ortboost.training.checkpoint_file import (
     Checkpoint,
     RefusedError,
+    is_ours,
     read_checkpoint,
+    tensor_files,
     write_checkpoint,
 )
 from ortboost.training.protocols import Array
@@ -25,7 +27,7 @@ from ortboost.training.protocols import Array
 __all__ = ["Checkpoint", "CheckpointStore", "Found"]
 
 _NAME = re.compile(r"step-(\d{8,})\.json")
-_TEMPORARY = re.compile(r"\.(?:step-\d{8,}\.(?:safetensors|json)|best\.json)\.(\d+)\.tmp")
+_TENSORS = re.compile(r"(step-\d{8,})(\.[0-9a-f]{8})?\.safetensors")
 
 
 class Found(NamedTuple):
@@ -63,8 +65,9 @@ class CheckpointStore:
             raise FileError(
                 "The checkpoint folder cannot be made.", where=str(self.folder), fix=str(error)
             ) from error
+        self._refused: set[int] = set()
         if writes:
-            self._sweep()
+            sweep(self.folder)
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, good or bad, in rising order."""
@@ -83,7 +86,7 @@ class CheckpointStore:
         program: str,
         best: bool = False,
     ) -> Path:
-        """Write a checkpoint, then drop the ones beyond ``keep``.
+        """Write a checkpoint, then :meth:`prune`.
 
         Args:
             state: State tensor by name; dtypes and 0-d shapes are kept.
@@ -101,9 +104,10 @@ class CheckpointStore:
         if not self._writes:
             return path
         write_checkpoint(path, state, progress, program)
+        self._refused.discard(int(progress["step"]))
         if best:
             write_json(self.folder / "best.json", {"step": int(progress["step"])})
-        self._prune()
+        self.prune()
         return path
 
     def pin_best(self, step: int) -> None:
@@ -114,8 +118,9 @@ class CheckpointStore:
 
     def best_step(self) -> int | None:
         """The step of the pinned checkpoint; None if none is pinned or the pin is unreadable."""
-        with contextlib.suppress(FileError, KeyError, TypeError, ValueError):
-            return int(read_json(self.folder / "best.json")["step"])
+        with contextlib.suppress(FileError, KeyError, TypeError):
+            step = read_json(self.folder / "best.json")["step"]
+            return step if type(step) is int and step >= 0 else None
         return None
 
     def best(
@@ -136,7 +141,10 @@ class CheckpointStore:
             program: The fingerprint that it must have; None takes any.
             expect: Tensors whose names, shapes and dtypes it must have.
         """
-        return self._newest(self.steps(), program, expect)
+        found = self._newest(self.steps(), program, expect)
+        good = -1 if found.checkpoint is None else found.checkpoint.step
+        self._refused = {step for step in self.steps() if step > good}
+        return found
 
     def load(
         self,
@@ -162,7 +170,9 @@ class CheckpointStore:
                 where=f"checkpoint '{path}'",
                 fix="Give best, last, initial, or the path of a checkpoint file.",
             )
-        wanted = Path(path).with_suffix(".json")
+        tensors = _TENSORS.fullmatch(Path(path).name)
+        name = f"{tensors[1]}.json" if tensors else Path(path).with_suffix(".json").name
+        wanted = Path(path).with_name(name)
         try:
             return read_checkpoint(wanted, program, expect)
         except RefusedError as error:
@@ -196,33 +206,27 @@ class CheckpointStore:
                 refused.append(error)
         return Found(None, tuple(refused))
 
-    def _prune(self) -> None:
-        pinned = self.best_step()
-        for step in self.steps()[: -self.keep]:
-            if step != pinned:
+    def prune(self) -> None:
+        """Drop the checkpoints beyond ``keep``, and unfinished ones; only files that ortboost wrote.
+
+        Those that :meth:`latest` refused do not count as kept.
+        """
+        if not self._writes:
+            return
+        steps = self.steps()
+        good = [step for step in steps if step not in self._refused]
+        kept = {*good[-self.keep :], self.best_step()}
+        for step in steps:
+            newer = step in self._refused and step > max(good, default=-1)
+            if step not in kept and not newer and is_ours(self.path(step)):
                 self._remove(step)
-        for tensors in self.folder.glob("step-*.safetensors"):
-            if not tensors.with_suffix(".json").exists():  # an unfinished save
-                tensors.unlink(missing_ok=True)
+        for path in self.folder.iterdir():  # unfinished saves
+            match = _TENSORS.fullmatch(path.name)
+            if match and not self.folder.joinpath(f"{match[1]}.json").exists() and is_ours(path):
+                path.unlink(missing_ok=True)
 
     def _remove(self, step: int) -> None:
         # The JSON first: without it the tensor file counts as nothing.
         self.path(step).unlink(missing_ok=True)
-        self.path(step).with_suffix(".safetensors").unlink(missing_ok=True)
-
-    def _sweep(self) -> None:
-        """Remove the temporary files that killed processes left."""
-        for path in self.folder.iterdir():
-            match = _TEMPORARY.fullmatch(path.name)
-            if match and not _alive(int(match[1])):
-                path.unlink(missing_ok=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)  # signal 0 only asks
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return process != os.getpid()
+        for path in tensor_files(self.path(step)):
+            path.unlink(missing_ok=True)

@@ -25,12 +25,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from ortboost.core.errors import FileError
-from ortboost.core.files import atomic_path
 
 __all__ = ["EventLog", "finite_or_none", "read_log"]
 
@@ -81,11 +80,7 @@ class EventLog:
             self._stream.flush()
             self.position += 1
         except OSError as error:
-            raise FileError(
-                "The log cannot be written.",
-                where=f"{self.path}: {error.strerror or error}",
-                fix="Check the rights of the folder and the free space.",
-            ) from error
+            raise _unwritten(self.path, error) from error
 
     def rewind(self, position: int) -> None:
         """Keep only the first ``position`` events; 0 starts a new log."""
@@ -94,10 +89,10 @@ class EventLog:
         if position <= 0:
             self.path.unlink(missing_ok=True)
         elif self.path.is_file():
-            kept = read_log(self.path)[:position]
-            with atomic_path(self.path) as temporary, open(temporary, "w", encoding="utf-8") as out:
-                out.writelines(json.dumps(event) + "\n" for event in kept)
-            self.position = len(kept)
+            try:
+                self.position = _cut(self.path, position)
+            except OSError as error:
+                raise _unwritten(self.path, error) from error
 
     def close(self) -> None:
         """Close the file; a later event opens it again."""
@@ -110,6 +105,31 @@ class EventLog:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _cut(path: Path, position: int) -> int:
+    """Cut a file after so many events, in place: a full disk has no room for a copy. How many it has."""
+    kept = length = 0
+    with open(path, "rb+") as stream:
+        for line in stream:
+            if kept == position:
+                break
+            kept += len(list(_events([line.decode(errors="replace")])))
+            length += len(line)
+        stream.truncate(length)
+        if length:
+            stream.seek(length - 1)
+            if stream.read() != b"\n":
+                stream.write(b"\n")
+    return kept
+
+
+def _unwritten(path: Path, error: OSError) -> FileError:
+    return FileError(
+        "The log cannot be written.",
+        where=f"{path}: {error.strerror or error}",
+        fix="Check the rights of the folder and the free space.",
+    )
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -127,11 +147,12 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         ) from error
 
 
-def _events(lines: IO[str]) -> Iterator[dict[str, Any]]:
+def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             event = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and isinstance(event.get("step"), int) and "event" in event:
+        step = event.get("step") if isinstance(event, dict) else None
+        if isinstance(step, int) and 0 <= step < 2**63 and "event" in event:
             yield event

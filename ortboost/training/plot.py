@@ -17,6 +17,7 @@ __all__ = ["plot_log"]
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#2563a8", "#d97706", "#2f855a", "#b83232", "#8a8f98"
 _SMOOTH_FROM = 50  # fewer steps than this are shown as they are
+_MOST = 1e200  # matplotlib adds a margin, and raises where that overflows
 
 
 def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
@@ -79,9 +80,13 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
 
 
 def _column(events: list[dict[str, Any]], key: str) -> NDArray[np.float64]:
-    """One key of all events; NaN where it is missing or null."""
-    values = [event.get(key) for event in events]
-    return np.array([np.nan if value is None else float(value) for value in values])
+    """One key of all events; NaN where it is missing or no number."""
+    return np.array([_number(event.get(key)) for event in events])
+
+
+def _number(value: object) -> float:
+    fits = isinstance(value, (int, float)) and abs(value) < _MOST
+    return float(value) if fits else np.nan  # type: ignore[arg-type]
 
 
 def _title(axis: Any, text: str) -> None:
@@ -160,7 +165,8 @@ def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.log2(scale)
     x = _column(steps, "step")
-    groups = [event.get("loss_scales") or [] for event in steps]
+    given = [event.get("loss_scales") for event in steps]
+    groups = [row if isinstance(row, list) else [] for row in given]
     if any(groups):
         exponents = _draw_groups(axis, x, groups)
     else:
@@ -187,7 +193,7 @@ def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
 def _draw_groups(axis: Any, x: NDArray[Any], groups: list[list[Any]]) -> NDArray[Any]:
     """A line for each group of a grouped scale; the exponents, ``[steps, groups]``."""
     number = max(map(len, groups))
-    rows = [[np.nan if scale is None else float(scale) for scale in row] for row in groups]
+    rows = [[_number(scale) for scale in row] for row in groups]
     rows = [row + [np.nan] * (number - len(row)) for row in rows]
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents: NDArray[Any] = np.log2(np.array(rows, np.float64))

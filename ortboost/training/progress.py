@@ -23,6 +23,7 @@ from rich.progress import (
 
 from ortboost.core.errors import require_known
 from ortboost.core.loss_scale import scale_text
+from ortboost.core.printable import printable
 
 __all__ = [
     "MODES",
@@ -106,7 +107,7 @@ class QuietProgress:
     def message(self, text: str) -> None:
         """Print the line if there is a stream."""
         if self._stream is not None:
-            print(text, file=self._stream, flush=True)
+            print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing to undo."""
@@ -175,7 +176,7 @@ class BarProgress:
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def result(self, text: str) -> None:
         """Print the line above the bar."""

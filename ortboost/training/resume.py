@@ -47,6 +47,7 @@ def find_checkpoint(
     if found.checkpoint is not None:
         if found.refused:
             tell(f"warning: going back to the good one before it: {found.checkpoint.path}")
+        store.prune()  # a disk that was full has room again with a smaller `keep`
         return found.checkpoint
     if found.refused:
         first = found.refused[0]
@@ -77,7 +78,7 @@ def verify_run(
     """
     for what, before, now in (
         ("seed", progress["run"]["seed"], run["seed"]),
-        ("training data", progress["data"], data),
+        ("training data", progress["data"], _as_old(data, progress["data"])),
     ):
         difference = _difference(before, now, "")
         if difference:
@@ -108,6 +109,17 @@ def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> 
         else:
             warnings.append(f"warning: the callback '{callback.name}' starts without a past")
     return warnings
+
+
+def _as_old(now: Any, before: Any) -> Any:
+    """Without the checksums that an older version did not write."""
+    if isinstance(now, Mapping) and isinstance(before, Mapping):
+        return {
+            key: _as_old(value, before.get(key))
+            for key, value in now.items()
+            if key in before or key != "content"
+        }
+    return now
 
 
 def _difference(before: Any, now: Any, path: str) -> str:

@@ -361,7 +361,7 @@ class Trainer:
         raise DivergedError(
             f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
             f"loss scale ({scale_text(s.state.loss_scale)}).",
-            where=f"step {s.state.step}; not finite: {shown or 'no tensor on this batch alone'}",
+            where=f"step {s.state.step}; not finite, or too large: {shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
         )
@@ -390,4 +390,6 @@ class Trainer:
         except OrtBoostError as error:
             # A finished training must not fail for want of a picture.
             self.progress.message(f"no plot: {error.what} {error.fix}")
-            return None
+        except Exception as error:  # of many kinds, where the log was damaged
+            self.progress.message(f"no plot: {self.log.path} cannot be drawn: {error}")
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import sys
 
 import pytest
 
+from ortboost.core import files
 from ortboost.core.errors import FileError
-from ortboost.core.files import atomic_path, read_json, write_json
+from ortboost.core.files import atomic_path, finish_replacement, read_json, sweep, write_json
+from ortboost.core.limits import LIMITS_VARIABLE
 from ortboost.graph.io import save_model
 from tests.support import assert_three_lines, small_mlp
 
@@ -117,3 +120,106 @@ def test_a_private_file_becomes_one_with_the_usual_rights(tmp_path):
         temporary.unlink()
         os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
     assert (tmp_path / "made").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+class TestTemporaries:
+    def test_a_planted_link_is_not_followed(self, tmp_path, monkeypatch):
+        victim, target = tmp_path / "victim", tmp_path / "a.json"
+        victim.write_text("mine")
+        planted = tmp_path / "planted"
+        planted.symlink_to(victim)
+        monkeypatch.setattr(files, "_unused", lambda folder: folder / "planted")
+        with pytest.raises(FileError, match="cannot be written"):
+            write_json(target, {})
+        assert victim.read_text() == "mine"
+
+    def test_names_cannot_be_guessed(self, tmp_path):
+        names = set()
+        for _ in range(3):
+            with atomic_path(tmp_path / "a") as temporary:
+                names.add(temporary.name)
+        assert len(names) == 3
+
+    def test_only_what_no_process_will_finish_is_swept(self, tmp_path):
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        here, there, end = files._MACHINE, "0" * 8, "0" * 16 + ".tmp"
+        parent = os.getppid()
+        names = {
+            f".ortboost-{here}-{dead.pid}-{end}": False,
+            f".ortboost-{here}-{parent}-{end}": True,
+            f".ortboost-{here}-{os.getpid()}-{end}": True,
+            f".ortboost-{there}-{dead.pid}-{end}": True,
+            f".ortboost-{there}-{parent}-{end}": False,  # made old below
+            f".ortboost-{here}-{dead.pid}-mine.tmp": True,
+            f"ortboost-{here}-{dead.pid}-{end}": True,
+        }
+        for name in names:
+            (tmp_path / name).write_text("half")
+        os.utime(tmp_path / f".ortboost-{there}-{parent}-{end}", (1, 1))
+        folder = tmp_path / f".ortboost-{here}-{dead.pid}-{'1' * 16}.tmp"
+        folder.mkdir()
+        (folder / "in.it").write_text("half")
+        sweep(tmp_path)
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {name for name, stays in names.items() if stays}
+
+
+class TestReplacement:
+    def begin(self, folder, dropped):
+        commit = folder / ".ortboost-commit"
+        commit.mkdir()
+        (commit / "a").write_text("new")
+        (commit / "dropped.json").write_text(json.dumps(dropped))
+
+    def test_an_interrupted_one_is_finished(self, tmp_path):
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "c").write_text("old")
+        (tmp_path / "d").write_text("mine")
+        self.begin(tmp_path, ["b", "gone"])
+        finish_replacement(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {"a", "d"}
+
+    @pytest.mark.parametrize("dropped", [["../victim"], ["/etc"], [".."], "b", [1], ["a/b"], [""]])
+    def test_nothing_outside_is_dropped(self, tmp_path, dropped):
+        (tmp_path / "victim").write_text("mine")
+        folder = tmp_path / "run"
+        folder.mkdir()
+        self.begin(folder, dropped)
+        with pytest.raises(FileError, match="plain names") as caught:
+            finish_replacement(folder)
+        assert_three_lines(caught.value)
+        assert (tmp_path / "victim").exists()
+
+    def test_a_link_is_dropped_and_not_what_it_leads_to(self, tmp_path):
+        (tmp_path / "far").mkdir()
+        (tmp_path / "far" / "kept").write_text("mine")
+        folder = tmp_path / "run"
+        folder.mkdir()
+        (folder / "checkpoints").symlink_to(tmp_path / "far")
+        self.begin(folder, ["checkpoints"])
+        finish_replacement(folder)
+        assert not (folder / "checkpoints").is_symlink()
+        assert (tmp_path / "far" / "kept").exists()
+
+
+@pytest.mark.parametrize("end", ["/dev/zero", "pipe"])
+def test_json_is_read_from_ordinary_files_only(tmp_path, end):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a.json").symlink_to(end)
+    with pytest.raises(FileError, match="no ordinary file"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv(LIMITS_VARIABLE, "text_bytes=10")
+    write_json(tmp_path / "a.json", {"a": "much too long"})
+    with pytest.raises(FileError, match="more than 10") as caught:
+        read_json(tmp_path / "a.json")
+    assert f"{LIMITS_VARIABLE}=text_bytes=" in caught.value.fix
+
+
+def test_json_nested_without_end_is_told(tmp_path):
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(FileError, match="not valid JSON"):
+        read_json(tmp_path / "a.json")

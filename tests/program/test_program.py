@@ -8,13 +8,20 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from ortboost.core.errors import FileError
 from ortboost.graph.io import load_model, save_model
 from ortboost.program.build import build_program
-from ortboost.program.catalogue import Catalogue, StateEntry, TensorSpec, read_catalogue
+from ortboost.program.catalogue import (
+    METADATA_KEY,
+    Catalogue,
+    StateEntry,
+    TensorSpec,
+    read_catalogue,
+)
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.program.program import Program, check_state, read_tensors
 from tests.support import (
@@ -259,6 +266,7 @@ def test_check_state_accepts_what_fits():
 BARE = """
 import json, struct, sys
 import numpy as np
+import onnx
 import onnxruntime as ort
 
 folder, data, out = sys.argv[1:4]
@@ -341,3 +349,35 @@ def test_it_is_shown_in_one_line():
     assert "engine portable" in text
     assert "\n" not in text
     assert len(text) < 200
+
+
+@pytest.mark.parametrize("name", ["step.onnx", "eval.onnx"])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda proto: proto.metadata_props.add(key="ortboost.note", value="edited"),
+        lambda proto: proto.opset_import.add(domain="somebody", version=1),
+        lambda proto: setattr(proto.opset_import[0], "version", 19),
+    ],
+    ids=["metadata", "domain", "opset"],
+)
+def test_what_is_around_the_nodes_is_covered(folder, name, edit):
+    proto = onnx.load(folder / name)
+    edit(proto)
+    onnx.save(proto, folder / name)
+    assert "'models'" in damaged(folder, name).where
+
+
+def test_an_edited_catalogue_is_noticed(folder):
+    proto = onnx.load(folder / "step.onnx")
+    (entry,) = (e for e in proto.metadata_props if e.key == METADATA_KEY)
+    entry.value = entry.value.replace("ortboost/slot/momentum/fb", "ortboost/slot/momentum/s", 1)
+    onnx.save(proto, folder / "step.onnx")
+    damaged(folder, "step.onnx")
+
+
+def test_programs_that_do_not_record_it_load(folder):
+    edited(folder, lambda m: m.pop("models"))
+    Program.load(folder)
+    edited(folder, lambda m: m.update(models=[1]))
+    damaged(folder, "step.onnx")

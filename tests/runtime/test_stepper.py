@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from threading import Thread
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ParameterGroup, ProgramConfig
 from ortboost.transforms.attach_loss import LossConfig
 from tests.support import (
+    ENGINES,
     assert_same_bits,
     assert_three_lines,
     batch_for,
@@ -17,6 +20,7 @@ from tests.support import (
     small_convnet,
     small_mlp,
     stepper,
+    text_model,
     weights,
 )
 
@@ -412,3 +416,37 @@ def test_one_loss_a_sample_with_batches_of_two_lengths():
     for size in (8, 3, 8, 1):
         found = opened.step(batch_for(opened.program, size), {"learning_rate": 0.01})
         assert found.losses.shape == (size,)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_dropout_does_not_depend_on_a_stepper_in_another_thread(engine):
+    """The runtime's generator is one for the process."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,40] x, float[40,40] w, float ratio) => (float[batch,40] logits) {
+          h = MatMul(x, w)
+          training = Constant<value = bool {1}>()
+          logits = Dropout(h, ratio, training)
+        }""",
+        w=np.eye(40, dtype=np.float32),
+        ratio=np.float32(0.5),
+    )
+    program = build_program(model, ProgramConfig(engine=engine))
+    feeds = batch_for(program, 200)
+
+    def losses(number, found):
+        training = stepper(program)
+        for step in range(60):
+            found.append(training.step(feeds, RATE, seed=1000 * number + step).loss)
+
+    alone = [[], []]
+    for number in (0, 1):
+        losses(number, alone[number])
+    for _ in range(3):
+        beside = [[], []]
+        threads = [Thread(target=losses, args=(number, beside[number])) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert beside == alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -185,30 +184,58 @@ def test_exchanged_files_are_refused(tmp_path):
     assert store.latest().checkpoint.step == 10
 
 
-def test_unfinished_saves_and_stray_files_count_as_nothing(tmp_path):
+def test_unfinished_saves_are_dropped_and_files_of_others_kept(tmp_path):
     store = saved(tmp_path)
-    (tmp_path / "step-00000040.safetensors").write_bytes(b"half")
-    (tmp_path / "notes.txt").write_text("mine")
+    saved(tmp_path / "other", steps=(40,))
+    unfinished = tmp_path / "step-00000040.safetensors"
+    unfinished.write_bytes((tmp_path / "other" / unfinished.name).read_bytes())
+    foreign = {
+        "notes.txt": b"mine",
+        "step-final.safetensors": b"mine",
+        "step-00000041.safetensors": b"half",
+        "step-00000002.json": b'{"mine": 1}',
+        "step-00000003.json": b"damaged",
+    }
+    for name, content in foreign.items():
+        (tmp_path / name).write_bytes(content)
     assert store.latest().checkpoint.step == 30
     assert store.latest().refused == ()
-    store.save(STATE, {"step": 50}, program="prog")
-    assert not (tmp_path / "step-00000040.safetensors").exists()
-    assert (tmp_path / "notes.txt").exists()
+    CheckpointStore(tmp_path, keep=1).save(STATE, {"step": 50}, program="prog")
+    assert not unfinished.exists()
+    assert {name: (tmp_path / name).read_bytes() for name in foreign} == foreign
+    assert not (tmp_path / "step-00000010.json").exists()
+
+
+def test_a_step_that_is_saved_again_leaves_one_pair_of_files(tmp_path):
+    store = saved(tmp_path / "run", steps=(10, 10, 10))
+    assert store.latest(program="prog", expect=STATE).checkpoint.step == 10
+    tensors, _ = sorted(store.folder.iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert len(list(store.folder.iterdir())) == 2
+    assert store.load(tensors, program="prog").step == 10
+
+
+def test_those_that_were_refused_do_not_count_as_kept(tmp_path):
+    """Else the last good one goes while the damaged ones stay."""
+    saved(tmp_path, steps=(10, 20, 30, 40))
+    for step in (30, 40):
+        flip(tmp_path / f"step-000000{step}.safetensors")
+    store = CheckpointStore(tmp_path, keep=2)
+    assert store.latest().checkpoint.step == 20
+    store.prune()
+    assert store.steps() == [10, 20, 30, 40]
+    store.save(STATE, {"step": 25}, program="prog")
+    assert store.steps() == [20, 25, 30, 40]
+    store.save(STATE, {"step": 40}, program="prog")
+    assert store.steps() == [25, 40]
 
 
 def test_temporary_files_of_dead_processes_are_swept(tmp_path):
-    saved(tmp_path)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    stray = tmp_path / f".step-00000040.safetensors.{dead.pid}.tmp"
-    alive = tmp_path / f".step-00000040.json.{os.getppid()}.tmp"
-    mine = tmp_path / ".notes.txt.1.tmp"
-    for path in (stray, alive, mine):
-        path.write_bytes(b"half")
+    code = "import os; from pathlib import Path; from ortboost.core.files import atomic_path\n"
+    code += f"with atomic_path({str(tmp_path / 'a')!r}): os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(list(tmp_path.iterdir())) == 1
     CheckpointStore(tmp_path)
-    assert not stray.exists()
-    assert alive.exists()
-    assert mine.exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
@@ -249,3 +276,14 @@ def test_nothing_is_pickled(tmp_path):
         store.save({"w": np.array([object()])}, {"step": 2}, program="prog")
     assert store.latest().checkpoint.step == 1
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "3", *(f'{{"step": {v}}}' for v in ("1e999", "-1", '"1"', "[1]", "true"))],
+)
+def test_an_unreadable_pin_is_none(tmp_path, text):
+    store = saved(tmp_path)
+    (tmp_path / "best.json").write_text(text)
+    assert store.best_step() is None
+    assert store.best() is None

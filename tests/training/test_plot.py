@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import struct
 import sys
 
@@ -100,3 +101,21 @@ def test_smoothing_is_a_centred_mean_of_the_finite_values():
     values = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
     assert _smooth(values, 3).tolist() == [1.0, 1.5, 3.0, 6.5, 9.0]
     assert _smooth(np.full(9, 2.0), 5).tolist() == [2.0] * 9
+
+
+JUNK = ["text", [1], {}, True, None, -1, 10**400, 1e308, 0]
+
+
+@pytest.mark.parametrize("value", JUNK, ids=str)
+def test_a_damaged_log_is_drawn_as_far_as_it_is_whole(tmp_path, value):
+    pytest.importorskip("matplotlib")
+    log = write_log(tmp_path / "log.jsonl", 20)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for place, key in enumerate(
+        ("loss", "overflow", "loss_scale", "total_skips", "step", "event", "loss_scales")
+    ):
+        lines[place][key] = value
+    lines[-1].update(val_loss=value, val_accuracy=value)
+    texts = [json.dumps(line) for line in lines]
+    log.write_text("\n".join([*texts, "[" * 9999, "9" * 9999, "{", "[]"]))
+    assert plot_log(log, tmp_path / "curves.png").stat().st_size > 1000

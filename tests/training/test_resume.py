@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from resumable import STEPS, build, fingerprint
 
 from ortboost.core.errors import FileError, UsageError
+from ortboost.training import checkpoint_file
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.logs import read_log
 from ortboost.training.schedules import Constant
@@ -196,3 +198,26 @@ def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
     err = capsys.readouterr().err
     assert "callback 'NewBest' starts without a past" in err
     assert "has a callback 'EarlyStopping' that this run lacks" in err
+
+
+def test_a_smaller_keep_makes_room_on_a_full_disk(tmp_path, monkeypatch):
+    """Old checkpoints go before the first new one is written, not after it."""
+    plain = checkpoint_file.save_file
+
+    def on_a_small_disk(arrays, path, **options):
+        if len(list((tmp_path / "checkpoints").glob("step-*.safetensors"))) >= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(arrays, path, **options)
+
+    monkeypatch.setattr(checkpoint_file, "save_file", on_a_small_disk)
+
+    def trained(keep, **options):
+        trainer, train, validation = build(tmp_path)
+        trainer.store.keep = keep
+        return trainer.fit(train, validation, **options)
+
+    with pytest.raises(FileError, match="checkpoint cannot be written"):
+        trained(3)
+    with pytest.raises(FileError, match="checkpoint cannot be written"):
+        trained(3, resume=True)
+    assert trained(1, resume=True).steps == STEPS

@@ -302,7 +302,7 @@ def test_it_stops_names_the_tensors_and_saves_when_nothing_helps(tmp_path):
     ):
         trainer.fit(ArraySource(poisoned(), 4, inputs=stepper.inputs))
     # 4 -> 2 -> 1, and from the step on that ends at the minimum five are counted.
-    assert caught.value.where == "step 6; not finite: error, loss"
+    assert caught.value.where == "step 6; not finite, or too large: error, loss"
     assert caught.value.exit_status == 6
     assert store.latest().checkpoint.step == 6
     assert read_log(tmp_path / "log.jsonl")[-1]["nonfinite"] == ["error", "loss"]

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
-__all__ = ["damage_bytes", "damage_model"]
+__all__ = ["damage_bytes", "damage_model", "damage_text"]
 
 _NUMBERS = (0, -1, 1, 2, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
+_VALUE = re.compile(r'"[^"\n]*"|-?\d[\d.e+-]*|\b(?:true|false|null)\b')
+_VALUES = (
+    *("0", "-1", "1", "1e999", "-0.5", "NaN", "true", "null", "[]", "{}", "[[1]]", '{"a": 1}'),
+    *(
+        '""',
+        '"x"',
+        '"../../x"',
+        '"/dev/zero"',
+        '"\\u001b[31m"',
+        '"\\ud800"',
+        "9" * 5000,
+        "[" * 5000,
+    ),
+    *(str(2**31), str(2**63), str(-(2**63)), "1e308", "1e-320", "", '"' + "x" * 3000 + '"'),
+)
 _OPERATORS = (
     *("Relu", "Add", "MatMul", "Conv", "Gemm", "Reshape", "Slice", "Gather", "Resize", "Loop"),
     *("If", "MaxPool", "Pad", "Tile", "Expand", "Cast", "Range", "Concat", "Split", "NonZero"),
@@ -37,6 +54,21 @@ def damage_bytes(data: bytes, rng: np.random.Generator) -> bytes:
         else:
             array[place:place] = array[place : place + int(rng.integers(1, 256))]
     return bytes(array)
+
+
+def damage_text(data: bytes, rng: np.random.Generator) -> bytes:
+    """Put other values in the place of a few numbers and texts of JSON, TOML or a list."""
+    text = data.decode()
+    for _ in range(int(rng.integers(1, 4))):
+        found = list(_VALUE.finditer(text))
+        if not found:
+            break
+        place = found[int(rng.integers(len(found)))]
+        other = _VALUES[int(rng.integers(len(_VALUES)))]
+        if rng.random() < 0.2:  # one of its own in another place
+            other = found[int(rng.integers(len(found)))][0]
+        text = text[: place.start()] + other + text[place.end() :]
+    return text.encode()
 
 
 def damage_model(data: bytes, rng: np.random.Generator) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DependencyError, FileError
+from ortboost.core.files import atomic_path
 from ortboost.deploy.synthetic_inputs import seeded_batch
 from ortboost.deploy.tensorrt.api import Toolkit, build_plan, load_toolkit
 from ortboost.deploy.tensorrt.checker import open_lazily
@@ -134,10 +135,14 @@ def build_engine(
         "recipe": recipe(source.name, path.name, settled.values(), major=kit.major),
     }
     sidecar = path.with_name(f"{path.name}.json")
-    _replace(path, built.plan)
-    _replace(sidecar, (json.dumps(metadata, indent=2) + "\n").encode())
+    with atomic_path(sidecar) as new_sidecar:
+        new_sidecar.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+        with atomic_path(path) as new_plan:
+            new_plan.write_bytes(built.plan)
+            sidecar.unlink(missing_ok=True)  # an old one must not vouch for a new engine
     if cache is not None:
-        _replace(cache, built.timings)
+        with atomic_path(cache) as new_cache:
+            new_cache.write_bytes(built.timings)
     return EngineFile(path, sidecar, len(built.plan), metadata, parity)
 
 
@@ -160,16 +165,3 @@ def _compare(
     expected = [reference.evaluate(batch) for batch in feeds]
     actual = [engine.evaluate(batch) for batch in feeds]
     return compare(expected, actual, engine.outputs, tolerance=tolerance)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FileError(
-            "The file cannot be written.", where=f"{path}: {error}", fix="Check space and rights."
-        ) from error

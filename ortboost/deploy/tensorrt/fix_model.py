@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ortboost.core.errors import ModelError, UsageError
+from ortboost.core.files import temporary_folder
 from ortboost.core.report import Report
 from ortboost.deploy.synthetic_inputs import accepted_feeds, seeded_batch
 from ortboost.deploy.tensorrt.checker import TargetReport, check_tensorrt
@@ -112,8 +112,8 @@ def fix_for_tensorrt(
     reports = apply_fixes(fixed, target)
     if not path.parent.is_dir():
         save_model(fixed, path)  # says that the folder is missing
-    with tempfile.TemporaryDirectory(prefix=".ortboost-", dir=path.parent) as workshop:
-        files = [Path(workshop) / name for name in ("original.onnx", path.name)]
+    with temporary_folder(path.parent) as workshop:
+        files = [workshop / name for name in ("original.onnx", path.name)]
         for model, file in zip((original.clone(), fixed.clone()), files, strict=True):
             lower_ir_version(model, _RUNNABLE_IR)
             save_model(model, file)

@@ -9,6 +9,7 @@ Layout (Y. LeCun, http://yann.lecun.com/exdb/mnist/), all big-endian::
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import struct
 import zlib
@@ -18,6 +19,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from ortboost.core.errors import FileError
+from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
 __all__ = ["find_idx", "is_idx", "load_idx", "load_idx_pair"]
@@ -70,12 +72,16 @@ def load_idx(path: str | os.PathLike[str]) -> Array:
                 raise ValueError("the first four bytes are no IDX header")  # noqa: TRY301
             shape = struct.unpack(f">{head[3]}I", stream.read(4 * head[3]))
             dtype: np.dtype[Any] = np.dtype(_DTYPES[head[2]])
-            data = stream.read() if source.suffix == ".gz" else None
+            promised = dtype.itemsize * math.prod(shape)
+            data = None
+            if source.suffix == ".gz":
+                check_unpacked(promised, str(source))
+                data = stream.read(promised + 1)
         offset = 4 + 4 * head[3]
-        promised = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         found = len(data) if data is not None else source.stat().st_size - offset
         if promised != found:
-            raise ValueError(f"its header promises {promised} data bytes, it has {found}")  # noqa: TRY301
+            more = "more" if data is not None and found > promised else str(found)
+            raise ValueError(f"its header promises {promised} data bytes, it has {more}")  # noqa: TRY301
         if promised == 0:
             raise ValueError("it is empty")  # noqa: TRY301
     except FileNotFoundError as error:

@@ -15,16 +15,18 @@ A mapped member's CRC is not checked: that would read all of it. Its size is che
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from ortboost.core.errors import FileError
+from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
 
 __all__ = ["load_npz"]
@@ -83,6 +85,11 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
             mapped = _map(source, raw, info)
             if mapped is not None:
                 return mapped
+        with archive.open(info) as stream:  # of each member no more than `file_size` is unpacked
+            size = _size_of(stream)
+        if size is not None and size != info.file_size:
+            raise ValueError(f"its header promises {size} bytes, it has {info.file_size}")  # noqa: TRY301
+        check_unpacked(info.file_size, where)
         with archive.open(info) as stream:
             array: Array = np.lib.format.read_array(stream, allow_pickle=False)
             # Reading to the end makes zipfile compare the CRC.
@@ -109,6 +116,24 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
         ) from error
 
 
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
+    """Shape, order and dtype; None for a version that numpy does not read by itself."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return np.lib.format.read_array_header_2_0(stream)
+    return None
+
+
+def _size_of(stream: IO[bytes]) -> int | None:
+    """Bytes of an array and its header, as the header says; None where that is not known."""
+    found = _header(stream)
+    if found is None or found[2].hasobject:
+        return None
+    return stream.tell() + found[2].itemsize * math.prod(found[0])
+
+
 def _map(source: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> Array | None:
     """Map a stored member; None when it has to be read instead (empty, or a rare header)."""
     raw.seek(info.header_offset)
@@ -117,16 +142,13 @@ def _map(source: Path, raw: IO[bytes], info: zipfile.ZipInfo) -> Array | None:
         raise ValueError("its local zip header is damaged")
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     raw.seek(start)
-    version = np.lib.format.read_magic(raw)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(raw)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(raw)
-    else:
+    found = _header(raw)
+    if found is None:
         return None
+    shape, fortran, dtype = found
     if dtype.hasobject:
         raise ValueError("it needs pickle")
-    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    size = dtype.itemsize * math.prod(shape)
     header = raw.tell() - start
     if header + size != info.file_size:
         raise ValueError(f"its header promises {header + size} bytes, it has {info.file_size}")

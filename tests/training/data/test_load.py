@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -156,3 +158,47 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
         load_arrays(tmp_path / "d", split="test")
     with pytest.raises(UsageError, match="did you mean 'test'"):
         load_arrays(tmp_path, split="tests")
+
+
+def bomb(path, shape, data):
+    """A gzipped IDX file with the header of one shape and other data."""
+    head = bytes([0, 0, 0x08, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    path.write_bytes(gzip.compress(head + data))
+    return path
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path):
+    path = bomb(tmp_path / "a-idx1-ubyte.gz", (10,), bytes(64 << 20))
+    tracemalloc.start()
+    with pytest.raises(FileError, match="promises 10 data bytes, it has more"):
+        load_idx(path)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(2**32 - 1,) * 3, (2**32 - 1,) * 8, (3 << 30, 2)])
+def test_a_header_beyond_the_limit_is_refused_before_unpacking(tmp_path, shape):
+    with pytest.raises(FileError, match="compressed array has") as caught:
+        load_idx(bomb(tmp_path / "a-idx3-ubyte.gz", shape, b"1234"))
+    assert "ORTBOOST_LIMITS=tensor_bytes=" in caught.value.fix
+
+
+def test_a_compressed_npz_is_compared_before_it_is_unpacked(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((1000, 1000)))
+    monkeypatch.setenv("ORTBOOST_LIMITS", "tensor_bytes=1000000")
+    with pytest.raises(FileError, match="8,000,128 bytes, more than 1,000,000") as caught:
+        load_arrays(tmp_path / "a.npz")
+    assert "key 'x'" in caught.value.where
+    np.savez(tmp_path / "b.npz", x=np.zeros((1000, 1000)))
+    assert load_arrays(tmp_path / "b.npz")["x"].shape == (1000, 1000)  # mapped
+
+
+def test_a_header_that_promises_more_than_the_archive_is_refused(tmp_path):
+    good = tmp_path / "good.npy"
+    np.save(good, np.zeros(10))
+    liar = good.read_bytes().replace(b"(10,)", b"(99,)")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", liar)
+    with pytest.raises(FileError, match="damaged") as caught:
+        load_arrays(tmp_path / "a.npz")
+    assert "its header promises 920 bytes, it has 208" in caught.value.where

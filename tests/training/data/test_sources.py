@@ -118,6 +118,23 @@ def test_a_fixed_batch_axis_must_be_met():
     assert [len(batch["x"]) for batch in source.epoch(0)] == [4, 4]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_fingerprint_sees_samples_in_the_middle(whole, monkeypatch):
+    if not whole:  # as of a large array, of which a choice is read
+        monkeypatch.setattr(sources, "_WHOLE", 100)
+        monkeypatch.setattr(sources, "_SAMPLED", 2000)
+    monkeypatch.setattr(sources, "_CHUNK", 64)
+    data = np.arange(4000, dtype=np.float32).reshape(1000, 4)
+    base = ArraySource({"x": data}, 2).fingerprint()
+    assert base == ArraySource({"x": np.asfortranarray(data)}, 2).fingerprint()
+    seen = 0
+    for row in range(1, 999):
+        changed = data.copy()
+        changed[row, 2] += 1
+        seen += ArraySource({"x": changed}, 2).fingerprint() != base
+    assert seen == 998 if whole else 100 < seen < 130
+
+
 def test_fingerprint_sees_what_matters():
     base = ArraySource(arrays(10), 2).fingerprint()
     assert base == ArraySource(arrays(10), 2).fingerprint()

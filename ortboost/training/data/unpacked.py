@@ -1,0 +1,27 @@
+"""What a compressed file says of its size is looked at before it is unpacked."""
+
+from __future__ import annotations
+
+from ortboost.core.errors import FileError
+from ortboost.core.limits import LIMITS_VARIABLE, Limits
+
+__all__ = ["check_unpacked"]
+
+
+def check_unpacked(size: int, where: str) -> None:
+    """Refuse an array that is larger than the limit when it is unpacked.
+
+    Args:
+        size: Its bytes, as the header says.
+        where: The file and the key.
+
+    Raises:
+        FileError: It is beyond :attr:`~ortboost.core.limits.Limits.tensor_bytes`.
+    """
+    limit = Limits.from_environment().tensor_bytes
+    if size > limit:
+        raise FileError(
+            f"A compressed array has {size:,} bytes, more than {limit:,}.",
+            where=where,
+            fix=f"Store it uncompressed, and it is mapped; or set {LIMITS_VARIABLE}=tensor_bytes={size}.",
+        )
