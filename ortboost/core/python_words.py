@@ -40,6 +40,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "exchange-dtype": "exchange_dtype",
     "for": "target",
     "freeze": "ProgramConfig.freeze",
+    "frozen-bn": "ProgramConfig.frozen_norm",
     "graph": "graph",
     "ignore-index": "LossConfig.ignore_index",
     "input": "InputConfig.values",
@@ -69,13 +70,15 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "target": "target",
     "timeout": "timeout",
     "trainable": "ProgramConfig.trainable",
+    "update-bn": "update_bn",
     "val": "validation",
+    "val-split": "val_split",
     "verify": "verify",
 }
 """Option to its argument, after the class that it is a field of; with a value where the option has none."""
 
 ONLY_OPTIONS: Final = frozenset(
-    {"boost", "explain", "fix", "max-restarts", "processes", "set", "workspace"}
+    {"boost", "explain", "fix", "max-restarts", "print-config", "processes", "set", "workspace"}
 )
 """Options without an argument of that meaning; messages keep them."""
 
