@@ -82,13 +82,19 @@ def from_docs(path: Path) -> Iterator[tuple[str, str, Row]]:
             domain = "" if named[1] == "ai.onnx" else named[1]
             continue
         cells = line.split("|")
-        span = re.fullmatch(r"\[?(\d+)(?:, (\d+)\]|(\+))?", cells[3].strip()) if len(cells) > 5 else None
+        span = (
+            re.fullmatch(r"\[?(\d+)(?:, (\d+)\]|(\+))?", cells[3].strip())
+            if len(cells) > 5
+            else None
+        )
         if span is None or not provider or domain not in _DOMAINS.values():
             continue
         op = cells[1].strip() or op
         last = _OPEN if span[3] else int(span[2] or span[1])
         sets = re.findall(r"\*\*(\w+)\*\* = ([^*]+?)(?=<br/>|$)", cells[4].strip())
-        types = {name: frozenset(_bare(t.strip()) for t in kinds.split(", ")) for name, kinds in sets}
+        types = {
+            name: frozenset(_bare(t.strip()) for t in kinds.split(", ")) for name, kinds in sets
+        }
         yield provider, _full(domain, op), (int(span[1]), last, types)
 
 
@@ -99,7 +105,9 @@ def from_training(source: Path) -> Iterator[tuple[str, str, Row]]:
     for provider in ("cuda", "cpu"):
         text = (root / provider / f"{provider}_training_kernels.cc").read_text("utf-8")
         text = _built(text)
-        for entry in re.findall(r"^\s*BuildKernelCreateInfo<(?:class )?\w+\(([^)]*)\)>", text, re.M):
+        for entry in re.findall(
+            r"^\s*BuildKernelCreateInfo<(?:class )?\w+\(([^)]*)\)>", text, re.M
+        ):
             parts = [part.strip() for part in entry.split(",")]
             if parts[1] not in _DOMAINS:
                 continue
@@ -169,7 +177,9 @@ def _named(text: str, where: int, name: str) -> list[str]:
     for outer, _ in inner:
         calls += re.findall(rf"^\s*{outer}\(([^)]*)\)", text, re.M)
     place = parameters.index(name)
-    return sorted({parts[place].strip() for parts in (c.split(",") for c in calls) if len(parts) > place})
+    return sorted(
+        {parts[place].strip() for parts in (c.split(",") for c in calls) if len(parts) > place}
+    )
 
 
 def _inside(text: str, start: int) -> str:
@@ -192,7 +202,9 @@ def _split(text: str) -> list[str]:
 
 
 def _bare(kind: str) -> str:
-    return kind.replace("tensor(", "", 1).replace(")", "", 1) if kind.startswith("tensor(") else kind
+    return (
+        kind.replace("tensor(", "", 1).replace(")", "", 1) if kind.startswith("tensor(") else kind
+    )
 
 
 def _full(domain: str, op: str) -> str:
@@ -213,7 +225,9 @@ def merged(rows: list[Row]) -> list[Row]:
     return done if len(done) == len(rows) else merged(done)
 
 
-def make(version: str, found: list[tuple[str, str, Row]], host: dict[str, list[Host]]) -> dict[str, Any]:
+def make(
+    version: str, found: list[tuple[str, str, Row]], host: dict[str, list[Host]]
+) -> dict[str, Any]:
     """The whole file."""
     sets: dict[frozenset[str], int] = {}
     tables: dict[str, dict[str, list[Row]]] = {"cuda": defaultdict(list), "cpu": defaultdict(list)}
