@@ -123,7 +123,7 @@ def _place(
         elif node in found:
             here[node] = Placed(node, "cuda")
         placed.append(here[node])
-        on_cuda = here[node].side == "cuda"
+        on_cuda = here[node].side != "cpu"
         _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses)
         inner += [(node, _place(g, opsets, kernels, placed, copies)) for g in _graphs_in(node)]
     copies += _copies(graph, uses)
