@@ -1,4 +1,4 @@
-"""Make ``ortboost/deploy/cuda/kernels-VERSION.json``: the kernels of ONNX Runtime's CUDA and CPU providers, as data.
+"""Make ``ortboost/runtime/cuda/kernels-VERSION.json``: the kernels of ONNX Runtime's CUDA and CPU providers, as data.
 
 Stored are facts only: operator, opset range, element types, and which operands a CUDA kernel wants in host
 memory. They come from
@@ -31,11 +31,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_OUT = Path(__file__).resolve().parents[1] / "ortboost" / "deploy" / "cuda"
+_OUT = Path(__file__).resolve().parents[1] / "ortboost" / "runtime" / "cuda"
 _DOMAINS = {"kOnnxDomain": "", "kMSDomain": "com.microsoft"}
 _PROVIDERS = {"CUDAExecutionProvider": "cuda", "CPUExecutionProvider": "cpu"}
 _CPP = {
-    **{"MLFloat16": "float16", "BFloat16": "bfloat16", "float": "float", "double": "double"},
+    "MLFloat16": "float16",
+    "BFloat16": "bfloat16",
+    "float": "float",
+    "double": "double",
     **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
     "bool": "bool",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError
 from ortboost.graph.query import find_schema
 
-__all__ = ["Kernel", "Kernels", "load_kernels"]
+__all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels"]
 
 _NEWEST_OPSET: Final = {"1.19.2": 21, "1.31.1": 26}
 """Release to the newest standard opset that it reads (its own message for a newer one)."""
@@ -63,7 +63,7 @@ class Kernels:
         node: ir.Node,
         opsets: Mapping[str, int],
         *,
-        half_as_float: bool = False,
+        as_float: Collection[str] = (),
     ) -> Kernel | str:
         """The kernel that a provider has for a node, or why it has none.
 
@@ -74,8 +74,7 @@ class Kernels:
             provider: ``cuda`` or ``cpu``.
             node: The node; a value without a type fits every kernel.
             opsets: Version of each domain that the model imports.
-            half_as_float: Take float16 for float32: the runtime inserts casts around a node without a
-                float16 kernel on the CPU.
+            as_float: Types to take for float32, as if there were casts around the node.
         """
         standard = node.domain in ("", "ai.onnx")
         name = node.op_type if standard else f"{node.domain}::{node.op_type}"
@@ -94,7 +93,7 @@ class Kernels:
         refused = ""
         for _, _, constraints, *host in rows:
             for key, number in constraints.items():
-                found = self._unfit(node, schema, key, self.types[number], half_as_float)
+                found = self._unfit(node, schema, key, self.types[number], as_float)
                 if found:
                     refused = f"its kernels of {name} do not take {found}"
                     break
@@ -108,14 +107,14 @@ class Kernels:
         schema: onnx.defs.OpSchema | None,
         constraint: str,
         allowed: frozenset[str],
-        half_as_float: bool,
+        as_float: Collection[str],
     ) -> str:
         """The type that stands against a constraint, if any."""
         for value in _bound(node, schema, constraint):
             kind = _type_name(value)
             if schema is None and kind not in _FLOATS:
                 continue  # the table has one set for all operands
-            if half_as_float and kind == "float16":
+            if kind in as_float:
                 kind = "float"
             if kind and kind not in allowed:
                 return kind
@@ -163,6 +162,12 @@ def load_kernels(target: str) -> Kernels:
             fix=f"Write {' or '.join(f'cuda={release}' for release in _NEWEST_OPSET)}.",
         )
     return _load(found[-1])
+
+
+def kernels_of(version: str) -> Kernels:
+    """The table that fits an onnxruntime: that of onnxruntime-training up to 1.19, else the newest."""
+    older = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
+    return _load(list(_NEWEST_OPSET)[0 if older else -1])
 
 
 @functools.cache

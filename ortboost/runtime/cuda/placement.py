@@ -16,16 +16,24 @@ Graphs within nodes are placed one by one; values from outside are copied when t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
-from ortboost.deploy.cuda.kernels import Kernel, Kernels
-from ortboost.graph.query import find_schema, has_subgraph, input_at, is_standard
+from ortboost.graph.query import (
+    RANDOM_OPERATORS,
+    find_schema,
+    has_subgraph,
+    input_at,
+    is_standard,
+    static_shape,
+)
+from ortboost.runtime.cuda.kernels import Kernel, Kernels
 
 __all__ = ["Copy", "Placed", "Side", "place"]
 
@@ -82,50 +90,74 @@ class _Uses:
     )
 
 
-def place(model: ir.Model, kernels: Kernels) -> tuple[list[Placed], list[Copy]]:
+def place(
+    model: ir.Model, kernels: Kernels, *, folds: bool = True
+) -> tuple[list[Placed], list[Copy]]:
     """Place the nodes of a model and of the graphs within them.
 
     Args:
         model: Its types inferred. It is not changed.
         kernels: The kernels of a release.
+        folds: Leave out what the runtime computes when it opens the session, with its optimizations on.
 
     Returns:
         The nodes in graph order, and the copies.
     """
     placed: list[Placed] = []
     copies: list[Copy] = []
-    _place(model.graph, model.opset_imports, kernels, placed, copies)
+    fixed = _constants(model) if folds else set()
+    _place(model.graph, model.opset_imports, kernels, fixed, placed, copies)
     return placed, copies
+
+
+def _constants(model: ir.Model) -> set[ir.Value]:
+    """What is computed from initializers alone."""
+    found: set[ir.Value] = set()
+    for node in model.graph:
+        given = [value for value in node.inputs if value is not None]
+        drawn = node.op_type in RANDOM_OPERATORS or node.op_type == "Dropout"
+        if (
+            not drawn
+            and not has_subgraph(node)
+            and given
+            and all(value.is_initializer() or value in found for value in given)
+        ):
+            found.update(node.outputs)
+    return found
 
 
 def _place(
     graph: ir.Graph,
     opsets: Mapping[str, int],
     kernels: Kernels,
+    fixed: set[ir.Value],
     placed: list[Placed],
     copies: list[Copy],
 ) -> _Uses:
     found: dict[ir.Node, Kernel] = {}
     here: dict[ir.Node, Placed] = {}
-    for node in graph:
+    nodes = [node for node in graph if not node.outputs or node.outputs[0] not in fixed]
+    for node in nodes:
         kernel = kernels.find("cuda", node, opsets)
         reason = kernel if isinstance(kernel, str) else _refused_form(node)
         if reason or isinstance(kernel, str):
             here[node] = _on_cpu(node, reason, kernels, opsets)
         else:
             found[node] = kernel
-    shapes = _host_work(graph, found)
+    shapes = _host_work(nodes, graph, found, fixed)
     uses = _Uses()
     inner: list[tuple[ir.Node, _Uses]] = []
-    for node in graph:
+    for node in nodes:
         if node in shapes:
             here[node] = _on_cpu(node, "", kernels, opsets, shape_work=True)
         elif node in found:
             here[node] = Placed(node, "cuda")
         placed.append(here[node])
         on_cuda = here[node].side != "cpu"
-        _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses)
-        inner += [(node, _place(g, opsets, kernels, placed, copies)) for g in _graphs_in(node)]
+        _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses, fixed)
+        inner += [
+            (node, _place(g, opsets, kernels, fixed, placed, copies)) for g in _graphs_in(node)
+        ]
     copies += _copies(graph, uses)
     for _, below in inner:
         copies += _captured(below, uses, graph)
@@ -141,7 +173,7 @@ def _on_cpu(
     opsets: Mapping[str, int],
     shape_work: bool = False,
 ) -> Placed:
-    cpu = kernels.find("cpu", node, opsets, half_as_float=True)
+    cpu = kernels.find("cpu", node, opsets, as_float=("float16",))
     schema = find_schema(node.op_type, opsets.get("", 18)) if is_standard(node) else None
     if not isinstance(cpu, str):
         return Placed(node, "cpu", reason, shape_work)
@@ -150,7 +182,7 @@ def _on_cpu(
     return Placed(node, "none", f"CUDA: {reason}; CPU: {cpu}")
 
 
-def _inlines(schema: onnx.defs.OpSchema, opset: int) -> bool:
+def _inlines(schema: Any, opset: int) -> bool:  # the stubs of onnx leave functions out
     """Whether the runtime can put the definition of an operator in its place.
 
     It does not where an operator of the definition is another one in this opset.
@@ -180,7 +212,7 @@ def _refused_form(node: ir.Node) -> str:
             attributes.get_string("auto_pad", "NOTSET") or ""
         ):
             return "cuDNN's transposed convolution has symmetric padding only"
-    if node.op_type in ("ArgMax", "ArgMin") and attributes.get_int("select_last_index", 0):
+    if node.op_type in ("ArgMax", "ArgMin") and attributes.get_int("select_last_index"):
         return "its kernel cannot select the last index"
     if node.op_type == "Cast" and attributes.get_int("to", 1) == ir.DataType.STRING:
         return "it has no strings"
@@ -189,7 +221,7 @@ def _refused_form(node: ir.Node) -> str:
         if (
             any(name in attributes for name in ("activation_alpha", "activation_beta", "clip"))
             or any(a != b for a, b in zip(names, _RNN[node.op_type], strict=False))
-            or (node.op_type == "LSTM" and attributes.get_int("input_forget", 0))
+            or (node.op_type == "LSTM" and attributes.get_int("input_forget"))
             or (node.op_type == "GRU" and attributes.get_int("linear_before_reset", 1) != 1)
             or (node.op_type == "LSTM" and input_at(node, 7) is not None)
         ):
@@ -197,10 +229,14 @@ def _refused_form(node: ir.Node) -> str:
     return ""
 
 
-def _host_work(graph: ir.Graph, kernels: Mapping[ir.Node, Kernel]) -> set[ir.Node]:
+def _host_work(
+    nodes: Sequence[ir.Node],
+    graph: ir.Graph,
+    kernels: Mapping[ir.Node, Kernel],
+    fixed: set[ir.Value],
+) -> set[ir.Node]:
     """Nodes that compute with host values only (GetCpuPreferredNodes)."""
-    order = {node: place for place, node in enumerate(graph)}
-    nodes = list(order)
+    order = {node: place for place, node in enumerate(nodes)}
     waiting: list[int] = []
     host: set[ir.Value] = set()
 
@@ -222,7 +258,8 @@ def _host_work(graph: ir.Graph, kernels: Mapping[ir.Node, Kernel]) -> set[ir.Nod
         seen.add(node)
         wanted = kernels.get(node)
         if wanted is None or all(
-            _from_host(value, graph, host) and (_free(value, graph) or i not in wanted.host_inputs)
+            _from_host(value, graph, host, fixed)
+            and (_free(value, graph, fixed) or i not in wanted.host_inputs)
             for i, value in enumerate(node.inputs)
             if value is not None
         ):
@@ -232,21 +269,24 @@ def _host_work(graph: ir.Graph, kernels: Mapping[ir.Node, Kernel]) -> set[ir.Nod
     return kept
 
 
-def _from_host(value: ir.Value, graph: ir.Graph, host: set[ir.Value]) -> bool:
-    return value.dtype not in _SHORT and (_free(value, graph) or value in host)
+def _from_host(value: ir.Value, graph: ir.Graph, host: set[ir.Value], fixed: set[ir.Value]) -> bool:
+    return value.dtype not in _SHORT and (_free(value, graph, fixed) or value in host)
 
 
-def _free(value: ir.Value, graph: ir.Graph) -> bool:
+def _free(value: ir.Value, graph: ir.Graph, fixed: set[ir.Value]) -> bool:
     """A small initializer, or an input of the graph."""
+    if value in fixed:
+        shape = static_shape(value)
+        return shape is not None and math.prod(shape) <= _SMALL
     if value.is_initializer():
         tensor = value.const_value
         return tensor is not None and tensor.size <= _SMALL
     return value.is_graph_input() and value.graph is graph
 
 
-def _note_uses(node: ir.Node, kernel: Kernel | None, uses: _Uses) -> None:
+def _note_uses(node: ir.Node, kernel: Kernel | None, uses: _Uses, fixed: set[ir.Value]) -> None:
     for position, value in enumerate(node.inputs):
-        if value is not None and not value.is_initializer():
+        if value is not None and not value.is_initializer() and value not in fixed:
             on_host = kernel is None or position in kernel.host_inputs
             uses.read["cpu" if on_host else "cuda"].add(value)
     for position, value in enumerate(node.outputs):

@@ -22,8 +22,6 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.errors import UsageError
-from ortboost.deploy.cuda.kernels import Kernels, load_kernels
-from ortboost.deploy.cuda.placement import Copy, Placed, place
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules.registry import Finding
@@ -31,7 +29,9 @@ from ortboost.graph.io import ModelSource
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import format_shape, has_subgraph, known_shape, label, static_shape
 from ortboost.program.program import Program
-from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.cuda.forms import for_cuda
+from ortboost.runtime.cuda.kernels import Kernels, load_kernels
+from ortboost.runtime.cuda.placement import Copy, Placed, place
 
 __all__ = ["check_cuda", "graph_findings"]
 
@@ -60,9 +60,8 @@ def check_cuda(
         )
     kernels = load_kernels(target)
     if isinstance(source, (str, Path)) and Path(source).is_dir():
-        graphs = {
-            name: for_device(graph, "cuda") for name, graph in Program.load(source).graphs.items()
-        }
+        programs = Program.load(source).graphs
+        graphs = {name: for_cuda(graph, kernels) for name, graph in programs.items()}
     else:
         graphs = {"": open_lazily(source)[0]}
     several = len(graphs) > 1
@@ -72,7 +71,9 @@ def check_cuda(
         for finding in graph_findings(graph, kernels)
     ]
     return TargetReport(
-        f"onnxruntime {kernels.release} on CUDA", "its tables of kernels; nothing was run", sorted_findings(found)
+        f"onnxruntime {kernels.release} on CUDA",
+        "its tables of kernels; nothing was run",
+        sorted_findings(found),
     )
 
 
@@ -134,7 +135,12 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
             )
         elif node.op_type in _ARITHMETIC and node.outputs[0].dtype in _INTEGERS and _is_work(node):
             yield Finding(
-                "CUDA006", "info", name[0], "integers", "It computes integers on the device.", "Nothing."
+                "CUDA006",
+                "info",
+                name[0],
+                "integers",
+                "It computes integers on the device.",
+                "Nothing.",
             )
 
 
@@ -157,10 +163,14 @@ def _copies(copies: Sequence[Copy]) -> Iterator[Finding]:
 
 
 def _capture(placed: Sequence[Placed], copies: Sequence[Copy]) -> Finding:
-    """Whether ``enable_cuda_graph`` takes the graph: ``InferenceSession::Initialize`` allows no control flow
-    and no copies, and CPU nodes only if they need none."""
+    """Whether ``enable_cuda_graph`` takes the graph.
+
+    ``InferenceSession::Initialize`` allows no control flow and no copies, and CPU nodes where they need none.
+    """
     flow = [label(row.node) for row in placed if has_subgraph(row.node)]
-    draws = [label(row.node) for row in placed if row.node.op_type in ("Dropout", "RandomUniformLike")]
+    draws = [
+        label(row.node) for row in placed if row.node.op_type in ("Dropout", "RandomUniformLike")
+    ]
     reasons = [f"control flow ({flow[0]})"] if flow else []
     reasons += [f"{len(copies)} copies (the first: {copies[0].value.name})"] if copies else []
     reasons += [f"random numbers that each replay would repeat ({draws[0]})"] if draws else []
@@ -169,7 +179,9 @@ def _capture(placed: Sequence[Placed], copies: Sequence[Copy]) -> Finding:
         "info",
         "graph",
         "model",
-        f"No CUDA graph: {', '.join(reasons)}." if reasons else "It can be captured as a CUDA graph.",
+        f"No CUDA graph: {', '.join(reasons)}."
+        if reasons
+        else "It can be captured as a CUDA graph.",
         "See docs/cuda.md for the form that can be captured."
         if reasons
         else "Each batch must have the shape of the first.",
@@ -178,7 +190,10 @@ def _capture(placed: Sequence[Placed], copies: Sequence[Copy]) -> Finding:
 
 def _is_work(node: ir.Node) -> bool:
     """Whether a node computes more than a few numbers, or nobody knows how many."""
-    return not all(_is_few(value) for value in node.outputs)
+    if all(_is_few(value) for value in node.outputs):
+        return False
+    grows = node.op_type in ("ConstantOfShape", "Expand", "Range", "Tile")
+    return grows or not all(value is None or _is_few(value) for value in node.inputs)
 
 
 def _is_few(value: ir.Value) -> bool:
