@@ -112,7 +112,7 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 f"Nothing runs it. {row.reason}.",
                 "Keep it in float32 (--keep-fp32), or write it in other operators.",
             )
-        elif row.side == "cpu" and not row.shape_work and _is_work(node):
+        elif row.side == "cpu" and not row.shape_work and (_is_work(node) or _reads_much(node)):
             yield Finding(
                 "CUDA003",
                 "warn",
@@ -192,8 +192,11 @@ def _is_work(node: ir.Node) -> bool:
     """Whether a node computes more than a few numbers, or nobody knows how many."""
     if all(_is_few(value) for value in node.outputs):
         return False
-    grows = node.op_type in ("ConstantOfShape", "Expand", "Range", "Tile")
-    return grows or not all(value is None or _is_few(value) for value in node.inputs)
+    return node.op_type in ("ConstantOfShape", "Expand", "Range", "Tile") or _reads_much(node)
+
+
+def _reads_much(node: ir.Node) -> bool:
+    return not all(value is None or _is_few(value) for value in node.inputs)
 
 
 def _is_few(value: ir.Value) -> bool:
