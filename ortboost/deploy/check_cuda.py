@@ -29,6 +29,7 @@ from ortboost.graph.io import ModelSource
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import format_shape, has_subgraph, known_shape, label, static_shape
 from ortboost.program.program import Program
+from ortboost.runtime.cuda.capture import capturable, draws
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import Kernels, load_kernels
 from ortboost.runtime.cuda.placement import Copy, Placed, place
@@ -98,7 +99,7 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
     placed, copies = place(model, kernels)
     yield from _nodes(placed)
     yield from _copies(copies)
-    yield _capture(placed, copies)
+    yield _capture(model, kernels, copies)
 
 
 def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
@@ -162,29 +163,34 @@ def _copies(copies: Sequence[Copy]) -> Iterator[Finding]:
         )
 
 
-def _capture(placed: Sequence[Placed], copies: Sequence[Copy]) -> Finding:
-    """Whether ``enable_cuda_graph`` takes the graph.
+def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Finding:
+    """Whether ``enable_cuda_graph`` takes the graph, or the form of it without branches.
 
     ``InferenceSession::Initialize`` allows no control flow and no copies, and CPU nodes where they need none.
     """
-    flow = [label(row.node) for row in placed if has_subgraph(row.node)]
-    draws = [
-        label(row.node) for row in placed if row.node.op_type in ("Dropout", "RandomUniformLike")
-    ]
-    reasons = [f"control flow ({flow[0]})"] if flow else []
+    reasons = []
+    flow = next((node for node in model.graph if has_subgraph(node)), None)
+    if flow is not None:
+        form = for_cuda(capturable(model), kernels)
+        infer_shapes(form)
+        copies = place(form, kernels)[1]
+        left = next((node for node in form.graph if has_subgraph(node)), None)
+        reasons += [f"control flow ({label(left)})"] if left is not None else []
+    drawn = draws(model)
     reasons += [f"{len(copies)} copies (the first: {copies[0].value.name})"] if copies else []
-    reasons += [f"random numbers that each replay would repeat ({draws[0]})"] if draws else []
+    reasons += [f"random numbers, which each replay would repeat ({label(drawn)})"] if drawn else []
+    form_of = "" if flow is None else " in the form without branches"
     return Finding(
         "CUDA007",
         "info",
         "graph",
         "model",
-        f"No CUDA graph: {', '.join(reasons)}."
+        f"No CUDA graph{form_of and ', nor' + form_of}: {', '.join(reasons)}."
         if reasons
-        else "It can be captured as a CUDA graph.",
-        "See docs/cuda.md for the form that can be captured."
-        if reasons
-        else "Each batch must have the shape of the first.",
+        else f"It can be captured as a CUDA graph{form_of}.",
+        "Lengths that are numbers need no copies: convert with --dim batch=N."
+        if copies
+        else "Nothing: docs/cuda.md has more.",
     )
 
 

@@ -101,6 +101,7 @@ def open_session(
     device: str = "auto",
     threads: int | None = None,
     fuse_quantized: bool = True,
+    cuda_graph: bool = False,
 ) -> Any:
     """Open an inference session on exactly one device.
 
@@ -112,6 +113,9 @@ def open_session(
         threads: Threads within an operator; the runtime's choice if not given.
         fuse_quantized: Run an operator between QuantizeLinear and DequantizeLinear pairs as one
             integer kernel; otherwise in float32, as the standard defines it.
+        cuda_graph: Capture the first run on CUDA and replay it (``enable_cuda_graph``). Then inputs and outputs
+            have to stay in the same memory of the device, with the same shapes; see
+            :mod:`ortboost.runtime.cuda.capture`.
 
     Returns:
         An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run
@@ -127,7 +131,13 @@ def open_session(
         with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
             path = Path(folder) / "model.onnx"
             save_model(model, path)
-            return open_session(path, device=device, threads=threads, fuse_quantized=fuse_quantized)
+            return open_session(
+                path,
+                device=device,
+                threads=threads,
+                fuse_quantized=fuse_quantized,
+                cuda_graph=cuda_graph,
+            )
     device = resolve_device(device)
     ort = runtime()
     provider = _PROVIDERS[device]
@@ -141,7 +151,15 @@ def open_session(
         options.intra_op_num_threads = threads
     source = ir.to_proto(model).SerializeToString() if isinstance(model, ir.Model) else str(model)
     further = [_PROVIDERS[name] for name in ("cuda", "cpu") if name != device]
-    providers = [provider] if device == "cpu" else [provider, *further]
+    providers: list[Any] = [provider] if device == "cpu" else [provider, *further]
+    if cuda_graph:
+        if device != "cuda":
+            raise UsageError(
+                f"The device '{device}' has no CUDA graphs.",
+                where="cuda_graph",
+                fix="Use --device cuda.",
+            )
+        providers[0] = (provider, {"enable_cuda_graph": "1"})
     try:
         session = ort.InferenceSession(source, options, providers=providers)
     except Exception as error:  # the bindings raise bare exceptions of many kinds

@@ -6,6 +6,7 @@ from ortboost.cli import main
 from ortboost.core.errors import UsageError
 from ortboost.deploy.check_cuda import check_cuda
 from ortboost.deploy.targets import get_checker
+from ortboost.graph.input_config import InputConfig
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import MODELS, NAMES, text_model
@@ -64,7 +65,16 @@ def test_shipped_models_have_steps_that_stay_on_the_device(name, tmp_path):
         assert {f.severity for f in report.findings} == {"info"}
         waits = [f for f in report.findings if "to the host" in f.reason]
         assert [f.node for f in waits] == ["ortboost/update/Equal"]
-        assert "control flow (ortboost/gate)" in rules(report)["CUDA007"].reason
+        assert "nor in the form without branches: " in rules(report)["CUDA007"].reason
+
+
+def test_steps_that_can_be_captured(tmp_path):
+    config = ProgramConfig(engine="portable", inputs=InputConfig(dims={"batch": 8}))
+    build_program(MODELS / "resnet20.onnx", config).save(tmp_path / "run")
+    fixed = rules(check_cuda(tmp_path / "run"))["CUDA007"]
+    assert fixed.reason == "It can be captured as a CUDA graph in the form without branches."
+    build_program(MODELS / "transformer_tiny.onnx", config).save(tmp_path / "draws")
+    assert "random numbers" in rules(check_cuda(tmp_path / "draws"))["CUDA007"].reason
 
 
 def test_a_program_is_checked_graph_by_graph(tmp_path):

@@ -6,6 +6,8 @@
 ``speed``      A step of ResNet-50 and of an encoder of BERT base's size against PyTorch AMP (channels_last), in turns.
                Both get their batch from the host and give the loss back. MFU: 3 times the work of the forward pass,
                over the time of the step and what the device can do.
+``capture``    A step replayed as a CUDA graph, in the form that can be captured: its numbers and its time against the
+               same step without.
 ``resume``     A training that is killed (SIGKILL) and goes on ends with the state of one that was not.
 ``tensorrt``   A file exported for TensorRT, built and held to ONNX Runtime: with TensorRT's own builder, else with the
                runtime's provider.
@@ -36,18 +38,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from ortboost.api.run_folder import load_run
 from ortboost.deploy.synthetic_inputs import made_up_feeds
 from ortboost.graph.cost import count_cost
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model, save_model
+from ortboost.graph.query import static_shape
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
+from ortboost.runtime.cuda.capture import capturable
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import kernels_of
 from ortboost.runtime.model_evaluator import ModelEvaluator
-from ortboost.runtime.session import available_devices, runtime
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.session import available_devices, open_session, runtime
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.precision import PrecisionConfig
 from tools.bench.report import environment, write_json
@@ -176,6 +183,61 @@ class Proof:
             ("bert_base", 64, NETWORKS["bert_base"].make(), {"tokens": text, "mask": text * 0 + 1}),
         ]
 
+    def capture(self) -> dict[str, Any]:
+        """A CUDA graph of a step against the step."""
+        found: dict[str, Any] = {"ok": True}
+        runs = 50 if self.device == "cuda" else 2
+        for name in ("lenet5", "resnet20"):
+            program = _program(_ROOT / "models" / f"{name}.onnx", "fp16", batch=32)
+            feeds = {**program.initial, **random_batch(program, 32)}
+            feeds |= {spec.name: np.asarray(_RATE, np.float32) for spec in program.catalogue.hyper}
+            answers, times = [], []
+            for model, graph in ((program.step, False), (capturable(program.step), True)):
+                run, read = self._bound(model, feeds, graph and self.device == "cuda")
+                for _ in range(3):  # the first run captures
+                    run()
+                started = time.perf_counter()
+                for _ in range(runs):
+                    run()
+                read_back = read()
+                times.append((time.perf_counter() - started) / runs)
+                answers.append(read_back)
+            off = max(_distance(answers[0][key], answers[1][key]) for key in answers[0])
+            ok = off <= (1e-2 if self.device == "cuda" else 0.0)
+            found[name] = {
+                "ok": ok,
+                "distance": off,
+                "seconds": times,
+                "ratio": times[1] / times[0],
+            }
+            found["ok"] = found["ok"] and ok
+        return found
+
+    def _bound(
+        self, model: ir.Model, feeds: Mapping[str, Any], cuda_graph: bool
+    ) -> tuple[Callable[[], Any], Callable[[], dict[str, Any]]]:
+        """Run a graph on values that stay where they are; read its outputs."""
+        model, place = for_device(model, self.device), runtime().OrtValue
+        session = open_session(model, device=self.device, cuda_graph=cuda_graph)
+        binding = session.io_binding()
+        held = {}
+        for spec in session.get_inputs():
+            held[spec.name] = place.ortvalue_from_numpy(np.asarray(feeds[spec.name]), self.device)
+            binding.bind_ortvalue_input(spec.name, held[spec.name])
+        for output in model.graph.outputs:
+            shape, name = static_shape(output), output.name or ""
+            assert shape is not None, f"the shape of '{name}' is open"
+            kind = (output.dtype or ir.DataType.FLOAT).numpy()
+            held[name] = place.ortvalue_from_shape_and_type(list(shape), kind, self.device)
+            binding.bind_ortvalue_output(name, held[name])
+
+        def read() -> dict[str, Any]:
+            return {
+                output.name or "": held[output.name or ""].numpy() for output in model.graph.outputs
+            }
+
+        return lambda: session.run_with_iobinding(binding), read
+
     # ---- the rest -----------------------------------------------------------------------------
 
     def resume(self) -> dict[str, Any]:
@@ -259,9 +321,10 @@ class Proof:
         return found
 
 
-def _program(path: Path, compute: str) -> Program:
+def _program(path: Path, compute: str, batch: int | None = None) -> Program:
     precision = PrecisionConfig() if compute == "fp32" else PrecisionConfig(compute=compute)  # type: ignore[arg-type]
-    return build_program(path, ProgramConfig(engine="portable", precision=precision))
+    inputs = InputConfig() if batch is None else InputConfig(dims={"batch": batch})
+    return build_program(path, ProgramConfig(engine="portable", precision=precision, inputs=inputs))
 
 
 def _run(program: Program, feeds: Mapping[str, Any], device: str) -> tuple[list[float], Any]:
@@ -337,7 +400,7 @@ def _amp(
     return step
 
 
-_SECTIONS = ("parity", "placement", "resume", "tensorrt", "speed")
+_SECTIONS = ("parity", "placement", "capture", "resume", "tensorrt", "speed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
