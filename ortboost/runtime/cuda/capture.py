@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from ortboost.graph.build import Builder
+from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import RANDOM_OPERATORS, is_standard, static_shape
 
@@ -91,14 +91,4 @@ def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
             value = b.op("Where", condition, then, otherwise, dtype=output.dtype)
         value.shape = output.shape
         chosen.append(value)
-    graph.insert_before(gate, b.nodes)
-    b.nodes = []
-    for output, value in zip(gate.outputs, chosen, strict=True):
-        for use in list(output.uses()):
-            use.node.replace_input_with(use.idx, value)
-        for place, known in enumerate(graph.outputs):
-            if known is output:
-                graph.outputs[place] = value
-        name, output.name = output.name, None
-        value.name = name
-    graph.remove(gate)
+    replace_node(gate, chosen, b)

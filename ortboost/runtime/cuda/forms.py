@@ -5,6 +5,8 @@
 * An older opset that says the same. An open-ended kernel serves one definition of its operator only, and the
   tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad of opset 21, onnxruntime-gpu 1.31.1 no
   Dropout and no MaxPool of opset 22. The numbers are equal bit by bit.
+* MaxPool as the maximum of shifted images, where an opset is needed in which it has no kernel
+  (:mod:`ortboost.runtime.cuda.max_pool`).
 * Casts around what has a kernel in float32 only. The runtime does so itself for float16, but on the CPU. Rounded
   once, after the operator; comparisons, copies and maxima of 16-bit numbers are exact.
 """
@@ -19,6 +21,7 @@ from ortboost.graph.build import Builder
 from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import find_schema, has_subgraph, input_at, is_standard
 from ortboost.runtime.cuda.kernels import Kernels
+from ortboost.runtime.cuda.max_pool import shifted_maxima
 
 __all__ = ["for_cuda"]
 
@@ -123,6 +126,12 @@ def _text(value: ir.Value) -> str:
 def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
     builder, done = Builder(model.graph, "ortboost/cuda"), False
     for node in list(model.graph.all_nodes()):
+        missing = isinstance(kernels.find("cuda", node, model.opset_imports), str)
+        if missing and node.op_type == "MaxPool":
+            as_float = kernels.find("cuda", node, model.opset_imports, as_float=_SHORT_NAMES)
+            if isinstance(as_float, str) and shifted_maxima(node, builder):
+                done = True
+                continue
         operands = [value for value in (*node.inputs, *node.outputs) if value is not None]
         short = [value for value in operands if value.dtype in _SHORT]
         if (
@@ -130,7 +139,7 @@ def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
             or not is_standard(node)
             or has_subgraph(node)
             or node.op_type in _TYPED_BY_ATTRIBUTE
-            or not isinstance(kernels.find("cuda", node, model.opset_imports), str)
+            or not missing
         ):
             continue
         finds = (
@@ -150,7 +159,7 @@ def _cast_around(node: ir.Node, b: Builder) -> None:
     for position, value in enumerate(node.inputs):
         if value is not None and value.dtype in _SHORT:
             node.replace_input_with(position, b.cast(value, ir.DataType.FLOAT))
-    graph.insert_before(node, _taken(b))
+    graph.insert_before(node, b.take())
     for value in node.outputs:
         if value.dtype not in _SHORT:
             continue
@@ -164,10 +173,4 @@ def _cast_around(node: ir.Node, b: Builder) -> None:
         for place, output in enumerate(graph.outputs):
             if output is value:
                 graph.outputs[place] = narrow
-    graph.insert_after(node, _taken(b))
-
-
-def _taken(b: Builder) -> list[ir.Node]:
-    """The nodes that wait in a builder, taken out of it."""
-    nodes, b.nodes = b.nodes, []
-    return nodes
+    graph.insert_after(node, b.take())

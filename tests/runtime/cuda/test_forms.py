@@ -42,7 +42,9 @@ def outputs(program, model, seed=3):
     return dict(zip(names, answers, strict=True))
 
 
-@pytest.mark.parametrize("name", ["mlp", "resnet20", "mobilenet_like", "transformer_tiny"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "lenet5", "resnet20", "mobilenet_like", "transformer_tiny"]
+)
 def test_steps_in_bfloat16_stay_on_the_device_with_the_same_bits(name):
     program = step(name, "bf16")
     if program.step.opset_imports[""] < 22:
