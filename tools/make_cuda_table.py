@@ -121,7 +121,11 @@ def from_training(source: Path) -> Iterator[tuple[str, str, Row]]:
                 body = typed.get((parts[-1], parts[1]), "")
                 kinds = frozenset(_CPP[t] for t in re.findall(rf"\b({'|'.join(_CPP)})\b", body))
             last = versions[1] if len(versions) > 1 else _OPEN
-            yield provider, _full(_DOMAINS[parts[1]], parts[-1]), (versions[0], last, {"": kinds})
+            yield (
+                provider,
+                _full(_DOMAINS[parts[1]], parts[-1]),
+                (versions[0], last, {"": kinds} if kinds else {}),
+            )
 
 
 def _built(text: str) -> str:
@@ -236,7 +240,8 @@ def make(
     tables: dict[str, dict[str, list[Row]]] = {"cuda": defaultdict(list), "cpu": defaultdict(list)}
     for provider, op, (first, last, types) in found:
         if "::" in op:
-            types = {"": frozenset().union(*types.values())} if types else {}
+            kinds: frozenset[str] = frozenset().union(*types.values())
+            types = {"": kinds} if kinds else {}
         tables[provider][op].append((first, last, types))
     data: dict[str, Any] = {"release": version, "types": []}
     for provider, table in tables.items():

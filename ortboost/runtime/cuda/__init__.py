@@ -1,5 +1,5 @@
-"""CUDA without CUDA: where ONNX Runtime would run each node of a graph, by tables of its kernels.
+"""CUDA: where ONNX Runtime puts each node of a graph there, and forms that keep it on the device.
 
-The tables (``kernels-*.json``) are made by ``tools/make_cuda_table.py``; ``tools/gpu/placement.py`` compares what is
-said here with what the runtime itself does.
+What is said of the runtime comes from tables of its kernels (``kernels-*.json``, made by ``tools/make_cuda_table.py``), so
+that it can be said without a GPU; ``tools/gpu/placement.py`` compares it with what the runtime does.
 """

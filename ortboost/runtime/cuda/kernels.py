@@ -83,6 +83,8 @@ class Kernels:
             return f"it has no kernel of {name}"
         schema = find_schema(node.op_type, opsets.get("", 18)) if standard else None
         since = opsets.get(node.domain, 1) if schema is None else schema.since_version
+        if standard and schema is None:  # of the standard domain in onnxruntime-training only
+            since = rows[0][0]
         rows = [
             row
             for row in rows

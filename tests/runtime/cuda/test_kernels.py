@@ -61,3 +61,17 @@ def test_kernels_of_training():
     one, opsets = graph.graph[0], graph.opset_imports
     assert isinstance(load_kernels("cuda=1.19.2").find("cuda", one, opsets), Kernel)
     assert "no kernel of com.microsoft::ReluGrad" in load_kernels("cuda").find("cuda", one, opsets)
+
+
+def test_operators_that_only_training_has():
+    text = (
+        '<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1]> g (float[n,4] d, float[n,4] y, '
+        "int64[n,4] i) => (float[n,4] x, float[n,4] z) "
+        "{ x = com.microsoft.SoftmaxGrad_13<axis=1>(d, y) z = MaxPoolGrad(d, i) }"
+    )
+    graph = ir.from_onnx_text(text)
+    softmax, pool = graph.graph
+    kernels = load_kernels("cuda=1.19.2")
+    assert isinstance(kernels.find("cuda", softmax, graph.opset_imports), Kernel)
+    assert "no kernel of MaxPoolGrad" in kernels.find("cuda", pool, graph.opset_imports)
+    assert isinstance(kernels.find("cpu", pool, graph.opset_imports), Kernel)
