@@ -2,6 +2,8 @@
 
 * CastLike as Cast: the provider has no kernel of it, and its definition is put in place too late for the runtime
   to see that it casts a length, which would then be copied to the device and back.
+* A few equal numbers, as many as a rank that shape inference knows by now, as a constant: Expand leaves them on the device, and
+  what is computed with them comes back to the host.
 * An older opset that says the same. An open-ended kernel serves one definition of its operator only, and the
   tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad of opset 21, onnxruntime-gpu 1.31.1 no
   Dropout and no MaxPool of opset 22. The numbers are equal bit by bit.
@@ -15,17 +17,26 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.normalize import infer_shapes
-from ortboost.graph.query import find_schema, has_subgraph, input_at, is_standard
+from ortboost.graph.query import (
+    constant,
+    find_schema,
+    has_subgraph,
+    input_at,
+    is_standard,
+    static_shape,
+)
 from ortboost.runtime.cuda.kernels import Kernels
 from ortboost.runtime.cuda.max_pool import shifted_maxima
 
 __all__ = ["for_cuda"]
 
 _OLDEST: Final = 18
+_RANKS: Final = 16
 _SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _SHORT_NAMES: Final = ("float16", "bfloat16")
 # What means something else in an older opset with the same attributes, by the opset that changed it.
@@ -54,6 +65,7 @@ def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
     changed = model.clone()
     infer_shapes(changed)
     done = _plain_casts(changed)
+    done |= _constant_ones(changed)
     done |= _older_opset(changed, kernels)
     done |= _float32_around(changed, kernels)
     return changed if done else model
@@ -70,6 +82,22 @@ def _plain_casts(model: ir.Model) -> bool:
         node.attributes.clear()
         node.attributes.add(ir.AttrInt64("to", like.dtype))
         done = True
+    return done
+
+
+def _constant_ones(model: ir.Model) -> bool:
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph):
+        number = constant(node.inputs[0], limit=1) if is_standard(node, "Expand") else None
+        shape = static_shape(node.outputs[0])
+        if number is None or number.dtype != np.int64 or shape is None or len(shape) != 1:
+            continue
+        if number.size == 1 and shape[0] <= _RANKS and not node.outputs[0].is_graph_output():
+            ones = builder.ints(*[int(number.item())] * shape[0])
+            for use in list(node.outputs[0].uses()):
+                use.node.replace_input_with(use.idx, ones)
+            model.graph.remove(node)
+            done = True
     return done
 
 

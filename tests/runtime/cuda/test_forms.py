@@ -109,6 +109,21 @@ def test_casts_go_around_what_has_no_short_kernel_inside_branches_too():
     assert [n.op_type for n in model.graph.all_nodes()] == ["If", "LeakyRelu", "Neg"]
 
 
+def test_a_rank_that_is_known_by_now_brings_no_axes_back_to_the_host():
+    model = one(
+        "(float[n,3,4] x, int64[1] one) => (float[a,b,c] y) { r = Relu(x) s = Shape(r) k = Shape(s) "
+        "o = Expand(one, k) t = Mul(s, o) y = Reshape(r, t) }",
+        18,
+        one=np.array([1]),
+    )
+    changed = for_cuda(model, NEWEST)
+    assert "Expand" not in {node.op_type for node in changed.graph}
+    assert place(changed, NEWEST)[1] == []
+    x = np.ones((2, 3, 4), np.float32)
+    answers = [open_session(m, device="cpu").run(None, {"x": x})[0] for m in (model, changed)]
+    np.testing.assert_array_equal(*answers)
+
+
 def test_cast_like_is_a_cast():
     model = one("(int64[n] x, float[m] l) => (float[n] y) { y = CastLike(x, l) }", 18)
     changed = for_cuda(model, NEWEST)
