@@ -51,6 +51,7 @@ WITHOUT_RUNTIME = (
     "test_dependencies.py",
     "test_layers.py",
     "test_suite.py",
+    "tools/test_make_cuda_table.py",
     "tools/test_mutate.py",
     "tools/test_tests_of.py",
     "training",

@@ -179,7 +179,7 @@ def _named(text: str, where: int, name: str) -> list[str]:
     parameters = [part.strip() for part in macro[2].split(",")] if macro else []
     if macro is None or name not in parameters:
         return [name]
-    calls = re.findall(rf"^\s*{macro[1]}\(([^)]*)\)", text[define + 7 :], re.M)
+    calls = re.findall(rf"^\s*{macro[1]}\(([^)]*)\)", text[where:], re.M)
     inner = re.findall(rf"^#define (\w+)\((\w+)[^)]*\)[^\n]*\b{macro[1]}\(\2\b", text, re.M)
     for outer, _ in inner:
         calls += re.findall(rf"^\s*{outer}\(([^)]*)\)", text, re.M)
