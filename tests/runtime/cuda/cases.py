@@ -42,6 +42,9 @@ _CASES = {
     "{ r = Relu(x) d = Det(r) y = Neg(d) j = ArgMax<axis=1>(i) }",
     # The runtime casts around it, on the CPU.
     "half": "(float16[3,3] x) => (float16 y) { r = Relu(x) d = Det(r) y = Neg(d) }",
+    # Numbers of 16 bits are not kept on the host.
+    "short_length": "(float16[n,4] x) => (float16[n,4] y) "
+    "{ s = Size(x) c = Cast<to=10>(s) d = Mul(c, c) r = Relu(x) y = Div(r, d) }",
     "asymmetric": "(float[n,1,8,8] x, float[1,1,3,3] w) => (float[n,1,9,9] y) "
     "{ r = Relu(x) y = ConvTranspose<pads=[1,1,0,0]>(r, w) }",
     "last_index": "(float[n,4] x) => (int64[n,1] y) "

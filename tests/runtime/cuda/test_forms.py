@@ -90,7 +90,8 @@ def test_an_older_opset_that_says_the_same():
     ],
 )  # fmt: skip
 def test_an_opset_that_is_needed_stays(text, opset):
-    assert for_cuda(one(text, opset), NEWEST).opset_imports[""] == opset
+    for kernels in (NEWEST, TRAINING):
+        assert for_cuda(one(text, opset), kernels).opset_imports[""] == opset
 
 
 def test_casts_go_around_what_has_no_short_kernel_inside_branches_too():
