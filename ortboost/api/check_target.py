@@ -42,8 +42,8 @@ def check_for(
     """List what a target will not accept, all at once.
 
     Args:
-        model: The model.
-        target: ``onnxruntime``, or ``tensorrt``, ``tensorrt=11``, ``tensorrt=10.3``.
+        model: The model; for ``cuda`` also a program folder.
+        target: ``onnxruntime``, ``cuda``, ``cuda=1.19.2``, or ``tensorrt``, ``tensorrt=11``, ``tensorrt=10.3``.
         shapes: Shape profiles for TensorRT, as ``x:1,8,32x3x224x224``.
 
     Raises:

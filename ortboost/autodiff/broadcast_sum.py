@@ -51,14 +51,7 @@ def sum_broadcast_axes(
     """
     int64 = ir.DataType.INT64
     have = builder.op("Shape", gradient, dtype=int64)
-    # [1, 1, ..., want] in the rank of the gradient
-    missing = builder.op(
-        "Sub",
-        builder.op("Shape", have, dtype=int64),
-        builder.op("Shape", want, dtype=int64),
-    )
-    ones = builder.op("Expand", builder.ints(1), missing)
-    padded = builder.op("Concat", ones, want, axis=0, dtype=int64)
+    padded = _in_rank_of(builder, gradient, want, shape, have)
     same = builder.op("Equal", have, padded, dtype=ir.DataType.BOOL)
     # A new first axis is summed always: over no axes ReduceSum is wrong where a length is 0.
     new = builder.const([True], ir.DataType.BOOL)
@@ -68,3 +61,26 @@ def sum_broadcast_axes(
     stacked = builder.op("Unsqueeze", gradient, builder.ints(0))
     reduced = builder.op("ReduceSum", stacked, axes, keepdims=1)
     return builder.op("Reshape", reduced, want, shape=shape, allowzero=1)
+
+
+def _in_rank_of(
+    builder: Builder,
+    gradient: ir.Value,
+    want: ir.Value,
+    shape: ir.Shape | None,
+    have: ir.Value,
+) -> ir.Value:
+    """`[1, 1, ..., want]`, as long as the gradient has axes.
+
+    Ranks that are known are not computed. The kernels of a GPU put the result of Expand on the device, and the
+    axes, which ReduceSum wants on the host, would come back from there: the host would wait for every sum.
+    """
+    int64, known = ir.DataType.INT64, known_shape(gradient)
+    if known is None or shape is None:
+        ranks = [builder.op("Shape", vector, dtype=int64) for vector in (have, want)]
+        ones = builder.op("Expand", builder.ints(1), builder.op("Sub", *ranks))
+    elif len(known) == len(shape):
+        return want
+    else:
+        ones = builder.ints(*[1] * (len(known) - len(shape)))
+    return builder.op("Concat", ones, want, axis=0, dtype=int64)

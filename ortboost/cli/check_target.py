@@ -23,7 +23,9 @@ class TargetOptions:
     """The options of ``check`` that are about a target."""
 
     target: str = option(
-        "train (default), onnxruntime, tensorrt or tensorrt=VERSION.", "--for", default="train"
+        "train (default), onnxruntime, cuda, cuda=1.19.2, tensorrt or tensorrt=VERSION.",
+        "--for",
+        default="train",
     )
     shape: list[str] | None = option("TensorRT profile: x:1,8,32x3x224x224.", metavar="INPUT:DIMS")
     fix: bool = option("Mend what keeps the answers, compare, write --out.", "--fix", default=False)

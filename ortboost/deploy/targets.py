@@ -160,6 +160,7 @@ TARGETS: Final[dict[str, Target]] = {
 """Name to target; ``tensorrt`` alone is the newest."""
 
 CHECKERS: Final = {
+    "cuda": "ortboost.deploy.check_cuda:check_cuda",
     "onnxruntime": "ortboost.deploy.check_runtime:check_onnxruntime",
     "tensorrt": "ortboost.deploy.tensorrt.checker:check_release",
 }

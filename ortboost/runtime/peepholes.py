@@ -16,8 +16,9 @@ provider has faster forms of some of them, each a rewrite of its own in :mod:`or
 
 They compute the same function, with sums in another order, so the last digits may differ.
 
-Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most of float16
-    in
+On CUDA the nodes get a form that has a kernel there (:mod:`ortboost.runtime.cuda.forms`).
+
+Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most of float16 in
 float32 without rounding in between. Two copies of one number then differ, and a comparison of them
 (in the gradients of Max, Min, Clip) goes wrong. So the graph is emulated on the CPU, see
 :mod:`ortboost.transforms.precision.emulate`.
@@ -39,6 +40,9 @@ from ortboost.runtime.cpu.masks import steep_masks
 from ortboost.runtime.cpu.products import plain_products
 from ortboost.runtime.cpu.scalars import full_rank_scalars
 from ortboost.runtime.cpu.zero_sums import plain_sums
+from ortboost.runtime.cuda.forms import for_cuda
+from ortboost.runtime.cuda.kernels import kernels_of
+from ortboost.runtime.session import runtime
 from ortboost.transforms.precision import emulate_precision
 
 __all__ = ["emulated_for", "for_device"]
@@ -70,6 +74,8 @@ def for_device(
         The model itself, or a changed copy.
     """
     found = emulated_for(model, device)
+    if device == "cuda":
+        return for_cuda(model, kernels_of(runtime().__version__))
     if device != "cpu":
         return found
     changed = model.clone() if found is model else found

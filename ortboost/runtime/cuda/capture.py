@@ -1,0 +1,94 @@
+r"""The form of a step that ``enable_cuda_graph`` takes: no branches, no copies, nothing that depends on lengths.
+
+    v = If(c) {then: a} {else: b}   ->   v = Where(c, a, b);  of bool: (c and a) or (not c and b)
+
+Both branches are computed, and selected from element by element: the numbers are equal bit by bit, and what is not
+finite in one of them never reaches the other. A skipped step costs as much as any other then, and the condition is not
+waited for on the host.
+
+**States must not share the buffer of their next value:** that a branch starts after everything that reads the old value
+is what makes updating in place right (:mod:`ortboost.program.aliasing`), and here there is none.
+
+Lengths have to be numbers: convert with ``--dim batch=64``. Steps that draw random numbers repeat them in each
+replay: they do not qualify.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import RANDOM_OPERATORS, is_standard, static_shape
+
+__all__ = ["capturable", "draws"]
+
+
+def capturable(model: ir.Model) -> ir.Model:
+    """The form of a step without branches and without lengths that are computed.
+
+    Args:
+        model: The step; it is not changed.
+    """
+    changed = model.clone()
+    infer_shapes(changed)
+    builder = Builder(changed.graph, "ortboost/capture")
+    for node in list(changed.graph.all_nodes()):
+        _fix_length(node, builder)
+    while gates := [node for node in changed.graph if is_standard(node, "If")]:
+        for gate in gates:
+            _select(gate, changed.graph, builder)
+    common.RemoveUnusedNodesPass()(changed)
+    return changed
+
+
+def draws(model: ir.Model) -> ir.Node | None:
+    """A node that draws random numbers, if there is one."""
+    drawing = (n for n in model.graph.all_nodes() if n.op_type in (*RANDOM_OPERATORS, "Dropout"))
+    return next(drawing, None)
+
+
+def _fix_length(node: ir.Node, b: Builder) -> None:
+    """Put a constant in the place of a shape that is known."""
+    shape = static_shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
+    if shape is None or not is_standard(node, "Shape", "Size") or node.outputs[0].is_graph_output():
+        return
+    if node.op_type == "Size":
+        found = b.const(int(np.prod(shape)), ir.DataType.INT64)
+    else:
+        first = node.attributes.get_int("start", None)
+        found = b.ints(*shape[slice(first, node.attributes.get_int("end", None))])
+    for use in list(node.outputs[0].uses()):
+        use.node.replace_input_with(use.idx, found)
+
+
+def _select(gate: ir.Node, graph: ir.Graph, b: Builder) -> None:
+    branches = [gate.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+    results = [list(branch.outputs) for branch in branches]
+    for branch in branches:
+        for value in list(branch.initializers.values()):
+            del branch.initializers[value.name or ""]
+            graph.register_initializer(value)
+        nodes = list(branch)
+        branch.outputs.clear()
+        branch.remove(nodes)
+        graph.insert_before(gate, nodes)
+    chosen = []
+    for output, then, otherwise in zip(gate.outputs, *results, strict=True):
+        condition = gate.inputs[0]
+        assert condition is not None
+        if then is otherwise:
+            value = b.op("Identity", then)
+        elif output.dtype == ir.DataType.BOOL:  # no provider has a Where of bool
+            one, other = (
+                b.op("And", condition, then),
+                b.op("And", b.op("Not", condition), otherwise),
+            )
+            value = b.op("Or", one, other)
+        else:
+            value = b.op("Where", condition, then, otherwise, dtype=output.dtype)
+        value.shape = output.shape
+        chosen.append(value)
+    replace_node(gate, chosen, b)

@@ -1,0 +1,204 @@
+"""Forms of a graph that keep its nodes on CUDA, by the table of a release; the files are not changed.
+
+* CastLike as Cast: the provider has no kernel of it, and its definition is put in place too late for the runtime
+  to see that it casts a length, which would then be copied to the device and back.
+* A few equal numbers, as many as a rank that shape inference knows by now, as a constant: Expand leaves them on the device, and
+  what is computed with them comes back to the host.
+* An older opset that says the same. An open-ended kernel serves one definition of its operator only, and the
+  tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad of opset 21, onnxruntime-gpu 1.31.1 no
+  Dropout and no MaxPool of opset 22. The numbers are equal bit by bit.
+* MaxPool as the maximum of shifted images, where an opset is needed in which it has no kernel
+  (:mod:`ortboost.runtime.cuda.max_pool`).
+* Casts around what has a kernel in float32 only. The runtime does so itself for float16, but on the CPU. Rounded
+  once, after the operator; comparisons, copies and maxima of 16-bit numbers are exact.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.query import (
+    constant,
+    find_schema,
+    has_subgraph,
+    input_at,
+    is_standard,
+    static_shape,
+)
+from ortboost.runtime.cuda.kernels import Kernels
+from ortboost.runtime.cuda.max_pool import shifted_maxima
+
+__all__ = ["for_cuda"]
+
+_OLDEST: Final = 18
+_RANKS: Final = 16
+_SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_SHORT_NAMES: Final = ("float16", "bfloat16")
+# What means something else in an older opset with the same attributes, by the opset that changed it.
+_OTHER_MEANING: Final = {
+    "AveragePool": 19,
+    "DFT": 20,
+    "DequantizeLinear": 21,
+    "GridSample": 20,
+    "GroupNormalization": 21,
+    "QuantizeLinear": 21,
+    "Resize": 19,
+}
+_TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
+
+
+def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
+    """The form of a graph for the CUDA provider of a release.
+
+    Args:
+        model: The graph; it is not changed.
+        kernels: The kernels of the release.
+
+    Returns:
+        The model itself, or a changed copy.
+    """
+    changed = model.clone()
+    infer_shapes(changed)
+    done = _plain_casts(changed)
+    done |= _constant_ones(changed)
+    done |= _older_opset(changed, kernels)
+    done |= _float32_around(changed, kernels)
+    return changed if done else model
+
+
+def _plain_casts(model: ir.Model) -> bool:
+    done = False
+    for node in list(model.graph.all_nodes()):
+        like = input_at(node, 1) if is_standard(node, "CastLike") else None
+        if like is None or like.dtype is None or not node.attributes.get_int("saturate", 1):
+            continue
+        node.op_type = "Cast"
+        node.resize_inputs(1)
+        node.attributes.clear()
+        node.attributes.add(ir.AttrInt64("to", like.dtype))
+        done = True
+    return done
+
+
+def _constant_ones(model: ir.Model) -> bool:
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph):
+        number = constant(node.inputs[0], limit=1) if is_standard(node, "Expand") else None
+        shape = static_shape(node.outputs[0])
+        if number is None or number.dtype != np.int64 or shape is None or len(shape) != 1:
+            continue
+        if number.size == 1 and shape[0] <= _RANKS and not node.outputs[0].is_graph_output():
+            ones = builder.ints(*[int(number.item())] * shape[0])
+            for use in list(node.outputs[0].uses()):
+                use.node.replace_input_with(use.idx, ones)
+            model.graph.remove(node)
+            done = True
+    return done
+
+
+def _older_opset(model: ir.Model, kernels: Kernels) -> bool:
+    """The newest opset in which most nodes have a kernel."""
+    present = model.opset_imports.get("", _OLDEST)
+    nodes = [node for node in model.graph.all_nodes() if is_standard(node)]
+    best, fewest = present, _missing(nodes, kernels, present)
+    for opset in range(present - 1, _OLDEST - 1, -1):
+        if not fewest or not all(_same_in(node, present, opset) for node in nodes):
+            break
+        missing = _missing(nodes, kernels, opset)
+        if missing < fewest:
+            best, fewest = opset, missing
+    model.opset_imports[""] = best
+    return best != present
+
+
+def _missing(nodes: list[ir.Node], kernels: Kernels, opset: int) -> int:
+    imports = {"": opset}
+    return sum(isinstance(kernels.find("cuda", node, imports), str) for node in nodes)
+
+
+def _same_in(node: ir.Node, present: int, older: int) -> bool:
+    """Whether a node says the same in an older opset: attributes, operands and types that it had."""
+    now, then = find_schema(node.op_type, present), find_schema(node.op_type, older)
+    if now is None or then is None:
+        return False
+    if now.since_version == then.since_version:
+        return True
+    if older < _OTHER_MEANING.get(node.op_type, 0):
+        return False
+    if node.op_type == "Pad" and older < 19 and node.attributes.get_string("mode") == "wrap":
+        return False
+    if not set(node.attributes) <= set(then.attributes) or len(node.inputs) > then.max_input:
+        return False
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in then.type_constraints}
+    for values, formals in ((node.inputs, then.inputs), (node.outputs, then.outputs)):
+        for position, value in enumerate(values):
+            formal = formals[min(position, len(formals) - 1)]
+            if value is None or formal.type_str not in allowed:
+                continue
+            if value.type is None or _text(value) not in allowed[formal.type_str]:
+                return False
+    return True
+
+
+def _text(value: ir.Value) -> str:
+    """The type as the standard writes it."""
+    kind = f"tensor({str(value.dtype).lower()})"
+    return f"seq({kind})" if isinstance(value.type, ir.SequenceType) else kind
+
+
+def _float32_around(model: ir.Model, kernels: Kernels) -> bool:
+    builder, done = Builder(model.graph, "ortboost/cuda"), False
+    for node in list(model.graph.all_nodes()):
+        missing = isinstance(kernels.find("cuda", node, model.opset_imports), str)
+        if missing and node.op_type == "MaxPool":
+            as_float = kernels.find("cuda", node, model.opset_imports, as_float=_SHORT_NAMES)
+            if isinstance(as_float, str) and shifted_maxima(node, builder):
+                done = True
+                continue
+        operands = [value for value in (*node.inputs, *node.outputs) if value is not None]
+        short = [value for value in operands if value.dtype in _SHORT]
+        if (
+            not short
+            or not is_standard(node)
+            or has_subgraph(node)
+            or node.op_type in _TYPED_BY_ATTRIBUTE
+            or not missing
+        ):
+            continue
+        finds = (
+            kernels.find(side, node, model.opset_imports, as_float=_SHORT_NAMES)
+            for side in ("cuda", "cpu")
+        )
+        if all(isinstance(found, str) for found in finds):
+            continue
+        _cast_around(node, builder)
+        done = True
+    return done
+
+
+def _cast_around(node: ir.Node, b: Builder) -> None:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    for position, value in enumerate(node.inputs):
+        if value is not None and value.dtype in _SHORT:
+            node.replace_input_with(position, b.cast(value, ir.DataType.FLOAT))
+    graph.insert_before(node, b.take())
+    for value in node.outputs:
+        if value.dtype not in _SHORT:
+            continue
+        uses, name, dtype = list(value.uses()), value.name, value.dtype
+        value.name = b.unique(f"{name}/float32")
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+        narrow = b.op("Cast", value, to=dtype, dtype=dtype, shape=value.shape)
+        narrow.name = name
+        for use in uses:
+            use.node.replace_input_with(use.idx, narrow)
+        for place, output in enumerate(graph.outputs):
+            if output is value:
+                graph.outputs[place] = narrow
+    graph.insert_after(node, b.take())

@@ -1,0 +1,334 @@
+"""Where ONNX Runtime runs each node of a graph with its CUDA provider, and what it copies.
+
+The rules are those of the runtime, read in its source (releases 1.19 and 1.25; the comments name the functions):
+
+1. A node goes to CUDA if there is a kernel for its types (``CUDAExecutionProvider::GetCapability``), but not
+   some forms of ConvTranspose, ArgMax, ArgMin, Cast, LSTM, GRU and RNN.
+2. Of these, what computes with nothing but values in host memory stays on the host
+   (``GetCpuPreferredNodes``): usually shapes. **Inputs of the graph count as such values**: what divides a weight
+   that is an input by the size of a batch runs on the CPU, and the weight is copied.
+3. The rest goes to the CPU provider; float16 is cast to float32 around a node that has no other kernel.
+4. A value with a reader or a writer on either side is copied (``TransformerMemcpyImpl``). The operands that a
+   kernel wants in host memory belong to the host's side.
+
+Graphs within nodes are placed one by one; values from outside are copied when the node starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, Final, Literal, TypeAlias
+
+import onnx
+import onnx_ir as ir
+
+from ortboost.graph.query import (
+    RANDOM_OPERATORS,
+    find_schema,
+    has_subgraph,
+    input_at,
+    is_standard,
+    static_shape,
+)
+from ortboost.runtime.cuda.kernels import Kernel, Kernels
+
+__all__ = ["Copy", "Placed", "Side", "place"]
+
+Side: TypeAlias = Literal["cuda", "cpu", "none"]
+
+_SMALL: Final = 100  # numbers in an initializer that GetCpuPreferredNodes takes for a host value
+_SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_RNN: Final = {
+    "LSTM": ("sigmoid", "tanh", "tanh") * 2,
+    "GRU": ("sigmoid", "tanh") * 2,
+    "RNN": ("tanh",) * 2,
+}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a node runs.
+
+    Args:
+        node: The node.
+        side: ``cuda``, ``cpu``, or ``none`` if nothing can run it.
+        reason: Why not on CUDA; empty on CUDA, and for shape work that the runtime prefers to keep off it.
+        shape_work: Whether it could run on CUDA and is left on the host for its inputs.
+    """
+
+    node: ir.Node
+    side: Side
+    reason: str = ""
+    shape_work: bool = False
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A value that is copied between host and device in each run.
+
+    Args:
+        value: What is copied.
+        to_host: Which way; a copy to the host waits until the device has computed the value.
+        kind: ``input`` of the graph, ``inner``, or ``captured`` by a graph within a node.
+    """
+
+    value: ir.Value
+    to_host: bool
+    kind: Literal["input", "inner", "captured"]
+
+
+@dataclass
+class _Uses:
+    """Which sides read and write the values of one graph."""
+
+    read: dict[Side, set[ir.Value]] = field(default_factory=lambda: {"cuda": set(), "cpu": set()})
+    written: dict[Side, set[ir.Value]] = field(
+        default_factory=lambda: {"cuda": set(), "cpu": set()}
+    )
+
+
+def place(
+    model: ir.Model, kernels: Kernels, *, folds: bool = True
+) -> tuple[list[Placed], list[Copy]]:
+    """Place the nodes of a model and of the graphs within them.
+
+    Args:
+        model: Its types inferred. It is not changed.
+        kernels: The kernels of a release.
+        folds: Leave out what the runtime computes when it opens the session, with its optimizations on.
+
+    Returns:
+        The nodes in graph order, and the copies.
+    """
+    placed: list[Placed] = []
+    copies: list[Copy] = []
+    fixed = _constants(model) if folds else set()
+    _place(model.graph, model.opset_imports, kernels, fixed, placed, copies)
+    return placed, copies
+
+
+def _constants(model: ir.Model) -> set[ir.Value]:
+    """What is computed from initializers alone."""
+    found: set[ir.Value] = set()
+    for node in model.graph:
+        given = [value for value in node.inputs if value is not None]
+        drawn = node.op_type in RANDOM_OPERATORS or node.op_type == "Dropout"
+        if (
+            not drawn
+            and not has_subgraph(node)
+            and given
+            and all(value.is_initializer() or value in found for value in given)
+        ):
+            found.update(node.outputs)
+    return found
+
+
+def _place(
+    graph: ir.Graph,
+    opsets: Mapping[str, int],
+    kernels: Kernels,
+    fixed: set[ir.Value],
+    placed: list[Placed],
+    copies: list[Copy],
+) -> _Uses:
+    found: dict[ir.Node, Kernel] = {}
+    here: dict[ir.Node, Placed] = {}
+    nodes = [node for node in graph if not node.outputs or node.outputs[0] not in fixed]
+    for node in nodes:
+        kernel = kernels.find("cuda", node, opsets)
+        reason = kernel if isinstance(kernel, str) else _refused_form(node)
+        if reason or isinstance(kernel, str):
+            here[node] = _on_cpu(node, reason, kernels, opsets)
+        else:
+            found[node] = kernel
+    shapes = _host_work(nodes, graph, found, fixed)
+    uses = _Uses()
+    inner: list[tuple[ir.Node, _Uses]] = []
+    for node in nodes:
+        if node in shapes:
+            here[node] = _on_cpu(node, "", kernels, opsets, shape_work=True)
+        elif node in found:
+            here[node] = Placed(node, "cuda")
+        placed.append(here[node])
+        on_cuda = here[node].side != "cpu"
+        _note_uses(node, found.get(node, Kernel()) if on_cuda else None, uses, fixed)
+        inner += [
+            (node, _place(g, opsets, kernels, fixed, placed, copies)) for g in _graphs_in(node)
+        ]
+    copies += _copies(graph, uses)
+    for _, below in inner:
+        copies += _captured(below, uses, graph)
+        for side in ("cuda", "cpu"):  # what a graph within reads of further out
+            uses.read[side] |= {v for v in below.read[side] if v.graph is not graph}
+    return uses
+
+
+def _on_cpu(
+    node: ir.Node,
+    reason: str,
+    kernels: Kernels,
+    opsets: Mapping[str, int],
+    shape_work: bool = False,
+) -> Placed:
+    cpu = kernels.find("cpu", node, opsets, as_float=("float16",))
+    schema = find_schema(node.op_type, opsets.get("", 18)) if is_standard(node) else None
+    if not isinstance(cpu, str):
+        return Placed(node, "cpu", reason, shape_work)
+    if schema is not None and _inlines(schema, opsets.get("", 18)):
+        return Placed(node, "cuda")  # its definition in other operators runs in its place
+    return Placed(node, "none", f"CUDA: {reason}; CPU: {cpu}")
+
+
+def _inlines(schema: Any, opset: int) -> bool:  # the stubs of onnx leave functions out
+    """Whether the runtime can put the definition of an operator in its place.
+
+    It does not where an operator of the definition is another one in this opset.
+    """
+    if schema.has_context_dependent_function:
+        return True
+    if not schema.has_function:
+        return False
+    written = [v for v in schema.function_opset_versions if v <= opset]
+    if not written:
+        return False
+    body = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(written[-1]))
+    names = {node.op_type for node in body.node if not node.domain}
+    pairs = [(find_schema(name, written[-1]), find_schema(name, opset)) for name in names]
+    return all(a and b and a.since_version == b.since_version for a, b in pairs)
+
+
+def _refused_form(node: ir.Node) -> str:
+    """Why GetCapability leaves a node that has a kernel to the CPU."""
+    attributes = node.attributes
+    if not is_standard(node):
+        return ""
+    if node.op_type == "ConvTranspose":
+        pads = attributes.get_ints("pads", []) or []
+        half = len(pads) // 2
+        if list(pads[:half]) != list(pads[half:]) or "SAME" in (
+            attributes.get_string("auto_pad", "NOTSET") or ""
+        ):
+            return "cuDNN's transposed convolution has symmetric padding only"
+    if node.op_type in ("ArgMax", "ArgMin") and attributes.get_int("select_last_index"):
+        return "its kernel cannot select the last index"
+    if node.op_type == "Cast" and attributes.get_int("to", 1) == ir.DataType.STRING:
+        return "it has no strings"
+    if node.op_type in _RNN:
+        names = [name.lower() for name in attributes.get_strings("activations", []) or []]
+        if (
+            any(name in attributes for name in ("activation_alpha", "activation_beta", "clip"))
+            or any(a != b for a, b in zip(names, _RNN[node.op_type], strict=False))
+            or (node.op_type == "LSTM" and attributes.get_int("input_forget"))
+            or (node.op_type == "GRU" and attributes.get_int("linear_before_reset", 1) != 1)
+            or (node.op_type == "LSTM" and input_at(node, 7) is not None)
+        ):
+            return f"cuDNN's {node.op_type} does not have this form"
+    return ""
+
+
+def _host_work(
+    nodes: Sequence[ir.Node],
+    graph: ir.Graph,
+    kernels: Mapping[ir.Node, Kernel],
+    fixed: set[ir.Value],
+) -> set[ir.Node]:
+    """Nodes that compute with host values only (GetCpuPreferredNodes)."""
+    order = {node: place for place, node in enumerate(nodes)}
+    waiting: list[int] = []
+    host: set[ir.Value] = set()
+
+    def leaves(values: Iterator[ir.Value]) -> None:
+        for value in values:
+            host.add(value)
+            for reader in value.consumers():
+                if reader in order:
+                    heappush(waiting, order[reader])
+
+    for node, kernel in kernels.items():
+        leaves(node.outputs[i] for i in kernel.host_outputs if i < len(node.outputs))
+    seen: set[ir.Node] = set()
+    kept: set[ir.Node] = set()
+    while waiting:
+        node = nodes[heappop(waiting)]
+        if node in seen:
+            continue
+        seen.add(node)
+        wanted = kernels.get(node)
+        if wanted is None or all(
+            _from_host(value, graph, host, fixed)
+            and (_free(value, graph, fixed) or i not in wanted.host_inputs)
+            for i, value in enumerate(node.inputs)
+            if value is not None
+        ):
+            if wanted is not None:
+                kept.add(node)
+            leaves(iter(node.outputs))
+    return kept
+
+
+def _from_host(value: ir.Value, graph: ir.Graph, host: set[ir.Value], fixed: set[ir.Value]) -> bool:
+    return value.dtype not in _SHORT and (_free(value, graph, fixed) or value in host)
+
+
+def _free(value: ir.Value, graph: ir.Graph, fixed: set[ir.Value]) -> bool:
+    """A small initializer, or an input of the graph."""
+    if value in fixed:
+        shape = static_shape(value)
+        return shape is not None and math.prod(shape) <= _SMALL
+    if value.is_initializer():
+        tensor = value.const_value
+        return tensor is not None and tensor.size <= _SMALL
+    return value.is_graph_input() and value.graph is graph
+
+
+def _note_uses(node: ir.Node, kernel: Kernel | None, uses: _Uses, fixed: set[ir.Value]) -> None:
+    for position, value in enumerate(node.inputs):
+        if value is not None and not value.is_initializer() and value not in fixed:
+            on_host = kernel is None or position in kernel.host_inputs
+            uses.read["cpu" if on_host else "cuda"].add(value)
+    for position, value in enumerate(node.outputs):
+        on_host = kernel is None or position in kernel.host_outputs
+        uses.written["cpu" if on_host else "cuda"].add(value)
+
+
+def _copies(graph: ir.Graph, uses: _Uses) -> Iterator[Copy]:
+    """What TransformerMemcpyImpl adds to a graph, and what a run copies of its inputs."""
+    yield from (
+        Copy(value, False, "inner")
+        for value in graph_order(uses.written["cpu"] & uses.read["cuda"])
+    )
+    yield from (
+        Copy(value, True, "inner") for value in graph_order(uses.written["cuda"] & uses.read["cpu"])
+    )
+    for value in graph.inputs:
+        if value in uses.read["cuda"] and value in uses.read["cpu"]:
+            yield Copy(value, True, "input")
+
+
+def _captured(below: _Uses, uses: _Uses, graph: ir.Graph) -> Iterator[Copy]:
+    """What a graph within a node reads from the other side of the graph around it."""
+    for value in graph_order(below.read["cpu"]):
+        if value in uses.written["cuda"]:
+            yield Copy(value, True, "captured")
+        elif value.graph is graph and value.is_graph_input() and value not in uses.read["cpu"]:
+            yield Copy(value, True, "input")
+    for value in graph_order(below.read["cuda"]):
+        if value in uses.written["cpu"]:
+            yield Copy(value, False, "captured")
+
+
+def graph_order(values: set[ir.Value]) -> list[ir.Value]:
+    """Values by name, so that what is said does not change from run to run."""
+    return sorted(values, key=lambda value: value.name or "")
+
+
+def _graphs_in(node: ir.Node) -> Iterator[ir.Graph]:
+    if has_subgraph(node):
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield attribute.as_graph()
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                yield from attribute.as_graphs()

@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from ortboost.cli import main
+from ortboost.core.errors import UsageError
+from ortboost.deploy.check_cuda import check_cuda
+from ortboost.deploy.targets import get_checker
+from ortboost.graph.input_config import InputConfig
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from tests.support import MODELS, NAMES, text_model
+
+
+def check(text, target="cuda", opset=18):
+    return check_cuda(text_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}'), target)
+
+
+def rules(report):
+    return {f.rule: f for f in report.findings}
+
+
+def test_what_has_no_kernel_on_either_side_is_refused():
+    report = check("(bfloat16[n,4] x, bfloat16[n,4] z) => (bool[n,4] y) { y = Greater(x, z) }")
+    found = rules(report)["CUDA001"]
+    assert not report.ok
+    assert (found.node, found.op, found.severity) == ("y", "Greater", "error")
+    assert "CUDA: its kernels of Greater do not take bfloat16; CPU: " in found.reason
+
+
+def test_an_opset_that_the_release_does_not_read():
+    text = "(float[n] x) => (float[n] y) { y = Neg(x) }"
+    assert rules(check(text, "cuda=1.19.2", 22))["CUDA002"].severity == "error"
+    assert check(text, "cuda=1.31.1", 22).ok
+    assert check(text, "cuda=1.19.2", 21).ok
+
+
+def test_a_node_on_the_cpu_and_what_it_costs():
+    text = "(float[64,64] x) => (float[64,64] y) { r = Relu(x) z = Det(r) d = Mul(r, z) y = Shrink(d) }"
+    report = check(text)
+    assert report.ok
+    assert [(f.rule, f.node) for f in report.findings if f.severity == "warn"] == [
+        ("CUDA003", "z"),
+        ("CUDA004", "r"),
+    ]
+    few = rules(report)["CUDA005"]
+    assert (few.node, few.reason) == ("z", "FLOAT [] is copied to the device, in each run.")
+    assert "copies (the first: z)" in rules(report)["CUDA007"].reason
+
+
+def test_an_input_that_is_dragged_to_the_host():
+    text = "(float[64,64] w, float[n,64] x) => (float[64,64] y) { s = Size(x) c = Cast<to=1>(s) y = Div(w, c) }"
+    dragged = rules(check(text))["CUDA003"]
+    assert (dragged.node, dragged.op) == ("y", "Div")
+    assert "nothing but host values and inputs" in dragged.reason
+    assert dragged.fix == "Let it read a value that is computed on the device."
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_models_have_steps_that_stay_on_the_device(name, tmp_path):
+    config = ProgramConfig(engine="portable")
+    build_program(MODELS / f"{name}.onnx", config).save(tmp_path / "run")
+    for target in ("cuda=1.19.2", "cuda=1.31.1"):
+        report = check_cuda(tmp_path / "run", target)
+        assert {f.severity for f in report.findings} == {"info"}
+        waits = [f for f in report.findings if "to the host" in f.reason]
+        assert [f.node for f in waits] == ["ortboost/update/Equal"]
+        assert "nor in the form without branches: " in rules(report)["CUDA007"].reason
+
+
+def test_steps_that_can_be_captured(tmp_path):
+    config = ProgramConfig(engine="portable", inputs=InputConfig(dims={"batch": 8}))
+    build_program(MODELS / "resnet20.onnx", config).save(tmp_path / "run")
+    fixed = rules(check_cuda(tmp_path / "run"))["CUDA007"]
+    assert fixed.reason == "It can be captured as a CUDA graph in the form without branches."
+    build_program(MODELS / "transformer_tiny.onnx", config).save(tmp_path / "draws")
+    assert "random numbers" in rules(check_cuda(tmp_path / "draws"))["CUDA007"].reason
+
+
+def test_a_program_is_checked_graph_by_graph(tmp_path):
+    run = tmp_path / "run"
+    words = ["convert", str(MODELS / "mlp.onnx"), "-o", str(run), "--boost", "grad-freeze:groups=2"]
+    assert main([*words, "--engine", "portable", "-q"]) == 0
+    report = check_cuda(run)
+    graphs = {f.node.partition(": ")[0] for f in report.findings if f.rule == "CUDA007"}
+    assert len(graphs) > 1
+    assert "step" in graphs
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    model = str(MODELS / "mlp.onnx")
+    assert main(["check", model, "--for", "cuda", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["target"] == "onnxruntime 1.31.1 on CUDA"
+    assert {f["rule"] for f in data["findings"]} == {"CUDA007"}
+    assert main(["check", model, "--for", "cuda=1.19.2"]) == 0
+    assert "Nothing stands in the way of onnxruntime 1.19.2 on CUDA" in capsys.readouterr().out
+    assert main(["check", model, "--for", "cuda=3"]) == 2
+    assert main(["check", model, "--for", "cuda", "--shape", "x:1x2"]) == 2
+    assert main(["check", model, "--for", "cuda", "--fix", "-o", str(tmp_path / "m.onnx")]) == 2
+
+
+def test_the_checker_is_found_by_its_name():
+    assert get_checker("cuda=1.19.2") is check_cuda
+    with pytest.raises(UsageError):
+        check("(float[n] x) => (float[n] y) { y = Neg(x) }", "cuda=0")

@@ -1,0 +1,1 @@
+"""For a machine with a GPU, and for one without."""
