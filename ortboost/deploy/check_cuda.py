@@ -111,7 +111,7 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 "error",
                 *name,
                 f"Nothing runs it. {row.reason}.",
-                "Keep it in float32 (--keep-fp32), or write it in other operators.",
+                "Keep it in float32 (PrecisionConfig.keep), or write it in other operators.",
             )
         elif row.side == "cpu" and not row.shape_work and (_is_work(node) or _reads_much(node)):
             yield Finding(
