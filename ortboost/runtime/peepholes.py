@@ -3,7 +3,7 @@
 The files hold standard operators (or those of the native engine), which any runtime has. The CPU
 provider has faster forms of some of them, each a rewrite of its own in :mod:`ortboost.runtime.cpu`:
 
-* the check of a large gradient for inf and nan by its plain sum, where that is finite;
+* large gradients un-scaled where they are used, and checked as they come;
 * masks of Relu as one steep HardSigmoid;
 * BatchNormalization in training mode as the one kernel that stock onnxruntime has for it;
 * convolutions in the blocked layout that the runtime itself uses for constant weights only;
@@ -36,10 +36,10 @@ from ortboost.runtime.cpu.blocked import blocked_convolutions
 from ortboost.runtime.cpu.chunks import chunked_chains
 from ortboost.runtime.cpu.depthwise import depthwise_gradients
 from ortboost.runtime.cpu.expand import expand_by_products
+from ortboost.runtime.cpu.late_unscaling import late_unscaling
 from ortboost.runtime.cpu.masks import steep_masks
 from ortboost.runtime.cpu.products import plain_products
 from ortboost.runtime.cpu.scalars import full_rank_scalars
-from ortboost.runtime.cpu.zero_sums import plain_sums
 from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import kernels_of
 from ortboost.runtime.session import runtime
@@ -48,7 +48,7 @@ from ortboost.transforms.precision import emulate_precision
 __all__ = ["emulated_for", "for_device"]
 
 _CPU = (
-    plain_sums,
+    late_unscaling,
     fused_statistics,
     steep_masks,
     blocked_convolutions,

@@ -1,0 +1,117 @@
+"""Large gradients un-scaled where they are used, and checked as they come.
+
+A step makes `g = u G` of a scaled gradient, looks whether `0 * 16 sum(g^2)` is zero, and hands `g` to the update.
+That writes and reads all of `g`. Here the check reads `G`, once: `u^2 sum(G^2)` is the same up to
+rounding, and where twice of it is finite, so is what the step asks for. Only where it is not, which is rare, the
+step's own form decides. The update multiplies by `u` itself, as one more operator of a chain that goes through
+the cache (:mod:`ortboost.runtime.cpu.chunks`). The numbers and the decision are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.query import constant, input_at, is_standard, producer_of, static_shape
+
+__all__ = ["late_unscaling"]
+
+_LARGE = 64 * 1024  # elements; below, an If costs more than it saves
+
+
+@dataclass(frozen=True)
+class _Check:
+    """`zero = 0 * factor * sum(product^2)`, where `product = gradient * scale`."""
+
+    zero: ir.Node
+    factor: float
+    product: ir.Node
+    gradient: ir.Value
+    scale: ir.Value
+
+
+def late_unscaling(model: ir.Model) -> bool:
+    """Let the check and the update read the scaled gradients, in place.
+
+    Args:
+        model: The step graph.
+
+    Returns:
+        Whether there was a large one.
+    """
+    found = [check for node in model.graph if (check := _check(node)) is not None]
+    builder = Builder(model.graph, "ortboost/unscale")
+    for check in found:
+        _check_scaled(check, builder)
+        _unscale_in_branches(check, builder)
+    return bool(found)
+
+
+def _check(node: ir.Node) -> _Check | None:
+    """The check of a large gradient that nothing but its branches reads."""
+    if not is_standard(node, "Mul") or _number(input_at(node, 1)) != 0.0:
+        return None
+    times = producer_of(node.inputs[0], "Mul")
+    total = None if times is None else producer_of(times.inputs[0], "ReduceSumSquare")
+    product = None if total is None else producer_of(total.inputs[0], "Mul")
+    if times is None or total is None or product is None or input_at(total, 1) is not None:
+        return None
+    factor, (gradient, scale) = _number(times.inputs[1]), product.inputs
+    if factor is None or gradient is None or scale is None or gradient.dtype != ir.DataType.FLOAT:
+        return None
+    shape = static_shape(gradient)
+    if static_shape(scale) != () or shape is None or math.prod(shape) < _LARGE:
+        return None
+    outside = [use.node for use in product.outputs[0].uses() if use.node.graph is node.graph]
+    if outside != [total] or product.outputs[0].is_graph_output():
+        return None
+    return _Check(node, factor, product, gradient, scale)
+
+
+def _number(value: ir.Value | None) -> float | None:
+    array = constant(value)
+    return float(array) if array is not None and array.shape == () else None
+
+
+def _check_scaled(check: _Check, builder: Builder) -> None:
+    """If `2 factor u^2 sum(G^2)` is finite, zero; otherwise what the step says."""
+    b, zero = builder, builder.const(0.0)
+    exact = b.op("Mul", check.gradient, check.scale, shape=check.gradient.shape)
+    exact = b.op("ReduceSumSquare", exact, shape=(), keepdims=0)
+    exact = b.op(
+        "Mul", b.op("Mul", exact, b.const(np.float32(check.factor)), shape=()), zero, shape=()
+    )
+    slow = ir.Graph([], [exact], nodes=b.take(), name=f"{exact.name}/exact")
+    passed = b.op("Identity", zero, shape=())
+    fast = ir.Graph([], [passed], nodes=b.take(), name=f"{passed.name}/passed")
+    total = b.op("ReduceSumSquare", check.gradient, shape=(), keepdims=0)
+    square = b.op("Mul", check.scale, check.scale, shape=())
+    bound = b.op("Mul", total, square, shape=())
+    bound = b.op("Mul", bound, b.const(np.float32(2 * check.factor)), shape=())
+    is_zero = b.op(
+        "Equal", b.op("Mul", bound, zero, shape=()), zero, dtype=ir.DataType.BOOL, shape=()
+    )
+    chosen = b.op(
+        "If", is_zero, dtype=ir.DataType.FLOAT, shape=(), then_branch=fast, else_branch=slow
+    )
+    replace_node(check.zero, [chosen], b)
+
+
+def _unscale_in_branches(check: _Check, builder: Builder) -> None:
+    """Multiply in each branch that reads the product."""
+    product = check.product.outputs[0]
+    made: dict[int, ir.Value] = {}
+    for use in list(product.uses()):
+        branch = use.node.graph
+        if not isinstance(branch, ir.Graph) or branch is check.product.graph:
+            continue
+        if id(branch) not in made:
+            made[id(branch)] = builder.op(
+                "Mul", check.gradient, check.scale, shape=check.gradient.shape
+            )
+            branch.insert_before(branch[0], builder.take())
+        use.node.replace_input_with(use.idx, made[id(branch)])
