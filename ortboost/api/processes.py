@@ -78,7 +78,7 @@ class SharedSignals(SignalGuard):
     @received.setter
     def received(self, number: int | None) -> None:
         if number is not None:
-            self._shared.requests[int(number == signal.SIGTERM)] = 1.0
+            self._shared.requests[int(number != signal.SIGINT)] = 1.0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number

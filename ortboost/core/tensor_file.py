@@ -1,7 +1,7 @@
-"""Tensors in a safetensors file, read one at a time when they are asked for.
+"""Tensors in a safetensors file, read and written one at a time.
 
-A state of 1 GB that is read whole and then copied to the device takes 2 GB. Here each tensor is read
-where it is needed and is gone when its reader is done with it.
+A state of 1 GB that is read whole and then copied to the device takes 2 GB; safetensors itself copies all that
+it writes. Here each tensor is read where it is needed, and is gone when its reader is done with it.
 
 The format: eight bytes with the length of the header, the header as JSON (name to dtype, shape and
 place), the numbers. Source: https://github.com/huggingface/safetensors, "Format".
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-__all__ = ["TensorFile"]
+__all__ = ["TensorFile", "form_of", "write_tensors"]
 
 _DTYPES = {
     **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
@@ -30,6 +30,7 @@ _DTYPES = {
     "BOOL": "bool",
     "BF16": ml_dtypes.bfloat16,
 }
+_CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,50 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
                 raise OSError(f"{self.path} ends {len(left)} bytes early")
             left = left[got:]
         return array
+
+
+def form_of(
+    tensors: Mapping[str, NDArray[np.generic]], name: str
+) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and dtype of one of several tensors, without reading it where it is in a file."""
+    if isinstance(tensors, TensorFile):
+        return tensors.form(name)
+    return tuple(tensors[name].shape), tensors[name].dtype
+
+
+def write_tensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, NDArray[np.generic]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a safetensors file.
+
+    Args:
+        path: The file; one that is there is replaced, not atomically.
+        tensors: Name to array, of any layout in memory.
+        metadata: Text by key, for the header.
+
+    Raises:
+        OSError: It cannot be written.
+        ValueError: An array has a type that the format does not know.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    # The largest items first, as safetensors does: every tensor is aligned to its own.
+    forms = {name: form_of(tensors, name) for name in tensors}
+    order = sorted(tensors, key=lambda name: (-forms[name][1].itemsize, name))
+    for name in order:
+        shape, dtype = forms[name]
+        if dtype not in _CODES:
+            raise ValueError(f"'{name}' has the type {dtype}")
+        end = start + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            array = np.ascontiguousarray(tensors[name])
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            file.write(little.reshape(-1).view(np.uint8).data)

@@ -28,8 +28,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, FileError
@@ -42,7 +40,7 @@ from ortboost.core.files import (
 )
 from ortboost.core.report import Report
 from ortboost.core.shown import Shown
-from ortboost.core.tensor_file import TensorFile
+from ortboost.core.tensor_file import TensorFile, form_of, write_tensors
 from ortboost.core.version import __version__
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.io import load_model, save_model
@@ -170,14 +168,12 @@ class Program(Shown):
                 fix="Choose another.",
             ) from error
         finish_replacement(target)
-        tensors = {name: np.asarray(array, order="C") for name, array in self.initial.items()}
         with temporary_folder(target) as made:
             for name, model in {**self.graphs, "eval": self.evaluation}.items():
                 save_model(model, made / _file(name))
             try:
-                save_file(tensors, made / STATE)
-                (made / STATE).chmod((made / EVAL).stat().st_mode)
-            except (OSError, SafetensorError) as error:
+                write_tensors(made / STATE, self.initial)
+            except (OSError, ValueError) as error:
                 raise FileError(
                     "The state cannot be written.",
                     where=f"{target / STATE}: {error}",
@@ -390,10 +386,7 @@ def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, wher
                 fix="Use the state of this very program.",
             )
         entry = wanted[name]
-        if isinstance(state, TensorFile):
-            shape, dtype = state.form(name)
-        else:
-            shape, dtype = tuple(state[name].shape), state[name].dtype
+        shape, dtype = form_of(state, name)
         if shape != entry.shape or dtype != entry.dtype:
             raise FileError(
                 f"The state does not fit the program: '{name}' is {dtype}{list(shape)}, "

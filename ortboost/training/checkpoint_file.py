@@ -24,12 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
-
 from ortboost.core.errors import FileError
 from ortboost.core.files import put_in_place, read_json, temporary_folder, write_json
+from ortboost.core.tensor_file import TensorFile, form_of, write_tensors
 from ortboost.training.protocols import Array
 
 __all__ = [
@@ -55,14 +52,14 @@ class Checkpoint:
     Args:
         step: The global step (batches consumed) after which it was taken.
         path: Its JSON file.
-        state: State tensor by name.
+        state: State tensor by name; each access reads the file.
         progress: What the trainer gave to :meth:`CheckpointStore.save`.
         program: Fingerprint of the program that it belongs to.
     """
 
     step: int
     path: Path
-    state: dict[str, Array]
+    state: Mapping[str, Array]
     progress: dict[str, Any]
     program: str
 
@@ -90,21 +87,16 @@ def write_checkpoint(
         FileError: The folder is missing, not writable or full.
     """
     tensors = path.with_suffix(".safetensors")
-    # ascontiguousarray would turn a 0-d tensor into a 1-d one.
-    arrays = {name: np.asarray(array, order="C") for name, array in state.items()}
     with temporary_folder(path.parent) as workshop:
         made = workshop / tensors.name
         try:
-            made.touch()
-            mode = made.stat().st_mode  # what the user's umask gives; safetensors makes it private
-            save_file(arrays, str(made), metadata={"format": _FORMAT})
-            made.chmod(mode)
+            write_tensors(made, state, metadata={"format": _FORMAT})
             size, sha256 = made.stat().st_size, _sha256(made)
             if not tensors.exists() or _sha256(tensors) != sha256:
                 if tensors.exists():
                     tensors = path.with_suffix(f".{secrets.token_hex(4)}.safetensors")
                 put_in_place(made, tensors)
-        except (SafetensorError, OSError) as error:  # a full disk, or a dtype it has no name for
+        except (ValueError, OSError) as error:  # a full disk, or a dtype it has no name for
             raise FileError(
                 "A checkpoint cannot be written.",
                 where=f"{tensors}: {error}",
@@ -115,7 +107,7 @@ def write_checkpoint(
         "version": FORMAT_VERSION,
         "program": program,
         "file": {"name": tensors.name, "size": size, "sha256": sha256},
-        "tensors": {name: _describe(array) for name, array in sorted(arrays.items())},
+        "tensors": {name: _describe(state, name) for name in sorted(state)},
         "progress": dict(progress),
     }
     write_json(path, {**content, "digest": _digest(content)})
@@ -145,8 +137,9 @@ def is_ours(path: Path) -> bool:
     return False
 
 
-def _describe(array: Array) -> dict[str, Any]:
-    return {"dtype": array.dtype.name, "shape": list(array.shape)}
+def _describe(tensors: Mapping[str, Array], name: str) -> dict[str, Any]:
+    shape, dtype = form_of(tensors, name)
+    return {"dtype": dtype.name, "shape": list(shape)}
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -189,16 +182,16 @@ def read_checkpoint(
             raise RefusedError(tensors, f"it has {size} bytes instead of {content['file']['size']}")
         if _sha256(tensors) != content["file"]["sha256"]:
             raise RefusedError(tensors, "its bytes changed since it was written (sha256 differs)")
-        state = load_file(str(tensors))
+        state = TensorFile(tensors)
     except FileNotFoundError as error:
         raise RefusedError(tensors, "the tensor file is missing") from error
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise RefusedError(tensors, str(error)) from error
-    found = {name: _describe(array) for name, array in state.items()}
+    found = {name: _describe(state, name) for name in state}
     if found != content["tensors"]:
         raise RefusedError(tensors, "its tensors are not those that its JSON lists")
     if expect is not None:
-        _check_tensors(tensors, found, {name: _describe(a) for name, a in expect.items()})
+        _check_tensors(tensors, found, {name: _describe(expect, name) for name in expect})
     progress = dict(content["progress"])
     return Checkpoint(int(progress["step"]), path, state, progress, str(content["program"]))
 

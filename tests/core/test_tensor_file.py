@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ortboost.core.tensor_file import TensorFile
+from ortboost.core.tensor_file import TensorFile, write_tensors
 
 
 @pytest.fixture
@@ -71,3 +71,24 @@ def test_a_type_that_numpy_lacks_is_refused(tmp_path):
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0")
     with pytest.raises(ValueError, match="'x' has the type F8_E4M3"):
         TensorFile(path)
+
+
+def test_what_it_writes_safetensors_reads(stored, tmp_path):
+    _, arrays = stored
+    arrays["turned"] = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    path = tmp_path / "ours.safetensors"
+    write_tensors(path, arrays, metadata={"format": "x"})
+    found = load_file(path)
+    assert set(found) == set(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+    again = tmp_path / "again.safetensors"
+    write_tensors(again, TensorFile(path), metadata={"format": "x"})
+    assert again.read_bytes() == path.read_bytes()
+    assert dict(TensorFile(again).metadata) == {"format": "x"}
+
+
+def test_a_type_that_the_format_lacks_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'z' has the type complex128"):
+        write_tensors(tmp_path / "z", {"z": np.zeros(2, complex)})

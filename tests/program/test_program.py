@@ -215,7 +215,7 @@ def test_no_manifest_before_everything_else_is_there(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(module, "save_file", fail)
+    monkeypatch.setattr(module, "write_tensors", fail)
     with pytest.raises(FileError, match="cannot be written"):
         build_program(small_mlp(), ProgramConfig()).save(tmp_path / "run")
     assert "program.json" not in os.listdir(tmp_path / "run")

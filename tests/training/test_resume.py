@@ -202,14 +202,14 @@ def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
 
 def test_a_smaller_keep_makes_room_on_a_full_disk(tmp_path, monkeypatch):
     """Old checkpoints go before the first new one is written, not after it."""
-    plain = checkpoint_file.save_file
+    plain = checkpoint_file.write_tensors
 
-    def on_a_small_disk(arrays, path, **options):
+    def on_a_small_disk(path, arrays, **options):
         if len(list((tmp_path / "checkpoints").glob("step-*.safetensors"))) >= 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        plain(arrays, path, **options)
+        plain(path, arrays, **options)
 
-    monkeypatch.setattr(checkpoint_file, "save_file", on_a_small_disk)
+    monkeypatch.setattr(checkpoint_file, "write_tensors", on_a_small_disk)
 
     def trained(keep, **options):
         trainer, train, validation = build(tmp_path)
