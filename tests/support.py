@@ -15,6 +15,8 @@ import pytest
 
 from ortboost.autodiff.native.engine import NativeEngine
 from ortboost.core.errors import OrtBoostError
+from ortboost.core.printable import one_line
+from ortboost.core.python_words import in_python
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.program.program import Program
@@ -169,6 +171,6 @@ def assert_three_lines(error: OrtBoostError) -> None:
     assert error.where
     assert error.fix
     lines = str(error).splitlines()
-    assert lines[0] == error.what
+    assert lines[0] == in_python(one_line(error.what))
     assert lines[1].startswith("  where: ")
     assert any(line.startswith("  fix:   ") for line in lines[2:])

@@ -20,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # Names to import by, where they are not those of the distribution.
 IMPORTED_AS = {"onnx-ir": "onnx_ir", "ml-dtypes": "ml_dtypes", "protobuf": "google"}
 RUNTIME = "onnxruntime"  # each of the extras cpu, cuda, ort and gpu installs it
+OF_NOTEBOOKS = {"IPython"}  # where it is not, there is no notebook to show anything in
 EXTRAS = {"plot": {"matplotlib"}, "slim": {"onnxslim"}, "distributed": {"torch"}}
 # Loaded by the runtime or by a path, never imported.
 LIBRARIES = {"cuda": re.compile("nvidia-")}
@@ -62,7 +63,7 @@ def test_what_is_imported_at_once_is_required():
 def test_what_is_imported_later_is_required_or_in_an_extra():
     found = {name for path in MODULES for name in third_party(path, at_import=False)}
     extras = set().union(*EXTRAS.values())
-    assert found - names(PROJECT["dependencies"]) == extras | {RUNTIME}
+    assert found - names(PROJECT["dependencies"]) == extras | {RUNTIME} | OF_NOTEBOOKS
 
 
 def test_what_is_required_is_imported():

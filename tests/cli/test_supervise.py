@@ -120,9 +120,13 @@ command()
 """
 
 
+# What a shell starts in the background ignores SIGINT, and so would all that these tests start.
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def begin(program: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", HEARD + program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -162,7 +162,9 @@ def worst(state: Mapping[str, np.ndarray], name: str, which: str, step: int) -> 
 def test_ten_steps_of_mindspore(name, which, engine, forms, tolerance, monkeypatch):
     """The step as it is written, and in the CPU's forms, which sum in another order."""
     if not forms:
-        monkeypatch.setattr("ortboost.runtime.compiled_graph.for_device", lambda model, _: model)
+        monkeypatch.setattr(
+            "ortboost.runtime.compiled_graph.for_device", lambda model, *_, **_more: model
+        )
     entry = recorded(name, which)
     # MindSpore decays the multiplier of the head too; here that has to be asked for.
     decay = entry.get("decay", 0.0)
