@@ -38,6 +38,7 @@ from ortboost.program.split import SplitStep, split_program
 from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
+from ortboost.runtime.session import drawing
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["SharedStep", "count_samples"]
@@ -87,6 +88,8 @@ class SharedStep:
         feeds: Mapping[str, NDArray[Any]],
         state: DeviceState,
         threads: int | None,
+        *,
+        seed: int | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Run a step on this process's part of the batch.
 
@@ -95,6 +98,7 @@ class SharedStep:
             feeds: The part, checked, and the learning rates; of an empty part only these.
             state: The state, advanced.
             threads: Threads within an operator.
+            seed: Of this process's random numbers; ``None`` if the step draws none.
 
         Returns:
             What the step graph gives, of the whole batch.
@@ -109,7 +113,8 @@ class SharedStep:
         if self.server is not self.group:
             nearby, arriving = self.server.start_sum_of(counts)
         ran = bool(counted or (number and halves.means))
-        values = halves.gradients.run(feeds) if ran else {}
+        with drawing(seed):  # not around an exchange: another thread may wait for the others, too
+            values = halves.gradients.run(feeds) if ran else {}
         if not counted:
             values = halves.nothing(state)
         travelling.wait()
@@ -131,13 +136,18 @@ class SharedStep:
             return {**numbers, **halves.update.run(rates)}
 
     def try_rate(
-        self, trial: CompiledGraph, feeds: Mapping[str, NDArray[Any]]
+        self,
+        trial: CompiledGraph,
+        feeds: Mapping[str, NDArray[Any]],
+        *,
+        seed: int | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Run the trial of a step taker on the part of the last step: the loss is that of the whole batch."""
         if not self._share:  # an empty part; what it promises is what the others say
             loss, promised = 0.0, 0.0
         else:
-            found = trial.run(feeds)
+            with drawing(seed):
+                found = trial.run(feeds)
             loss, promised = (float(found[name]) for name in (names.LOSS, names.PROMISED))
         total = self.group.sum(self._share * np.array([loss, promised]))
         return {

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distribu
 
 import ortboost as ob
 from ortboost.api.run_folder import LOCK, alone_in, load_run
-from ortboost.boosts import GradAccumulation
+from ortboost.boosts import GradAccumulation, Thor
 from tests.parallel.launch import finished, torchrun
 from tests.support import small_mlp
 
@@ -77,7 +77,8 @@ def test_validation_data_that_are_held_out_are_the_same_in_all(tmp_path):
 
 
 def test_resumed_by_another_number_of_processes(tmp_path):
-    boosts = (GradAccumulation(2),)  # step 3 is within a window: its sums are of both processes
+    # Step 3 is within a window: its sums are of both processes.
+    boosts = (Thor(damping=0.3, frequency=2), GradAccumulation(2))
     one, two = program(tmp_path / "one", boosts=boosts), program(tmp_path / "two", boosts=boosts)
     finished(train(one, 1))
     finished(train(two, 2, max_steps=3, checkpoint_every=3))
