@@ -12,6 +12,7 @@ methods at the stages of a conversion, for all boosts in the order of :mod:`ortb
     ``rewrite_gradients``       each differentiated graph, *in reverse order*: what was put in last is
                                 resolved first
     ``states``                  the state that the update keeps for it
+    ``batch_means``             before the finite check: what the update needs of the batch besides gradients
     ``observe``                 with accumulation: each step that is not skipped
     ``transform_gradients``     within the update: un-scaled, finite gradients
     ``after_decay``             within the update: each gradient, after the weight decay
@@ -115,6 +116,7 @@ class StepContext:
         memory: See :class:`GraphContext`.
         number: See :class:`GraphContext`.
         window: See :class:`GraphContext`.
+        means: What the boosts made in ``batch_means``, of the batch of all processes.
         unscale: What un-scales a gradient by multiplication, float32 scalar; ``None`` for 1, and where
             each group of layers has a scale of its own.
     """
@@ -126,6 +128,7 @@ class StepContext:
     number: int = 0
     window: int = 1
     unscale: ir.Value | None = None
+    means: Mapping[str, ir.Value] = field(default_factory=dict)
 
 
 @dataclass
@@ -167,6 +170,13 @@ class Boost:
     def enabled(self) -> bool:
         """Whether it does anything with these settings."""
         return True
+
+    @property
+    def needs_one_process(self) -> str | None:
+        """Why it cannot train with several processes, as a sentence; ``None`` if it can."""
+        if type(self).watched is Boost.watched or type(self).batch_means is not Boost.batch_means:
+            return None
+        return "It gathers inner values of a part of the batch, which processes do not share."
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as JSON data."""
@@ -222,6 +232,15 @@ class Boost:
     def states_of(self, graph: GraphContext) -> Sequence[State]:
         """The same, for a boost whose states depend on what it found in the graph."""
         return self.states(graph.trained)
+
+    def batch_means(self, step: StepContext) -> Mapping[str, ir.Value]:
+        """Means over the batch that the update needs besides gradients, by a name of its own for each.
+
+        They are made before the finite check, float32, of shapes that are known, and found again in ``means`` of the
+        contexts that follow. With several processes each makes them of its part, and they are averaged
+        with the same weights as the gradients of a mean loss: the samples, or the labels that count.
+        """
+        return {}
 
     def observe(self, step: StepContext) -> Mapping[str, ir.Value]:
         """The next values of its states that move at each step; with accumulation only."""

@@ -336,8 +336,19 @@ class Thor(UpdateSplitter):
         norm = b.op("Max", b.op("ReduceL2", gradient, keepdims=0, shape=()), b.const(1.0))
         return b.op("Div", gradient, norm)
 
-    def _factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
-        """Weight and side to the factor of this batch."""
+    @property
+    def needs_one_process(self) -> str | None:
+        """Terms that are given are those of a whole batch, and MindSpore's factors are no means over it."""
+        if self.mode == "mindspore":
+            return "MindSpore's factors of a convolution are not the mean of those of its parts."
+        if self.batch_size is not None:
+            return "The batch_size of THOR is that of a whole batch, of which a process has a part."
+        return None
+
+    def batch_means(self, step: StepContext) -> dict[str, ir.Value]:
+        """What the factors of this batch are made of, in the graph of second order."""
+        if step.number or not step.memory[self.name]:
+            return {}
         b = step.b
         values: dict[str, ir.Value] = step.memory["thor.values"]
         number = b.op("Cast", values[_TERMS], dtype=_FLOAT, to=_FLOAT)
@@ -353,12 +364,28 @@ class Thor(UpdateSplitter):
             self.batch_size if mindspore else None,
         )
         layers: list[Layer | NormLayer] = step.memory[self.name]
-        return {
-            (layer.weight, side): factor
-            for layer in layers
-            if self._sides_of(layer)
-            for side, factor in maker.of(layer).items()
-        }
+        found = {}
+        for layer in layers:
+            for side, value in maker.of(layer).items() if self._sides_of(layer) else ():
+                shape = self._shape(layer, side) if side in "agf" else ()
+                value.shape = ir.Shape(shape)
+                found[_mean(side, layer.weight)] = value
+        return found
+
+    def _factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
+        """Weight and side to the factor of this batch, and the ``gain`` of a weight if it has one."""
+        b, found = step.b, {}
+        for layer in step.memory[self.name]:
+            parts = {
+                side: step.means[_mean(side, layer.weight)]
+                for side in (*self._sides_of(layer), "gain", "share")
+                if _mean(side, layer.weight) in step.means
+            }
+            share = parts.pop("share", None)
+            root = None if share is None else b.op("Sqrt", share)
+            for side, value in parts.items():
+                found[layer.weight, side] = value if root is None else b.op("Div", value, root)
+        return found
 
     def _refreshed(
         self, update: UpdateContext, old: Mapping[tuple[str, str], ir.Value]
@@ -498,6 +525,10 @@ def _known_to_mindspore(layer: Layer) -> bool:
 
 def _state(what: str, side: str, weight: str) -> str:
     return f"ortboost/thor/{what}_{side}/{weight}"
+
+
+def _mean(side: str, weight: str) -> str:
+    return f"thor/{side}/{weight}"
 
 
 def _units(shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -14,7 +14,8 @@ With `s = R / N` and damping `d`, the factors that are kept are `sqrt(s) A` and 
 
     u = (sqrt(s) G + sqrt(d) I)^-1  dL/dW  (sqrt(s) A + sqrt(d) I)^-1
 
-which is `(A + sqrt(d/s) I)` and so on, divided by `s`. For scale and bias of a layer normalization, `x` the normalized
+which is `(A + sqrt(d/s) I)` and so on, divided by `s`. They are made of `s A`, `s G` and `s`: means over the terms, which
+processes with parts of a batch average with their shares of `N`, while `sqrt(s) A` would be none where `s` differs. For scale and bias of a layer normalization, `x` the normalized
 input, it is the diagonal of `F`:
 
     f_scale = sum((g x)^2) / N,     f_bias = sum(g^2) / N,     u = dL/dw / (f + sqrt(d))
@@ -113,7 +114,8 @@ class FactorMaker:
     def of(self, layer: Layer | NormLayer) -> dict[str, ir.Value]:
         """Side of the layer to its factor, float32: ``a`` and ``g`` as blocks, or ``f``.
 
-        ``gain`` is a number that the product of the inverses is multiplied with.
+        ``gain`` is a number that the product of the inverses is multiplied with. Where there is ``share``,
+        which is `s`, the others are `s A` and `s G`.
         """
         if isinstance(layer, NormLayer):
             return {"f": self._norm(layer)}
@@ -130,8 +132,7 @@ class FactorMaker:
         if self.batch_size:
             length = self.b.const(float(layer.inputs))
             return self._both(layer, (a, length, None), (d, rows, None))
-        share = self.b.op("Div", rows, self.number)
-        return self._both(layer, (a, rows, share), (d, rows, share))
+        return self._means(layer, a, d)
 
     def _conv(self, layer: Layer) -> dict[str, ir.Value]:
         b, axes = self.b, len(layer.kernel)
@@ -156,8 +157,7 @@ class FactorMaker:
             positions = self._length(a, 2)
             found = self._both(layer, (a, positions, positions), (d, rows, rows))
             return {**found, "gain": b.op("Sqrt", b.op("Div", rows, positions))}
-        share = b.op("Div", rows, self.number)
-        return self._both(layer, (a, rows, share), (d, rows, share))
+        return self._means(layer, a, d)
 
     def _embedding(self, layer: Layer) -> dict[str, ir.Value]:
         b = self.b
@@ -167,11 +167,15 @@ class FactorMaker:
         ones = b.op("Expand", b.const(1.0), b.op("Shape", ids, dtype=_INT64))
         zeros = b.const(np.zeros(layer.inputs))
         counts = b.op("ScatterElements", zeros, ids, ones, reduction="add", shape=(layer.inputs,))
-        mindspore = self.batch_size is not None
-        divisor = b.const(float(self.batch_size or 0)) if mindspore else rows
-        share = None if mindspore else b.op("Div", rows, self.number)
-        a = _times(b, b.op("Div", counts, divisor), share)
-        return {"a": a, "g": self._moment(d, rows, self._output_blocks(layer), share)}
+        blocks = self._output_blocks(layer)
+        if self.batch_size:
+            a = b.op("Div", counts, b.const(float(self.batch_size)))
+            return {"a": a, "g": self._moment(d, rows, blocks, None)}
+        return {
+            "a": b.op("Div", counts, self.number),
+            "g": self._moment(d, self.number, blocks, None),
+            "share": b.op("Div", rows, self.number),
+        }
 
     def _norm(self, layer: NormLayer) -> ir.Value:
         b, size = self.b, math.prod(layer.shape)
@@ -195,6 +199,11 @@ class FactorMaker:
             "a": self._moment(a[0], a[1], blocks, a[2]),
             "g": self._moment(rows, divisor, self._output_blocks(layer), share),
         }
+
+    def _means(self, layer: Layer, a: ir.Value, d: ir.Value) -> dict[str, ir.Value]:
+        """Over the terms, not over the rows."""
+        share = self.b.op("Div", self._length(d, 2), self.number)
+        return {**self._both(layer, (a, self.number, None), (d, self.number, None)), "share": share}
 
     def _output_blocks(self, layer: Layer) -> Blocks:
         whole = self.batch_size is not None and layer.kind == "embedding"

@@ -29,12 +29,14 @@ from ortboost.boosts.roles import LossScaler
 from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 
-__all__ = ["INCOMING", "ZEROS", "ScaledGradients"]
+__all__ = ["INCOMING", "LARGEST_NORM", "ZEROS", "ScaledGradients"]
 
 ZEROS, INCOMING = "ortboost/zeros", "ortboost/incoming"
 """First parts of the names of the sums that are zero if gradients are finite, float32 scalars: of
 parameters, and of what comes into a scale group."""
 
+LARGEST_NORM = 2.0**62
+"""Where the norm of an un-scaled gradient counts as overflow."""
 _SMALL = 8192  # elements; larger gradients are not worth a copy
 _BOOL = ir.DataType.BOOL
 

@@ -10,11 +10,12 @@ cut, and what becomes of it between the graphs:
 
 - ``X_grad`` of each trained parameter, still scaled, is summed over the processes. All of them see the same
   sum, so that an inf of one is found by all and the same step is skipped;
+- what boosts take of the batch besides gradients (``ortboost/batch_mean/...``, the factors of THOR) is averaged;
 - what says whether a scale group overflowed above this one (``ortboost/incoming``) is summed, too;
 - raw running statistics (``ortboost/raw/...``) stay with their process, as in torch's DistributedDataParallel.
 
-Where gradients are accumulated they travel once a window: ``X_grad`` stays with its process, only the sums
-of the finite check travel at each step, and the update is left to the flush graph, after the
+Where gradients are accumulated they travel once a window: ``X_grad`` stays with its process, only the means and the
+sums of the finite check travel at each step, and the update is left to the flush graph, after the
 sums of the window have been added up.
 """
 
@@ -32,7 +33,6 @@ from onnx_ir.passes import common
 
 from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.adasum import AdaSum
-from ortboost.boosts.base import Boost
 from ortboost.boosts.grad_accumulation import GradAccumulation
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.errors import ConfigError, ModelError
@@ -65,6 +65,7 @@ class SplitStep:
         gradients: Forward and backward; what is cut is among its outputs.
         update: The rest; what is cut are its batch inputs.
         summed: What is cut and summed over the processes, each part weighted by its share of the batch.
+        averaged: What is cut and averaged over the processes, weighted by their shares of what the loss is the mean of.
         checks: Scalars that are summed without weights: zero, or not a number.
         kept: What is cut and stays with its process; gradients among it are weighted, too.
     """
@@ -72,6 +73,7 @@ class SplitStep:
     gradients: ir.Model
     update: ir.Model
     summed: tuple[TensorSpec, ...]
+    averaged: tuple[TensorSpec, ...]
     checks: tuple[TensorSpec, ...]
     kept: tuple[TensorSpec, ...]
 
@@ -80,7 +82,7 @@ def split_program(program: Program) -> dict[str, SplitStep]:
     """All step graphs of a program in two, by the name of the step graph.
 
     Raises:
-        ConfigError: A boost gathers gradients in a way that is not known here.
+        ConfigError: A boost gathers gradients in a way that is not known here, or needs one process.
         ModelError: The program was made by an older version that did not name what has to be cut.
 
     Example:
@@ -96,10 +98,10 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             fix="Use grad-accumulation, or train with one process.",
         )
     for boost in program.config.enabled_boosts:
-        if type(boost).watched is not Boost.watched:
+        if boost.needs_one_process is not None:
             raise ConfigError(
-                f"The boost '{boost.name}' gathers inner values, which processes do not share yet.",
-                where="several processes",
+                boost.needs_one_process,
+                where=f"boost '{boost.name}', several processes",
                 fix=f"Leave {boost.name} out, or train with one process.",
             )
     return {
@@ -170,10 +172,11 @@ def split_step(
     missing = next((name for name in gradients if name not in made), None)
     checks = (ZEROS, INCOMING) if accumulates or joins else (INCOMING,)
     zeros = [name for name in made if name.startswith(checks)]
+    means = [name for name in made if name.startswith(names.BATCH_MEAN)]
     raw = [name for name in made if name.startswith(names.RAW)]
     if missing is not None or ((accumulates or joins) and not zeros):
         raise _not_split(missing or ZEROS)
-    cut = [*gradients, *zeros, *raw]
+    cut = [*gradients, *means, *zeros, *raw]
     shown = [spec for spec in catalogue.outputs if spec.name not in _OF_UPDATE]
     first = slice_step(step, [*(spec.name for spec in shown), *cut], ())
     specs = {spec.name: spec for value in first.graph.outputs for spec in [TensorSpec.of(value)]}
@@ -204,6 +207,7 @@ def split_step(
         first,
         second,
         summed=tuple(specs[name] for name in gradients if name not in kept),
+        averaged=tuple(specs[name] for name in means),
         checks=tuple(specs[name] for name in zeros),
         kept=tuple(specs[name] for name in kept),
     )

@@ -112,6 +112,7 @@ def append_update(
         )
     if len(scaled.bundles) == 1:
         writer.context.unscale = next(iter(scaled.bundles.values())).factor
+    writer.take_means()
     if config.check_finite:
         return writer.gated(scaled, buffers_next, scale)
     return writer.ungated(scaled, buffers_next, scale)
@@ -209,6 +210,16 @@ class _Writer:
 
     def _slot(self, slot: str, parameter: Parameter) -> str:
         return names.slot_name(slot, parameter.name, self.group or 0)
+
+    def take_means(self) -> None:
+        """What boosts need of the batch, outside of all branches: a step is split there."""
+        found: dict[str, ir.Value] = {}
+        for boost in self.boosts:
+            for key, value in boost.batch_means(self.context).items():
+                value.name = self.b.unique(names.BATCH_MEAN + key)
+                found[key] = value
+        self.context.means = found
+        self.b.flush()
 
     # ---- the forms ----------------------------------------------------------------------------
 

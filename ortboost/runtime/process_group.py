@@ -116,6 +116,10 @@ class Buffer:
         elif factor != 1.0:
             self._all.mul_(factor)
 
+    def drop_not_finite(self) -> None:
+        """Set what is no number, or infinite, to 0."""
+        self._all.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
     def start_sum(self) -> Handle:
         """Begin to add up the buffers of all processes; the sum is the same to the bit in all."""
         if self._wire is not self._all:

@@ -5,7 +5,9 @@ that count in it, and `n` those of all parts::
 
     G = sum_r (n_r / n) G_r        for a loss that is a mean;  sum_r G_r for one that is a sum
 
-which is the gradient of the whole batch. Then every process runs ``update`` with the same `G`, so that
+which is the gradient of the whole batch. What boosts take of a batch besides (the factors of THOR) are means, and are
+summed with `n_r / n` in float32, with any loss. A part none of whose labels count still has inputs, which belong to those means:
+`n_r` is 1 there, as in the graph, and what is made of its gradients, 0 / 0, is nothing. Then every process runs ``update`` with the same `G`, so that
 all have the same parameters, to the bit, without sending any. A process whose part is empty adds nothing.
 
 Between two updates of a window of accumulation only the finite check travels; the sums are added
@@ -30,11 +32,13 @@ from ortboost.boosts.adasum import AdaSum
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec, read_catalogue
+from ortboost.program.gradients import LARGEST_NORM
 from ortboost.program.program import Program
 from ortboost.program.split import SplitStep, split_program
 from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.compiled_graph import CompiledGraph
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
+from ortboost.runtime.session import drawing
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["SharedStep", "count_samples"]
@@ -84,6 +88,8 @@ class SharedStep:
         feeds: Mapping[str, NDArray[Any]],
         state: DeviceState,
         threads: int | None,
+        *,
+        seed: int | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Run a step on this process's part of the batch.
 
@@ -92,6 +98,7 @@ class SharedStep:
             feeds: The part, checked, and the learning rates; of an empty part only these.
             state: The state, advanced.
             threads: Threads within an operator.
+            seed: Of this process's random numbers; ``None`` if the step draws none.
 
         Returns:
             What the step graph gives, of the whole batch.
@@ -105,7 +112,11 @@ class SharedStep:
         nearby, arriving = totals, travelling
         if self.server is not self.group:
             nearby, arriving = self.server.start_sum_of(counts)
-        values = halves.gradients.run(feeds) if counted else halves.nothing(state)
+        ran = bool(counted or (number and halves.means))
+        with drawing(seed):  # not around an exchange: another thread may wait for the others, too
+            values = halves.gradients.run(feeds) if ran else {}
+        if not counted:
+            values = halves.nothing(state)
         travelling.wait()
         arriving.wait()
         self.agreed = totals[2:]
@@ -113,7 +124,9 @@ class SharedStep:
         of_all = counted / totals[0] if totals[0] else 0.0
         own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
         shown, showing = self.group.start_sum_of(own)
-        for handle in (*halves.start(share if self._mean else float(counted > 0)), showing):
+        weight = share if self._mean else float(counted > 0)
+        of_means = max(counted, 1) / totals[0] if ran and totals[0] else 0.0
+        for handle in (*halves.start(weight, of_means), showing):
             handle.wait()
         self._moved = True
         numbers = {
@@ -123,13 +136,18 @@ class SharedStep:
             return {**numbers, **halves.update.run(rates)}
 
     def try_rate(
-        self, trial: CompiledGraph, feeds: Mapping[str, NDArray[Any]]
+        self,
+        trial: CompiledGraph,
+        feeds: Mapping[str, NDArray[Any]],
+        *,
+        seed: int | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Run the trial of a step taker on the part of the last step: the loss is that of the whole batch."""
         if not self._share:  # an empty part; what it promises is what the others say
             loss, promised = 0.0, 0.0
         else:
-            found = trial.run(feeds)
+            with drawing(seed):
+                found = trial.run(feeds)
             loss, promised = (float(found[name]) for name in (names.LOSS, names.PROMISED))
         total = self.group.sum(self._share * np.array([loss, promised]))
         return {
@@ -201,7 +219,8 @@ class SharedStep:
             buffer.scale(float(keep))
             for name in shapes:
                 total = buffer.read(name)
-                if not np.isfinite(total).all():  # each part is, that was checked
+                # Each part was checked, a sum of theirs may be larger: see ortboost.program.gradients.
+                if not np.linalg.norm(total.astype(np.float64)) < LARGEST_NORM:
                     raise ModelError(
                         f"The sum of a window overflowed: '{name}'.",
                         where="gradient accumulation over several processes",
@@ -276,7 +295,7 @@ class _Halves:
         self, shared: SharedStep, split: SplitStep, state: DeviceState, threads: int | None
     ) -> None:
         first, second = read_catalogue(split.gradients), read_catalogue(split.update)
-        cut = {spec.name for spec in (*split.summed, *split.checks, *split.kept)}
+        cut = {s.name for s in (*split.summed, *split.averaged, *split.checks, *split.kept)}
         self.shown = tuple(spec for spec in first.outputs if spec.name not in cut)
         self.rates = tuple(spec.name for spec in second.hyper)
         device, group = state.device, shared.group
@@ -286,13 +305,20 @@ class _Halves:
             Buffer(shared.server, part, dtype, device, shared.wire)
             for dtype, part in _buckets(split.summed)
         ]
+        self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
         self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
         self._own = [Buffer(group, p, d, device) for d, p in _buckets(gradients)]
         statistics = [spec for spec in split.kept if spec.name in self._raw]
         self._statistics = [Buffer(group, p, d, device) for d, p in _buckets(statistics)]
         placed = {
             name: buffer
-            for buffer in (*self._sums, *self._checks, *self._own, *self._statistics)
+            for buffer in (
+                *self._sums,
+                *self.means,
+                *self._checks,
+                *self._own,
+                *self._statistics,
+            )
             for name in buffer.names
         }
         self._placed = placed
@@ -305,15 +331,19 @@ class _Halves:
         """What an empty part gives: no gradients, and the statistics as they are."""
         for buffer in (*self._checks, *self._own):
             buffer.scale(0.0)
+        for buffer in self.means:
+            buffer.drop_not_finite()
         for name in self._raw:
             self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
         return {}
 
-    def start(self, share: float) -> list[Handle]:
-        """Weight the gradients and send them on their way."""
+    def start(self, share: float, of_means: float) -> list[Handle]:
+        """Weight the gradients and the means of the batch, and send them on their way."""
         for buffer in (*self._sums, *self._own):
             buffer.scale(share)
-        return [buffer.start_sum() for buffer in (*self._sums, *self._checks)]
+        for buffer in self.means:
+            buffer.scale(of_means)
+        return [buffer.start_sum() for buffer in (*self._sums, *self.means, *self._checks)]
 
 
 def count_samples(

@@ -25,7 +25,7 @@ from ortboost.runtime.diagnosis import Diagnosis, diagnose, inner_tensors
 from ortboost.runtime.evaluator import Evaluator
 from ortboost.runtime.feeds import check_lengths, fed_array, refused_batch
 from ortboost.runtime.process_group import ProcessGroup, WireType
-from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device, set_seed
+from ortboost.runtime.session import TRAINING_DEVICES, drawing, resolve_device
 from ortboost.runtime.shared_evaluator import SharedEvaluator
 from ortboost.runtime.shared_step import SharedStep, count_samples
 from ortboost.runtime.state import DeviceState
@@ -221,9 +221,8 @@ class Stepper(Shown):
                 with drawing(self._drawn(seed, self.catalogue)):
                     values = self._graph(name).run(ready)
             else:
-                if self.catalogue.randomness:
-                    set_seed(self._own_seed(seed))
-                values = self.shared.run(name, ready, self._state, self._threads)
+                drawn = self._drawn(seed, self.catalogue)
+                values = self.shared.run(name, ready, self._state, self._threads, seed=drawn)
         except OrtBoostError:
             raise
         except Exception as error:  # the bindings raise bare exceptions of many kinds
@@ -298,9 +297,8 @@ class Stepper(Shown):
                 with drawing(self._drawn(seed, catalogue)):  # the same draws as the step's
                     found = self._graph(names.TRIAL_GRAPH).run(given)
             else:
-                if catalogue.randomness:
-                    set_seed(self._own_seed(seed))
-                found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given)
+                drawn = self._drawn(seed, catalogue)
+                found = self.shared.try_rate(self._graph(names.TRIAL_GRAPH), given, seed=drawn)
             if np.float32(before) + found[names.PROMISED] > found[names.LOSS]:
                 accepted = rate
                 break

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distribu
 
 import ortboost as ob
 from ortboost.api.run_folder import LOCK, alone_in, load_run
-from ortboost.boosts import GradAccumulation
+from ortboost.boosts import GradAccumulation, Thor
 from tests.parallel.launch import finished, torchrun
 from tests.support import small_mlp
 
@@ -61,8 +61,24 @@ def test_the_numbers_of_one_process(tmp_path):
     assert not (two / LOCK).exists()
 
 
+def test_validation_data_that_are_held_out_are_the_same_in_all(tmp_path):
+    one, two = program(tmp_path / "one"), program(tmp_path / "two")
+    settings = {"val_split": 0.3, "length": 47}
+    finished(train(one, 1, **settings))
+    finished(train(two, 2, epochs=1, **settings))
+    finished(train(two, 3, resume=True, **settings))
+    assert apart(last(one), last(two)) <= 1e-6
+    ours, theirs = events(one, "validation"), events(two, "validation")
+    assert len(ours) == len(theirs) == 2
+    for a, b in zip(ours, theirs, strict=True):
+        assert {k: b[k] for k in a if isinstance(a[k], float)} == pytest.approx(
+            {k: v for k, v in a.items() if isinstance(v, float)}, abs=1e-6
+        )
+
+
 def test_resumed_by_another_number_of_processes(tmp_path):
-    boosts = (GradAccumulation(2),)  # step 3 is within a window: its sums are of both processes
+    # Step 3 is within a window: its sums are of both processes.
+    boosts = (Thor(damping=0.3, frequency=2), GradAccumulation(2))
     one, two = program(tmp_path / "one", boosts=boosts), program(tmp_path / "two", boosts=boosts)
     finished(train(one, 1))
     finished(train(two, 2, max_steps=3, checkpoint_every=3))

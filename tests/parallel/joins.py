@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from ortboost.boosts import AdaSum, Clip
+from ortboost.boosts import AdaSum, Clip, Thor
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import DynamicScaleConfig
 from ortboost.optimizers import Adam, Momentum
@@ -62,6 +62,23 @@ def simulated(group: ProcessGroup, size: int, config, steps: int, change) -> dic
     return {"apart": apart, "moved": moved}
 
 
+def factors(group: ProcessGroup) -> dict[str, float]:
+    """THOR with servers: the inverses are those of the batch of all, so the same in all."""
+    boosts = (Thor(damping=0.3, frequency=2), AdaSum(2))
+    built = build_program(mlp(), program(boosts=boosts))
+    alone = build_program(mlp(), program(boosts=boosts[:1]))
+    one, many = Stepper(alone, threads=1), Stepper(built, threads=1, group=group)
+    batch = batch_of(built.catalogue.batch, 0)
+    one.step(batch, RATES)
+    many.step(part_of(batch, group), RATES)
+    names = [n for n in built.initial if n.startswith("ortboost/thor/inverse")]
+    apart = max(float(np.abs(one.get(n) - many.get(n)).max()) for n in names)
+    moved = min(float(np.abs(built.initial[n] - many.get(n)).max()) for n in names)
+    state = many.state()
+    kept = max(float(np.abs(state[n] - one.get(n)).max()) for n in names)
+    return {"apart": max(group.gather(max(apart, kept))), "moved": moved}
+
+
 def closed_forms(group: ProcessGroup) -> dict[str, float]:
     """Equal updates stay what they are, orthogonal ones add up, one of nothing changes nothing."""
     joined = SharedAdaSum(AdaSum(1), group)
@@ -93,6 +110,7 @@ if __name__ == "__main__":
         found: dict[str, object] = {
             "closed": closed_forms(shared),
             "refused": refused(shared),
+            "factors": factors(shared),
             "momentum": simulated(
                 shared, 1, program(optimizer=Momentum(), boosts=(AdaSum(1),)), 6, same
             ),

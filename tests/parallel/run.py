@@ -46,7 +46,8 @@ if __name__ == "__main__":
     fault = Fault(**given.pop("fault", {}))
     settings = {"epochs": 2, "batch_size": 12, "threads": 1, "timeout": 60, **given}
     try:
-        ob.train(folder, data(length), data(20, 1), callbacks=[fault], **settings)
+        held = None if "val_split" in settings else data(20, 1)
+        ob.train(folder, data(length), held, callbacks=[fault], **settings)
     except ob.OrtBoostError as error:
         print(f"[rank {RANK}] {error}", flush=True)
         sys.exit(error.exit_status)

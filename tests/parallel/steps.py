@@ -21,6 +21,7 @@ from ortboost.boosts import (
     GradFreeze,
     GroupLossScale,
     MixedPrecision,
+    Thor,
 )
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.loss_scale import DynamicScaleConfig, GroupedScaleConfig
@@ -36,7 +37,10 @@ from tests.support import Arrays, model_path, small_convnet, small_mlp
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and what it is fed; ``change`` spoils a batch of 12 samples."""
+    """A program, and what it is fed; ``change`` spoils a batch of 12 samples.
+
+    With ``together`` each step starts from the same state, and the differences are those of one step.
+    """
 
     model: Callable[[], object]
     config: ProgramConfig
@@ -44,6 +48,7 @@ class Case:
     steps: int = 10
     rate: float = 0.05
     flush: bool = False
+    together: bool = False
 
 
 def mlp() -> ir.Model:
@@ -68,6 +73,13 @@ def spoiled(step: int, batch: Arrays) -> Arrays:
     """At steps 2, 3 and 6 one sample makes an infinite gradient, in one process only."""
     if step in (2, 3, 6):
         batch["x"][-1] = np.inf if step == 3 else 1e38
+    return batch
+
+
+def large(step: int, batch: Arrays) -> Arrays:
+    """At steps 2, 3 and 6 a gradient in one process is finite and has no finite square."""
+    if step in (2, 3, 6):
+        batch["x"][-1] = 1e25
     return batch
 
 
@@ -98,6 +110,13 @@ CASES = {
     "uneven none": Case(mlp, program(loss=LossConfig(reduction="none")), short, rate=0.005),
     "uncounted labels": Case(mlp, program(loss=LossConfig(ignore_index=-1)), uncounted),
     "overflow": Case(mlp, program(loss_scale=SMALL), spoiled),
+    "large gradients": Case(mlp, program(optimizer=Adam(), loss_scale=LOW), large),
+    "large gradients, accumulated": Case(
+        mlp,
+        program(optimizer=Adam(), boosts=(GradAccumulation(2),), loss_scale=LOW),
+        large,
+        flush=True,
+    ),
     "clip": Case(mlp, program(boosts=(Clip("global-norm", 0.3),))),
     "centralized": Case(deep, program(boosts=(GradCentralization(),))),
     "accumulated": Case(mlp, program(boosts=(GradAccumulation(3),)), short, flush=True),
@@ -111,8 +130,31 @@ CASES = {
     "grouped": Case(
         deep, program(boosts=(GroupLossScale(GroupedScaleConfig(init=256.0, groups=2)),)), spoiled
     ),
-    "mixed precision": Case(  # the mean over a part is larger than over all: it overflows earlier
-        deep, program(boosts=(MixedPrecision("fp16"),), loss_scale=LOW), rate=0.002
+    # The mean over a part is larger than over all: it overflows earlier. What is rounded otherwise turns a ReLU
+    # sooner or later, and then weights part as far as those of float32 are from both.
+    "mixed precision": Case(
+        deep, program(boosts=(MixedPrecision("fp16"),), loss_scale=LOW), rate=0.002, together=True
+    ),
+    "thor": Case(deep, program(boosts=(Thor(frequency=3, damping=0.3, kl_clip=1e-3),)), rate=0.005),
+    "thor, uncounted labels": Case(
+        mlp,
+        program(loss=LossConfig(ignore_index=-1), boosts=(Thor(frequency=2),)),
+        uncounted,
+        rate=0.02,
+    ),
+    "thor, sum": Case(
+        mlp,
+        program(loss=LossConfig(reduction="sum"), boosts=(Thor(frequency=2),)),
+        short,
+        rate=0.002,
+    ),
+    "thor, overflow": Case(
+        mlp,
+        program(boosts=(Thor(frequency=2, factor_decay=0.5, pi=True),), loss_scale=SMALL),
+        spoiled,
+    ),
+    "thor, accumulated": Case(
+        mlp, program(boosts=(Thor(frequency=2), GradAccumulation(2))), short, flush=True
     ),
     "reduced": Case(mlp, program(boosts=(DimReduce(basis()),)), short),
     "in the subspace alone": Case(mlp, program(boosts=(DimReduce(basis(), alpha=0.0),)), spoiled),
@@ -143,6 +185,8 @@ def compared(case: Case, group: ProcessGroup) -> dict[str, object]:
     for step in range(case.steps):
         batch = case.change(step, batch_of(built.catalogue.batch, step))
         rates = {"learning_rate": case.rate}
+        if case.together:
+            many.load_state(one.state())
         results.append((one.step(batch, rates), many.step(part_of(batch, group), rates)))
     if case.flush:
         rates = {"learning_rate": case.rate}
@@ -150,10 +194,10 @@ def compared(case: Case, group: ProcessGroup) -> dict[str, object]:
     first, second = one.state(), many.state()
     if group.rank:
         return {}
-    apart = {
-        name: float(np.abs(first[name].astype(np.float64) - second[name]).max(initial=0.0))
-        for name in first
-    }
+    apart = {}  # relative where numbers are above 1
+    for name, value in first.items():
+        difference = np.abs(value.astype(np.float64) - second[name]).max(initial=0.0)
+        apart[name] = float(difference / np.abs(value).max(initial=1.0))
     losses = [(a.loss, b.loss) for a, b in results if np.isfinite(a.loss) or np.isfinite(b.loss)]
     told = [
         [dataclasses.replace(r, loss=0.0, losses=None, metrics={}) for r in pair]
@@ -223,6 +267,21 @@ def window(group: ProcessGroup) -> bool:
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
+def summed_window(group: ProcessGroup) -> str:
+    """What is said where each process has sums that pass the check, and all together do not."""
+    config = program(loss=LossConfig(reduction="sum"), boosts=(GradAccumulation(3),))
+    stepper = Stepper(build_program(mlp(), config), threads=1, group=group)
+    stepper.step(part_of(batch_of(stepper.inputs, 0), group), {"learning_rate": 0.1})
+    name = "ortboost/accumulated/w1"
+    shape = stepper.get(name).shape
+    stepper.set(name, np.full(shape, 2.0**61.5 / np.prod(shape) ** 0.5, np.float32))
+    try:
+        stepper.flush({"learning_rate": 0.1})
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
 def drifted(group: ProcessGroup) -> str:
     """What is said where a tensor of one process is another."""
     built = build_program(mlp(), program())
@@ -251,7 +310,7 @@ def other_program(group: ProcessGroup) -> str:
 if __name__ == "__main__":
     with ProcessGroup(timeout=60) as shared:
         found: dict[str, object] = {name: compared(case, shared) for name, case in CASES.items()}
-        checks = (statistics, narrow, window, drifted, other_program)
+        checks = (statistics, narrow, window, summed_window, drifted, other_program)
         found |= {check.__name__: check(shared) for check in checks}
         if shared.rank == 0:
             with open(sys.argv[1], "w") as file:

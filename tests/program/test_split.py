@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
 from ortboost.boosts import DimReduce, GradAccumulation, GradFreeze, GroupLossScale, LessBN, Thor
+from ortboost.boosts.base import Boost, Stage
 from ortboost.core.errors import ConfigError, ModelError
 from ortboost.program.build import build_program
 from ortboost.program.catalogue import read_catalogue
@@ -24,6 +28,17 @@ from tests.support import (
 )
 
 
+@dataclass(frozen=True)
+class Watching(Boost):
+    """Looks at a value and does not say how it is shared."""
+
+    name: ClassVar[str] = "watching"
+    stage: ClassVar[Stage] = "update"
+
+    def watched(self, graph):
+        return [graph.prediction], []
+
+
 def program(model, *boosts, engine="portable", **settings):
     config = ProgramConfig(engine=engine, boosts=boosts, **settings)
     return build_program(model if isinstance(model, ir.Model) else str(model_path(model)), config)
@@ -37,6 +52,7 @@ def program(model, *boosts, engine="portable", **settings):
         ("resnet20", (LessBN(),)),
         ("lenet5", (GroupLossScale(),)),
         ("lenet5", (GradFreeze(groups=3),)),
+        ("lenet5", (Thor(frequency=2),)),
     ],
 )
 def test_the_numbers_of_one_graph(model, boosts, engine):
@@ -57,10 +73,32 @@ def test_the_numbers_of_one_graph(model, boosts, engine):
             np.testing.assert_array_equal(found[output], value, err_msg=f"{name}: {output}")
 
 
-def test_factors_that_processes_do_not_share_are_refused():
-    with pytest.raises(ConfigError, match="'thor' gathers inner values") as caught:
-        split_program(program(small_mlp(), Thor(frequency=4)))
+def test_factors_are_averaged():
+    for boosts in ((Thor(frequency=4),), (Thor(frequency=4), GradAccumulation(2))):
+        split = split_program(program(small_mlp(), *boosts))
+        assert {
+            s.name.removeprefix("ortboost/batch_mean/thor/") for s in split["step"].averaged
+        } == {f"{side}/{name}" for side in ("a", "g", "share") for name in ("w1", "w2")}
+        assert not split["step.1"].averaged
+
+
+@pytest.mark.parametrize(
+    ("boost", "why"),
+    [
+        (Thor(mode="mindspore", batch_size=8), "MindSpore's factors"),
+        (Thor(batch_size=8), "batch_size of THOR"),
+    ],
+)
+def test_what_is_no_mean_over_the_batch_is_refused(boost, why):
+    with pytest.raises(ConfigError, match=why) as caught:
+        split_program(program(small_mlp(), boost))
     assert_three_lines(caught.value)
+
+
+def test_a_boost_that_looks_at_values_needs_one_process_unless_it_says_how_they_are_shared():
+    assert "gathers inner values" in (Watching().needs_one_process or "")
+    assert Thor().needs_one_process is None
+    assert GradAccumulation(2).needs_one_process is None
 
 
 def test_the_files_run_without_ortboost(tmp_path):

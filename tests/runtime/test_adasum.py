@@ -30,5 +30,10 @@ def test_as_simulated(found, case):
     assert found[case]["moved"] > 0.1
 
 
+def test_factors_of_thor_are_those_of_all_servers(found):
+    assert found["factors"]["apart"] <= 1e-5  # inverses, of the size of 1 / damping
+    assert found["factors"]["moved"] > 0.01
+
+
 def test_one_server_is_refused(found):
     assert "are 1 servers" in found["refused"]
