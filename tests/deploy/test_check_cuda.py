@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from ortboost.boosts import LossScale, Recompute
 from ortboost.cli import main
 from ortboost.core.errors import UsageError
-from ortboost.boosts import LossScale, Recompute
 from ortboost.deploy.check_cuda import check_cuda
 from ortboost.deploy.targets import get_checker
 from ortboost.graph.input_config import InputConfig
