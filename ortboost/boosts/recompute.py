@@ -245,9 +245,13 @@ class _Rewrite:
         for node in self.forward:
             index = max(map(self._after, _reads(node)), default=0)
             self.segment.update({id(value): index for value in node.outputs})
-        inside = {id(node) for node in self.forward}
-        self.backward = [node for node in self.graph if id(node) not in inside]
+        self.inside = {id(node) for node in self.forward}
+        self.backward = self._outside()
         self.place = {id(node): index for index, node in enumerate(self.graph)}
+
+    def _outside(self) -> list[ir.Node]:
+        """All nodes that are not of the forward pass, copies too, in order."""
+        return [node for node in self.graph if id(node) not in self.inside]
 
     def _after(self, value: ir.Value) -> int:
         """The segment of who reads a value."""
@@ -260,8 +264,8 @@ class _Rewrite:
         starts = [
             node for node in self.backward if any(self._after(v) == last for v in _reads(node))
         ]
-        flow = _descendants(self.backward, starts)
-        done = False
+        nodes = self.backward
+        flow = _descendants(nodes, starts)
         for index in reversed(range(last)):
             readers = [
                 (node, place, value)
@@ -269,15 +273,16 @@ class _Rewrite:
                 for place, value in enumerate(node.inputs)
                 if value is not None and self._is_copied(value, index)
             ]
-            after = _descendants(self.backward, [node for node, _, _ in readers])
+            after = _descendants(nodes, [node for node, _, _ in readers])
             gradient = self._arriving(flow, after)
             if gradient is None:
                 continue
-            done = True
             self._copy(readers, index, gradient)
             flow |= after
-        if done:
             self.graph.sort()
+            nodes = (
+                self._outside()
+            )  # what reads a copy comes after the gradient that the copy waits for
 
     def _is_copied(self, value: ir.Value, index: int) -> bool:
         return (

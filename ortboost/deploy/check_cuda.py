@@ -188,7 +188,9 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
         f"No CUDA graph{form_of and ', nor' + form_of}: {', '.join(reasons)}."
         if reasons
         else f"It can be captured as a CUDA graph{form_of}.",
-        "Lengths that are numbers need no copies: convert with --dim batch=N."
+        "A checkpoint of recompute waits on the host for its gradient: convert without it."
+        if any((copy.value.name or "").startswith("ortboost/recompute/") for copy in copies)
+        else "Lengths that are numbers need no copies: convert with --dim batch=N."
         if copies
         else "Nothing: docs/cuda.md has more.",
     )

@@ -140,6 +140,33 @@ def test_with_mixed_precision(engine):
     assert_same_training(plain, program)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_branches(engine):
+    """A decoder that reads each layer of itself and the encoder: its backward pass needs copies of both."""
+    layers = " ".join(
+        f"p{i} = Gemm(d{i}, w) q{i} = Tanh(p{i}) r{i} = MatMul(q{i}, kt) s{i} = Softmax(r{i}) "
+        f"t{i} = MatMul(s{i}, e) d{i + 1} = Add(q{i}, t{i})"
+        for i in range(3)
+    )
+    encoder = " ".join(
+        f"a{i} = Gemm(e{i}, w) b{i} = Relu(a{i}) c{i} = Mul(b{i}, a{i}) f{i} = Tanh(c{i}) "
+        f"e{i + 1} = Gemm(f{i}, w)"
+        for i in range(4)
+    )
+    model = text_model(
+        f"""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[6,8] x, float[6,8] z, float[8,8] w) => (float[6,8] y) {{
+        e0 = Identity(x) {encoder} e = Identity(e4) kt = Transpose<perm=[1,0]>(e)
+        d0 = Identity(z) {layers} y = Gemm(d3, w) }}""",
+        w=weights(8, 8),
+    )
+    plain = build_program(model, ProgramConfig(engine=engine))
+    boosts = (Recompute(every="block"), LossScale())
+    program = build_program(model, ProgramConfig(engine=engine, boosts=boosts))
+    assert any((n.outputs[0].name or "").endswith(COPY) for n in program.step.graph)
+    assert_same_training(plain, program)
+
+
 def test_a_graph_without_a_narrow_place_says_so():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from ortboost.boosts import LossScale, Recompute
 from ortboost.cli import main
 from ortboost.core.errors import UsageError
 from ortboost.deploy.check_cuda import check_cuda
@@ -73,6 +74,11 @@ def test_steps_that_can_be_captured(tmp_path):
     build_program(MODELS / "resnet20.onnx", config).save(tmp_path / "run")
     fixed = rules(check_cuda(tmp_path / "run"))["CUDA007"]
     assert fixed.reason == "It can be captured as a CUDA graph in the form without branches."
+    boosted = ProgramConfig(
+        engine="portable", boosts=(Recompute(), LossScale()), inputs=InputConfig(dims={"batch": 8})
+    )
+    build_program(MODELS / "resnet20.onnx", boosted).save(tmp_path / "waits")
+    assert "convert without it" in rules(check_cuda(tmp_path / "waits"))["CUDA007"].fix
     build_program(MODELS / "transformer_tiny.onnx", config).save(tmp_path / "draws")
     assert "random numbers" in rules(check_cuda(tmp_path / "draws"))["CUDA007"].reason
 

@@ -3,8 +3,11 @@ from __future__ import annotations
 import types
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from ortboost.api import doctor
 from ortboost.core.errors import DependencyError, ModelError, UsageError
@@ -74,7 +77,7 @@ class FakeRuntime(types.SimpleNamespace):
     def get_available_providers(self):
         return [CUDA, CPU]
 
-    def InferenceSession(self, source, options, providers):
+    def InferenceSession(self, source, options, providers, **_):
         self.opened.append(providers)
         kept = providers if self.loads else [p for p in providers if p == CPU]
         return types.SimpleNamespace(get_providers=lambda: kept)
@@ -163,7 +166,7 @@ def test_tensorrt_is_used_or_refused(monkeypatch):
         asked=[],
     )
 
-    def session(source, options, providers):
+    def session(source, options, providers, **_):
         fake.asked.append(providers)
         return types.SimpleNamespace(get_providers=lambda: fake.given)
 
@@ -218,3 +221,22 @@ def test_one_package_is_not_told(caplog):
     module._tell_of_several.cache_clear()
     module.runtime()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "MaxPool<kernel_shape=[3,3], strides=[2,2]>",
+        "AveragePool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>",
+    ],
+)
+def test_zeros_before_a_pool_stay_zeros(pool):
+    """The runtime's Pad_Fusion makes them -inf, or leaves them out of the mean."""
+    text = f"""<ir_version: 8, opset_import: ["" : 18]>
+        g (float[N,2,8,8] x) => (float[N,2,H,W] y)
+        <int64[8] pads = {{0,0,1,1,0,0,1,1}}> {{ p = Pad(x, pads) y = {pool}(p) }}"""
+    x = -1 - np.random.default_rng(0).random((2, 2, 8, 8), np.float32)
+    model = onnx.parser.parse_model(text)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (found,) = open_session(ir.from_proto(model), device="cpu").run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
