@@ -22,6 +22,7 @@ from ortboost.deploy.precise import Precise, precision_step
 from ortboost.deploy.strip import inference_model
 from ortboost.deploy.targets import GENERIC, Target, ir_version_for
 from ortboost.graph.fix_inputs import fix_inputs
+from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import ModelSource, load_model, save_model, source_name
 from ortboost.graph.normalize import convert_opset, infer_shapes, normalize
@@ -186,6 +187,8 @@ def _finish(
     if precise is not None and precision != "fp32":
         for step in precision_step(precise, target):
             _add(step, model, steps, reports)
+    if not target.name.startswith("tensorrt"):
+        reports.append(guard_pads(model))
     _fit_ir_version(model, target)
     if wanted:
         reports.append(drop_exporter_notes(model))

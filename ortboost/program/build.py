@@ -23,6 +23,7 @@ from ortboost.core.report import Report
 from ortboost.core.version import __version__
 from ortboost.graph.build import Builder
 from ortboost.graph.checked_rewrites import check_rewritten
+from ortboost.graph.guard_pads import guard_pads
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.io import ModelSource, source_name
 from ortboost.graph.parameters import Parameter
@@ -143,6 +144,8 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)
     graphs, catalogue, initial = _build_graphs(plan, groups)
     _stamp(evaluation, None, "eval")
+    for made in (*graphs.values(), evaluation):
+        guard_pads(made)
     return Program(
         step=graphs.pop(STEP_GRAPH),
         variants=graphs,

@@ -141,6 +141,7 @@ def open_session(
     fuse_quantized: bool = True,
     memory_pattern: bool = True,
     cuda_graph: bool = False,
+    every_fusion: bool = False,
 ) -> Any:
     """Open an inference session on exactly one device.
 
@@ -158,6 +159,7 @@ def open_session(
         cuda_graph: Capture the first run on CUDA and replay it (``enable_cuda_graph``). Then inputs and outputs
             have to stay in the same memory of the device, with the same shapes; see
             :mod:`ortboost.runtime.cuda.capture`.
+        every_fusion: Run those fusions of the runtime, too, that are known to be wrong: as others will.
 
     Returns:
         An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run
@@ -180,6 +182,7 @@ def open_session(
                 fuse_quantized=fuse_quantized,
                 memory_pattern=memory_pattern,
                 cuda_graph=cuda_graph,
+                every_fusion=every_fusion,
             )
     device = resolve_device(device)
     ort = runtime()
@@ -206,7 +209,10 @@ def open_session(
         providers[0] = (provider, {"enable_cuda_graph": "1"})
     try:
         session = ort.InferenceSession(
-            source, options, providers=providers, disabled_optimizers=_WRONG_OPTIMIZERS
+            source,
+            options,
+            providers=providers,
+            disabled_optimizers=[] if every_fusion else _WRONG_OPTIMIZERS,
         )
     except Exception as error:  # the bindings raise bare exceptions of many kinds
         known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
