@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import logging
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +16,7 @@ from ortboost.deploy.int8.calibrate import (
     entropy_threshold,
     percentile_threshold,
 )
+from ortboost.graph.normalize import quiet
 from tests.support import text_model, weights
 
 MODEL = """<ir_version: 9, opset_import: ["" : 18]>
@@ -43,8 +43,7 @@ class Reader(oracle.CalibrationDataReader):
 def theirs(model, feeds, method, tmp_path, **options):
     path = tmp_path / "m.onnx"
     ir.save(model, path)
-    logging.getLogger().setLevel(logging.ERROR)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), quiet("root"):
         calibrator = oracle.create_calibrator(
             str(path), None, str(tmp_path / "a.onnx"), method, extra_options=options
         )
