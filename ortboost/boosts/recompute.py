@@ -280,9 +280,7 @@ class _Rewrite:
             self._copy(readers, index, gradient)
             flow |= after
             self.graph.sort()
-            nodes = (
-                self._outside()
-            )  # what reads a copy comes after the gradient that the copy waits for
+            nodes = self._outside()  # who reads a copy comes after the gradient it waits for
 
     def _is_copied(self, value: ir.Value, index: int) -> bool:
         return (
@@ -301,6 +299,7 @@ class _Rewrite:
             for value in node.inputs
             if value is not None and value.dtype in FLOAT_TYPES
             if (made := value.producer()) is not None and id(made) in flow and id(made) not in after
+            if id(made) in self.place  # a copy is no gradient
         ]
         return max(found, key=lambda v: self.place[id(v.producer())], default=None)
 

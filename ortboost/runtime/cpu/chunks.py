@@ -31,6 +31,7 @@ import onnx_ir as ir
 
 from ortboost.graph.build import Builder
 from ortboost.graph.query import is_standard, static_shape
+from ortboost.graph.reach import uses_inside
 
 __all__ = ["chunked_chains"]
 
@@ -125,7 +126,7 @@ def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
             node.outputs[0].shape = ir.Shape(())
         shape = _elementwise(node)
         depth = 0
-        for value in (*node.inputs, *_captured(node)):
+        for value in (*node.inputs, *uses_inside(node)):
             made = _maker(value, graph)
             if made is not None:
                 leaves = id(made) in chain_of and static_shape(made.outputs[0]) != shape
@@ -155,18 +156,6 @@ def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
 def _maker(value: ir.Value | None, graph: ir.Graph) -> ir.Node | None:
     producer = None if value is None else value.producer()
     return producer if producer is not None and producer.graph is graph else None
-
-
-def _captured(node: ir.Node) -> list[ir.Value]:
-    """Values that the subgraphs of a node read."""
-    return [
-        value
-        for attribute in node.attributes.values()
-        if attribute.type == ir.AttributeType.GRAPH
-        for reader in attribute.as_graph().all_nodes()
-        for value in reader.inputs
-        if value is not None
-    ]
 
 
 def _shape(value: ir.Value | None) -> _Shape | None:

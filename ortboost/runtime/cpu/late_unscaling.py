@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.query import constant, input_at, is_standard, producer_of, static_shape
+from ortboost.graph.query import input_at, is_standard, producer_of, scalar, static_shape
 
 __all__ = ["late_unscaling"]
 
@@ -53,14 +53,14 @@ def late_unscaling(model: ir.Model) -> bool:
 
 def _check(node: ir.Node) -> _Check | None:
     """The check of a large gradient that nothing but its branches reads."""
-    if not is_standard(node, "Mul") or _number(input_at(node, 1)) != 0.0:
+    if not is_standard(node, "Mul") or scalar(input_at(node, 1)) != 0.0:
         return None
     times = producer_of(node.inputs[0], "Mul")
     total = None if times is None else producer_of(times.inputs[0], "ReduceSumSquare")
     product = None if total is None else producer_of(total.inputs[0], "Mul")
     if times is None or total is None or product is None or input_at(total, 1) is not None:
         return None
-    factor, (gradient, scale) = _number(times.inputs[1]), product.inputs
+    factor, (gradient, scale) = scalar(times.inputs[1]), product.inputs
     if factor is None or gradient is None or scale is None or gradient.dtype != ir.DataType.FLOAT:
         return None
     shape = static_shape(gradient)
@@ -70,11 +70,6 @@ def _check(node: ir.Node) -> _Check | None:
     if outside != [total] or product.outputs[0].is_graph_output():
         return None
     return _Check(node, factor, product, gradient, scale)
-
-
-def _number(value: ir.Value | None) -> float | None:
-    array = constant(value)
-    return float(array) if array is not None and array.shape == () else None
 
 
 def _check_scaled(check: _Check, builder: Builder) -> None:
