@@ -43,7 +43,14 @@ _PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "R
 
 @dataclass(frozen=True)
 class FullNormHead(Boost):
-    """Make the last layer a full-normalization head."""
+    """Make the last layer a full-normalization head.
+
+    Args:
+        if_present: Leave a model as it is, with a note, if it has no layer that can become one. The
+            levels do so, as MindSpore does; asked for by its own name, the boost is refused.
+    """
+
+    if_present: bool = False
 
     name: ClassVar[str] = "full-norm-head"
     stage: ClassVar[Stage] = "forward"
@@ -51,7 +58,7 @@ class FullNormHead(Boost):
 
     def rewrite_network(self, graph: GraphContext) -> Report:
         """See :func:`full_norm`."""
-        return full_norm(graph.model, output=graph.output)
+        return full_norm(graph.model, output=graph.output, if_present=self.if_present)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class FoundHead:
     epsilon: float
 
 
-def full_norm(model: ir.Model, *, output: str | None = None) -> Report:
+def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = False) -> Report:
     """Turn the fully connected layer before the output into a full-normalization head, in place.
 
     The layer is a Gemm, or a MatMul with or without an Add, right before the output or before its
@@ -88,6 +95,7 @@ def full_norm(model: ir.Model, *, output: str | None = None) -> Report:
     Args:
         model: A normalized model.
         output: The output whose head is meant; the only or first one if not given.
+        if_present: Report a missing layer in a note instead of raising an error.
 
     Returns:
         The report. A second call changes nothing.
@@ -112,8 +120,16 @@ def full_norm(model: ir.Model, *, output: str | None = None) -> Report:
     if present is not None:
         report.kept[present.output.name or ""] = "a full-normalization head already"
         return report
-    head = find_head(model, output)
-    data, axis = _operands(model, head)
+    try:
+        head = find_head(model, output)
+        data, axis = _operands(model, head)
+    except ModelError as error:
+        if not if_present:
+            raise
+        report.notes.append(
+            f"full-norm-head changes nothing: {error.what[0].lower()}{error.what[1:]}"
+        )
+        return report
     last, biases = _with_bias(head)
     b = Builder(model.graph, f"{head.node.name}/full_norm")
     dtype = head.weight.dtype or ir.DataType.FLOAT

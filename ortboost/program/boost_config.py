@@ -227,7 +227,7 @@ class BoostConfig:
         if self.on.less_bn:
             found["less_bn"] = LessBN()
             if self.less_bn.fn_flag:
-                found["less_bn.fn_flag"] = FullNormHead()
+                found["less_bn.fn_flag"] = FullNormHead(if_present=True)
             if self.less_bn.gc_flag:
                 multiple = self.less_bn.gc_multiple_of
                 found["less_bn.gc_flag"] = GradCentralization(multiple_of=multiple)

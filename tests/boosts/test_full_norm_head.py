@@ -8,13 +8,17 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.autodiff.engine import differentiate, get_engine
-from ortboost.boosts.full_norm_head import find_full_norm, full_norm
+from ortboost.boosts.full_norm_head import FullNormHead, find_full_norm, full_norm
 from ortboost.boosts.grad_centralization import HEAD_MARK, CentralizeConfig, centralize
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.graph.build import Builder
 from ortboost.graph.io import load_model, save_model
 from ortboost.graph.normalize import infer_shapes, normalize
 from ortboost.graph.parameters import find_parameters
+from ortboost.mindspore.boost.less_bn import LessBN
+from ortboost.mindspore.core.network import Network
+from ortboost.program.boost_config import resolve_boost
+from ortboost.program.boosted import boosted
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import (
@@ -370,3 +374,21 @@ def test_a_model_without_a_head_is_refused():
         build_program(model, ProgramConfig(full_norm_head=True, engine="portable"))
     assert_three_lines(error.value)
     assert "fully connected" in error.value.what
+
+
+def test_a_level_leaves_a_model_without_a_head_as_it_is():
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[batch,1,6,6] x, float[3,1,3,3] w) => (float[batch,3,1,1] y) {
+          c = Conv(x, w) y = GlobalAveragePool(c)
+        }""",
+        w=weights(3, 1, 3, 3),
+    )
+    before = [node.op_type for node in model.graph]
+    config, _ = boosted(ProgramConfig(engine="portable"), resolve_boost("O1"))
+    head = next(boost for boost in config.boosts if isinstance(boost, FullNormHead))
+    report = full_norm(model, if_present=head.if_present)
+    assert [node.op_type for node in model.graph] == before
+    assert not report.modified
+    assert "no fully connected layer was found" in report.notes[0]
+    assert LessBN(Network(model), fn_flag=True).reports[-1].notes == report.notes

@@ -24,13 +24,10 @@ class LessBN(Network):
             ``fn_flag`` asks for it and it has none.
         fn_flag: Make the last fully connected layer a full-normalization head, see
             :mod:`ortboost.boosts.full_norm_head`: its bias is dropped and a number ``multiplier`` is
-            trained with it.
+            trained with it. Without such a layer nothing changes, and a note in the report says so.
 
     Attributes:
         reports: What was removed and what was kept, each with its reason.
-
-    Raises:
-        ModelError: ``fn_flag`` is True and there is no fully connected layer before the output.
 
     Example:
         >>> net = LessBN(ortboost.load("models/resnet20.onnx"))  # doctest: +SKIP
@@ -46,7 +43,7 @@ class LessBN(Network):
         if not isinstance(network, LessBN):
             reports.append(less_bn(model))
         if fn_flag:
-            reports.append(full_norm(model))
+            reports.append(full_norm(model, if_present=True))
         super().__init__(
             model,
             device=network.device,
