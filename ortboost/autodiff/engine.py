@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape, label
 from ortboost.graph.reach import find_value, reach
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = [
     "Engine",

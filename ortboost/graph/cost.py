@@ -32,7 +32,6 @@ from onnxscript import optimizer
 
 from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import require_input
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import (
     all_tensors,
     format_shape,
@@ -41,6 +40,7 @@ from ortboost.graph.query import (
     known_shape,
     static_shape,
 )
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 

@@ -38,8 +38,8 @@ from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, producer_of
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (

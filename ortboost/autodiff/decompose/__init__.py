@@ -15,9 +15,9 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose.registry import DECOMPOSITIONS
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.reach import reach
 from ortboost.graph.rewriting import rewrite_nodes
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["DECOMPOSITIONS", "decompose"]
 
