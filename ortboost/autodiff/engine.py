@@ -71,8 +71,10 @@ class Engine(Protocol):
         The computed function stays the same. A second call changes nothing.
         """
 
-    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
-        """See :func:`differentiate`."""
+    def differentiate(
+        self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
+    ) -> ir.Model:
+        """See :func:`differentiate`; a model on which :meth:`prepare` was called needs it no more."""
 
 
 def engine_names() -> list[str]:

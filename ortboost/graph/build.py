@@ -58,13 +58,15 @@ class Builder:
         self.graph = graph
         self.prefix = prefix
         self.nodes: list[ir.Node] = []
-        self._names = all_names(graph)
+        self._names: set[str] = set()
         self._counters: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._shared: dict[Hashable, ir.Value] = {}
 
     def unique(self, wanted: str) -> str:
         """Reserve ``wanted``, or ``wanted_1``, ``wanted_2``... if it is taken."""
+        if not self._names:  # read when the first name is wanted: most rules find nothing to do
+            self._names = all_names(self.graph)
         name = wanted
         count = self._counters.get(wanted, 0)
         while name in self._names:
