@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript import optimizer
 
 from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import require_input
@@ -153,6 +152,8 @@ def with_lengths(
                     output.shape = None
     infer_shapes(copy)
     # Shapes that the graph itself computes (Shape, Gather, Concat, Reshape) are numbers by now.
+    from onnxscript import optimizer  # takes a tenth of the time in which a run starts
+
     try:
         optimizer.fold_constants(
             copy,

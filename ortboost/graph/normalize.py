@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript import version_converter
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
@@ -142,6 +141,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Stay with opset {version}."
     )
+    from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
+
     try:
         with quiet("onnxscript", "onnx_ir"), _maps_out_of_sight(model):
             version_converter.convert_version(model, target, fallback=True)

@@ -63,7 +63,7 @@ def _described(model: ir.Model) -> onnx.ModelProto:
     for value in graph.initializers.values():
         tensor = value.const_value
         if tensor is not None and value.shape is None:
-            value.shape = ir.Shape(tensor.shape)
+            value.shape = ir.Shape(tensor.shape.numpy())
         if tensor is not None and value.dtype is None:
             value.dtype = tensor.dtype
         if value.name not in given:
