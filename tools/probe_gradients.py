@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from probe_cases import Case, cases
 
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 
 

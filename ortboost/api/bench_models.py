@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ortboost.api.export_subject import Data
+from ortboost.api.data import Data
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.bench import bench_files

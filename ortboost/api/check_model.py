@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from ortboost.api.check_target import check_for
-from ortboost.autodiff.check import TrainabilityReport
+from ortboost.autodiff.check import TrainabilityReport, check_trainable
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.deploy.tensorrt.checker import TargetReport
@@ -72,5 +72,12 @@ def check(
         {**parameter.to_dict(), "trained": parameter.name in trained}
         for parameter in forward.parameters.values()
     )
-    notes = (*forward.notes, *chosen.found.notes)
-    return dataclasses.replace(chosen.found, notes=notes, parameters=parameters)
+    found = check_trainable(
+        forward.model,
+        wrt=[parameter.name for parameter in forward.trained],
+        loss=forward.loss.objective,
+        engine=chosen.engine,
+    )
+    own = () if chosen.note is None else (chosen.note,)
+    notes = (*forward.notes, *own, *found.notes)
+    return dataclasses.replace(found, notes=notes, parameters=parameters)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
+from ortboost.api.data import Data
+from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown

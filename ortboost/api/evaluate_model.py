@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ortboost.api.export_subject import Data, WithConstants, batched, file_labels, score_output
+from ortboost.api.data import Data
+from ortboost.api.export_subject import WithConstants, batched, file_labels, score_output
 from ortboost.api.run_folder import load_run
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked

@@ -15,7 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from ortboost.api.export_subject import Data, collect, plain_subject, trained_subject
+from ortboost.api.data import Data
+from ortboost.api.export_subject import collect, plain_subject, trained_subject
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError

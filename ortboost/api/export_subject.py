@@ -23,13 +23,13 @@ from ortboost.deploy.verify import Parity
 from ortboost.graph.batch_axes import model_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import is_map, load_model, source_name
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.catalogue import TensorSpec
 from ortboost.runtime.evaluator import open_evaluator
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
-from ortboost.training import Source, get_metric
+from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
@@ -39,7 +39,6 @@ from ortboost.transforms.class_axis import find_class_axis
 __all__ = [
     "Accuracies",
     "Collected",
-    "Data",
     "Subject",
     "WithConstants",
     "batched",
@@ -49,9 +48,6 @@ __all__ = [
     "score_output",
     "trained_subject",
 ]
-
-Data: TypeAlias = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Source | Any
-"""A data file or folder, arrays by name or in order, a table, a source, or any iterable of batches."""
 
 Feeds: TypeAlias = Mapping[str, NDArray[Any]]
 _LABELS = "labels"

@@ -18,9 +18,10 @@ from ortboost.core.report import Report
 from ortboost.core.shown import Shown
 from ortboost.graph.cost import count_cost
 from ortboost.graph.io import load_model
-from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
 from ortboost.graph.query import all_tensors, format_shape, known_shape
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
 from ortboost.program.catalogue import METADATA_KEY, Catalogue, read_catalogue
 from ortboost.program.choose_trainable import refuse_unknown

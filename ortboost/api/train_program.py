@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from ortboost.api.export_subject import Data
+from ortboost.api.data import Data
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, own_threads, processes, restarted
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in

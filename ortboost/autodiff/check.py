@@ -19,7 +19,7 @@ from ortboost.core.shown import Shown
 from ortboost.graph.query import FLOAT_TYPES, label
 from ortboost.graph.reach import Reach, reach, values_by_name
 
-__all__ = ["Blocker", "TrainabilityReport", "check_trainable"]
+__all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
 _ORT = "com.microsoft"
@@ -124,9 +124,7 @@ def check_trainable(
     """
     targets = [loss] if isinstance(loss, str) else list(loss or ())
     targets = targets or [value.name or "" for value in model.graph.outputs]
-    blockers = list(_about_tensors(model, wrt))
-    blockers += _about_functions(model)
-    blockers += _about_quantization(model)
+    blockers = _standing(model, wrt)
     work = model.clone()
     reports = [decompose(work, wrt=wrt, loss=targets, engine=engine)]
     reports += engine.prepare(work)
@@ -157,6 +155,27 @@ def check_trainable(
             )
         )
     return TrainabilityReport(tuple(blockers), tuple(rewrites), tuple(notes), trained)
+
+
+def find_blockers(
+    model: ir.Model, *, wrt: Sequence[str], engine: Engine, loss: str
+) -> tuple[Blocker, ...]:
+    """The blockers of :func:`check_trainable`, without a copy of a model that has none.
+
+    An engine says of a node as it is whether it can be differentiated after
+    :meth:`~ortboost.autodiff.engine.Engine.prepare`. Only where it cannot, rewriting may help, and
+    is tried.
+    """
+    reached = reach(model, wrt, loss)
+    able = all(engine.gradient_support(node) is None for node in reached.nodes)
+    if able and len(reached.unreachable) < len(wrt) and not _standing(model, wrt):
+        return ()
+    return check_trainable(model, wrt=wrt, engine=engine, loss=loss).blockers
+
+
+def _standing(model: ir.Model, wrt: Sequence[str]) -> list[Blocker]:
+    """What stands in the way whatever is rewritten."""
+    return [*_about_tensors(model, wrt), *_about_functions(model), *_about_quantization(model)]
 
 
 def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Iterator[Blocker]:

@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from ortboost.core.errors import DependencyError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, known_shape, label
 from ortboost.graph.reach import find_value, reach
+from ortboost.graph.shape_inference import infer_missing
 
 __all__ = [
     "Engine",
@@ -71,8 +71,10 @@ class Engine(Protocol):
         The computed function stays the same. A second call changes nothing.
         """
 
-    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
-        """See :func:`differentiate`."""
+    def differentiate(
+        self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
+    ) -> ir.Model:
+        """See :func:`differentiate`; a model on which :meth:`prepare` was called needs it no more."""
 
 
 def engine_names() -> list[str]:
@@ -253,11 +255,10 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
 
 def run_rewrites(model: ir.Model, rewrites: Sequence[Callable[[ir.Model], Report]]) -> list[Report]:
     """Prepare a model, in place; the reports of the rewrites that changed or refused something."""
-    if any(out.shape is None for node in model.graph for out in node.outputs):
-        infer_shapes(model)
+    infer_missing(model)
     reports = [rewrite(model) for rewrite in rewrites]
     if any(report.modified for report in reports):
-        infer_shapes(model)
+        infer_missing(model)
     return [report for report in reports if report.changed or report.kept]
 
 

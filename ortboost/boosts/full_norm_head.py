@@ -29,8 +29,8 @@ from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, replace_node
 from ortboost.graph.io import source_name
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import ROLE_MARK, known_shape, static_shape
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.new_head import DenseLayer, find_head
 
 __all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]

@@ -14,7 +14,7 @@ from ortboost.deploy.inner import AT_A_TIME, inner_floats, run_inner
 from ortboost.deploy.pipeline import Step
 from ortboost.deploy.tolerance import Tolerance
 from ortboost.deploy.verify import Difference, compare
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["InnerDifference", "first_difference", "guilty_step"]
 

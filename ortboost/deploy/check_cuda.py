@@ -26,8 +26,8 @@ from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_f
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules.registry import Finding
 from ortboost.graph.io import ModelSource
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import format_shape, has_subgraph, known_shape, label, static_shape
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.program import Program
 from ortboost.runtime.cuda.capture import capturable, draws
 from ortboost.runtime.cuda.forms import for_cuda

@@ -40,7 +40,7 @@ from ortboost.deploy.rewrites.split_skip_norm import split_skip_norm
 from ortboost.deploy.rewrites.static_shapes import static_shapes
 from ortboost.deploy.targets import GENERIC, Target
 from ortboost.graph.checked_rewrites import check_rewritten
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["REWRITES", "STAGES", "Rewrite", "Step", "optimize"]
 

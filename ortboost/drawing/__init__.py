@@ -22,7 +22,7 @@ from ortboost.drawing.marks import marks_against, marks_of_reports
 from ortboost.drawing.picture import Box, Picture, around, picture_of
 from ortboost.drawing.svg import to_svg
 from ortboost.graph.io import load_model
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.catalogue import METADATA_KEY, read_catalogue
 from ortboost.program.program import Program
 

@@ -18,23 +18,22 @@ from numpy.typing import ArrayLike
 from ortboost.core.errors import ModelError
 from ortboost.graph.query import find_schema
 
-__all__ = ["Builder", "all_names", "free_name", "replace_node"]
+__all__ = ["Builder", "all_names", "detach", "free_name", "replace_node"]
 
 
 def all_names(graph: ir.Graph) -> set[str]:
     """Names of every value and node in ``graph`` and its subgraphs."""
-    names: set[str] = {value.name for value in graph.inputs if value.name}
+    names: set[str | None] = {value.name for value in graph.inputs}
     names.update(graph.initializers)
-    for node in graph.all_nodes():
-        if node.name:
-            names.add(node.name)
-        names.update(output.name for output in node.outputs if output.name)
+    for node in graph:
+        names.add(node.name)
+        names.update([output.name for output in node.outputs])
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                subgraph = attribute.as_graph()
-                names.update(value.name for value in subgraph.inputs if value.name)
-                names.update(subgraph.initializers)
-    return names
+                names |= all_names(attribute.as_graph())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                names = names.union(*map(all_names, attribute.as_graphs()))
+    return {name for name in names if name}
 
 
 class Builder:
@@ -59,13 +58,15 @@ class Builder:
         self.graph = graph
         self.prefix = prefix
         self.nodes: list[ir.Node] = []
-        self._names = all_names(graph)
+        self._names: set[str] = set()
         self._counters: dict[str, int] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._shared: dict[Hashable, ir.Value] = {}
 
     def unique(self, wanted: str) -> str:
         """Reserve ``wanted``, or ``wanted_1``, ``wanted_2``... if it is taken."""
+        if not self._names:  # read when the first name is wanted: most rules find nothing to do
+            self._names = all_names(self.graph)
         name = wanted
         count = self._counters.get(wanted, 0)
         while name in self._names:
@@ -239,7 +240,19 @@ def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> N
                 output.name = taken.unique(f"{name}/model")
 
 
-def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Builder) -> None:
+def detach(node: ir.Node) -> None:
+    """Let a node read nothing, so that it can be removed."""
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+
+
+def replace_node(
+    node: ir.Node,
+    outputs: Iterable[ir.Value | None],
+    builder: Builder,
+    *,
+    remove: bool = True,
+) -> None:
     """Put the waiting nodes of ``builder`` in the place of ``node``.
 
     The new values take over names, types, uses and graph outputs of the old ones, so that nothing
@@ -250,6 +263,8 @@ def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Bui
         node: The node to remove.
         outputs: One new value for each output of ``node``; ``None`` where the output is unused.
         builder: Builder that holds the new nodes.
+        remove: Without it the node stays, and reads nothing: a graph removes many nodes at once much
+            faster, as it looks through all its outputs each time.
     """
     graph = node.graph
     if not isinstance(graph, ir.Graph):
@@ -276,4 +291,7 @@ def replace_node(node: ir.Node, outputs: Iterable[ir.Value | None], builder: Bui
         if name:
             old.name = f"{name}/replaced"
             new.name = name
-    graph.remove(node, safe=True)
+    if remove:
+        graph.remove(node, safe=True)
+    else:
+        detach(node)

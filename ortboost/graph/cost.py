@@ -28,11 +28,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript import optimizer
 
 from ortboost.core.errors import UsageError
 from ortboost.graph.input_config import require_input
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import (
     all_tensors,
     format_shape,
@@ -41,6 +39,7 @@ from ortboost.graph.query import (
     known_shape,
     static_shape,
 )
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["Cost", "count_cost", "with_lengths"]
 
@@ -153,6 +152,8 @@ def with_lengths(
                     output.shape = None
     infer_shapes(copy)
     # Shapes that the graph itself computes (Shape, Gather, Concat, Reshape) are numbers by now.
+    from onnxscript import optimizer  # takes a tenth of the time in which a run starts
+
     try:
         optimizer.fold_constants(
             copy,

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript import version_converter
 
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
-from ortboost.graph.classic_ml import infer_elementwise
 from ortboost.graph.fold_integers import fold_integers
 from ortboost.graph.identity_transposes import bypass_identity_transposes
 from ortboost.graph.inline_branches import inline_branches
@@ -25,23 +23,17 @@ from ortboost.graph.io import source_name
 from ortboost.graph.origins import stamp_origins, tensor_origins
 from ortboost.graph.padding_rows import find_padding_rows, stamp_padding_rows
 from ortboost.graph.query import find_schema, is_read, is_standard
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.unpack_sequences import unpack_sequences
 
 __all__ = [
     "convert_opset",
     "free_weights",
-    "infer_shapes",
     "inline_functions",
     "name_nodes",
     "normalize",
     "quiet",
 ]
-
-_log = logging.getLogger(__name__)
-_MAKES_SEQUENCES = (
-    *("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
-    "SplitToSequence",
-)
 
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
@@ -149,6 +141,8 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
         if len(opsets) > 1
         else f"Stay with opset {version}."
     )
+    from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
+
     try:
         with quiet("onnxscript", "onnx_ir"), _maps_out_of_sight(model):
             version_converter.convert_version(model, target, fallback=True)
@@ -176,21 +170,6 @@ def _unknown_operators(model: ir.Model, version: int) -> list[str]:
     return sorted(op for op in used if find_schema(op, version) is None)
 
 
-def infer_shapes(model: ir.Model) -> None:
-    """Infer shapes and types in place; what cannot be inferred stays unknown."""
-    for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
-        try:
-            with quiet("onnx_ir"), _maps_out_of_sight(model):
-                common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
-        except (
-            Exception
-        ) as error:  # inference is a help, a failure of it must not stop a conversion
-            _log.info("shape inference gave up: %s", error)
-        if not infer_elementwise(model):
-            break
-    _untype_sequences(model)
-
-
 @contextlib.contextmanager
 def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
     """ONNX gives the output of a ZipMap the type of a map, which onnx_ir does not know.
@@ -214,29 +193,6 @@ def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
                 node.domain = domain
         for value in model.graph.outputs:
             value.meta.update(kept.get(value.name, {}))
-
-
-def _untype_sequences(model: ir.Model) -> None:
-    """Remove types that the pass got wrong: it takes a sequence of tensors for a tensor."""
-    for node in model.graph.all_nodes():
-        if not is_standard(node):
-            continue
-        source = node.inputs[0] if len(node.inputs) == 1 else None
-        passed = source is not None and source.producer() is not None and source.type is None
-        all_of_it = node.op_type in _MAKES_SEQUENCES or (node.op_type == "Identity" and passed)
-        for index, value in enumerate(node.outputs):
-            wrong = all_of_it or (node.op_type == "If" and _is_sequence(node, index))
-            if wrong and isinstance(value.type, ir.TensorType) and not value.is_graph_output():
-                value.type, value.shape = None, None
-
-
-def _is_sequence(node: ir.Node, index: int) -> bool:
-    """Whether a branch of an If returns something other than a tensor."""
-    branches = (a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH)
-    return any(
-        not isinstance(branch.outputs[index].type, (ir.TensorType, type(None)))
-        for branch in branches
-    )
 
 
 @contextlib.contextmanager

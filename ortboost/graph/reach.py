@@ -101,22 +101,23 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     """
     wanted = list(sources)
     forward: set[str] = set(wanted)
-    touched: list[ir.Node] = []
+    touched: list[tuple[ir.Node, set[str]]] = []
     for node in model.graph:
         if node.op_type in STOPS and is_standard(node):
             continue
-        if any(value.name in forward for value in _differentiable_inputs(node)):
+        moving = {v.name for v in _differentiable_inputs(node) if v.name and v.name in forward}
+        if moving:
             carried = [o.name for o in node.outputs if o.name and _carries(o)]
             if carried:
                 forward.update(carried)
-                touched.append(node)
+                touched.append((node, moving))
     targets = {loss} if isinstance(loss, str) else set(loss)
     backward: set[str] = set(targets)
     between: list[ir.Node] = []
-    for node in reversed(touched):
+    for node, moving in reversed(touched):
         if any(output.name in backward for output in node.outputs if output.name):
             between.append(node)
-            backward.update(v.name for v in _differentiable_inputs(node) if v.name in forward)
+            backward |= moving
     known = forward & backward
     known = known if known & targets else set()
     return Reach(

@@ -7,14 +7,14 @@ It raises :class:`Refusal` with the reason if it does not apply to this form of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder, replace_node
+from ortboost.graph.build import Builder, detach, replace_node
 from ortboost.graph.query import (
     constant,
     input_at,
@@ -199,10 +199,13 @@ def rewrite_nodes(
     """
     report = Report(name)
     builder: Builder | None = None
+    removed: dict[int, ir.Node] = {}
     for node in list(model.graph.all_nodes() if subgraphs else model.graph):
         rule = rules.get(node.op_type)
-        if node.graph is None or rule is None or not is_standard(node) or not only(node):
-            continue  # removed by now, or nothing to do
+        if node.graph is None or id(node) in removed:
+            continue
+        if rule is None or not is_standard(node) or not only(node):
+            continue
         if builder is None:  # built only if needed: it reads all names of the graph
             builder = Builder(model.graph, f"ortboost/{name}")
         site = Site(node, builder, model.opset_imports.get("", 18))
@@ -212,27 +215,33 @@ def rewrite_nodes(
             if outputs is None:
                 builder.take()
                 continue
-            _replace(node, outputs, builder, bypass)
+            if _replace(node, outputs, builder, bypass):
+                removed[id(node)] = node
         except Refusal as refusal:
             builder.take()
             report.kept[node_label] = str(refusal)
             continue
-        remove_unused(*(value.producer() for value in sources if value is not None))
+        for unread in _unread([value.producer() for value in sources if value is not None]):
+            removed[id(unread)] = unread
         done = what if isinstance(what, str) else what[node.op_type]
         report.changed[node_label] = site.note or f"{node.op_type}: {done}"
+    _remove(removed.values())
     return report
 
 
 def _replace(
     node: ir.Node, outputs: Sequence[ir.Value | None], builder: Builder, bypass: bool
-) -> None:
+) -> bool:
+    """Whether the node is left in the graph to be removed."""
     if list(outputs) == list(node.outputs):
-        return  # the rule changed the node in place
+        return False  # the rule changed the node in place
     if bypass and len(outputs) == 1 and outputs[0] is not None and not builder.nodes:
         if not bypass_node(node, outputs[0]):
             raise Refusal(KEEPS_OUTPUT_NAME)
-        return
-    replace_node(node, [*outputs, *[None] * (len(node.outputs) - len(outputs))], builder)
+        return False
+    values = [*outputs, *[None] * (len(node.outputs) - len(outputs))]
+    replace_node(node, values, builder, remove=False)
+    return True
 
 
 def can_replace(old: ir.Value, new: ir.Value) -> bool:
@@ -282,10 +291,28 @@ def bypass_node(node: ir.Node, value: ir.Value) -> bool:
 
 def remove_unused(*nodes: ir.Node | None) -> None:
     """Remove those of the nodes that nothing reads, and their producers likewise."""
-    pending = list(nodes)
+    _remove(_unread(nodes))
+
+
+def _unread(nodes: Iterable[ir.Node | None]) -> list[ir.Node]:
+    """Those of the nodes that nothing reads, and their producers likewise; they read nothing any more."""
+    pending, found = list(nodes), dict[int, ir.Node]()
     while pending:
         node = pending.pop()
-        if node is None or node.graph is None or not is_unused(node):
+        if node is None or node.graph is None or id(node) in found or not is_unused(node):
             continue
+        found[id(node)] = node
         pending += [value.producer() for value in node.inputs if value is not None]
-        node.graph.remove(node, safe=True)
+        detach(node)
+    return list(found.values())
+
+
+def _remove(nodes: Iterable[ir.Node]) -> None:
+    """Remove detached nodes, those of one graph at once."""
+    by_graph: dict[int, list[ir.Node]] = {}
+    for node in nodes:
+        by_graph.setdefault(id(node.graph), []).append(node)
+    for members in by_graph.values():
+        graph = members[0].graph
+        if graph is not None:
+            graph.remove(members, safe=True)

@@ -363,7 +363,8 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
     present = {value.name for value in (*outputs, *model.graph.inputs)}
     model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)
     try:
-        return plan.engine.differentiate(model, plan.graph.objective, list(wanted))
+        objective = plan.graph.objective
+        return plan.engine.differentiate(model, objective, list(wanted), prepared=True)
     finally:
         model.graph.outputs[:] = outputs
 

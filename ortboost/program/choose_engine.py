@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ortboost.autodiff.check import TrainabilityReport, check_trainable
+from ortboost.autodiff.check import Blocker, find_blockers
 from ortboost.autodiff.engine import Engine, available_engines
 from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
@@ -27,12 +27,14 @@ class Chosen:
     Args:
         engine: The engine.
         forward: The forward graph.
-        found: What stands in the way, and what the engine will rewrite.
+        blockers: What stands in the way.
+        note: Why it is not the engine that is taken otherwise.
     """
 
     engine: Engine
     forward: Forward
-    found: TrainabilityReport
+    blockers: tuple[Blocker, ...]
+    note: str | None = None
 
 
 def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
@@ -59,7 +61,7 @@ def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
         except ModelError as error:
             refused = refused or error
             continue
-        if not chosen.found.blockers:
+        if not chosen.blockers:
             return chosen if first is None and refused is None else _noted(chosen, first, refused)
         first = first or chosen
     if refused is not None and first is None:
@@ -74,7 +76,7 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
     Raises:
         ModelError: Something stands in the way.
     """
-    blockers = chosen.found.blockers
+    blockers = chosen.blockers
     if not blockers:
         return
     fix = blockers[0].fix
@@ -92,21 +94,21 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
 def _prepared(source: ModelSource, config: ProgramConfig, engine: Engine) -> Chosen:
     forward = prepare_forward(load_model(source), config, engine)
     wrt = [parameter.name for parameter in forward.trained]
-    found = check_trainable(forward.model, wrt=wrt, loss=forward.loss.objective, engine=engine)
-    return Chosen(engine, forward, found)
+    objective = forward.loss.objective
+    blockers = find_blockers(forward.model, wrt=wrt, loss=objective, engine=engine)
+    return Chosen(engine, forward, blockers)
 
 
 def _noted(chosen: Chosen, first: Chosen | None, refused: ModelError | None) -> Chosen:
     """Say why it is not the engine that is taken otherwise."""
     why = str(refused.what) if refused is not None else ""
     if first is not None:
-        blocker = first.found.blockers[0]
+        blocker = first.blockers[0]
         why = f"{first.engine.name}: {blocker.op} '{blocker.node}': {blocker.reason}"
     note = f"the {chosen.engine.name} engine is taken; {why}"
     report = Report("choose_engine", notes=[note])
     forward = dataclasses.replace(chosen.forward, reports=(report, *chosen.forward.reports))
-    found = dataclasses.replace(chosen.found, notes=(note, *chosen.found.notes))
-    return Chosen(chosen.engine, forward, found)
+    return dataclasses.replace(chosen, forward=forward, note=note)
 
 
 def _better(source: ModelSource, config: ProgramConfig) -> str | None:
@@ -115,4 +117,4 @@ def _better(source: ModelSource, config: ProgramConfig) -> str | None:
         chosen = choose_engine(source, dataclasses.replace(config, engine="auto"))
     except ModelError:
         return None
-    return None if chosen.found.blockers else chosen.engine.name
+    return None if chosen.blockers else chosen.engine.name

@@ -38,8 +38,8 @@ from ortboost.core.errors import ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import FLOAT_TYPES, is_standard, known_shape, producer_of
+from ortboost.graph.shape_inference import infer_missing
 from ortboost.transforms.class_axis import find_class_axis
 from ortboost.transforms.loss_config import IGNORED, LOSSES, LossConfig
 from ortboost.transforms.loss_functions import (
@@ -144,7 +144,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     builder.flush()
     _rename_to_loss(graph, loss)
     graph.outputs.append(loss)
-    infer_shapes(model)
+    infer_missing(model)
     report.changed[prediction.name or ""] = (
         f"{config.name}, {config.reduction}, labels '{labels.name}'"
         + ("" if axis is None else f", classes in axis {axis}")
@@ -183,7 +183,7 @@ def _from_file(
     builder.flush()
     _rename_to_loss(model.graph, loss)
     model.graph.outputs.append(loss)
-    infer_shapes(model)
+    infer_missing(model)
     name = prediction.name or ""
     report = Report("attach_loss")
     report.changed[name] = f"{config.name}, {config.reduction}, labels '{labels.name}'"

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ortboost.core.errors import ModelError, UsageError
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import input_at, known_shape, producer_of
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
 

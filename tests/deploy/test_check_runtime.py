@@ -5,7 +5,8 @@ import pytest
 
 from ortboost.core.errors import FileError
 from ortboost.deploy.check_runtime import check_onnxruntime
-from ortboost.deploy.int8 import Int8Config, quantize_int8
+from ortboost.deploy.int8.config import Int8Config
+from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.graph.io import save_model
 from tests.deploy.tensorrt.cases import one
 from tests.support import MODELS, small_mlp, text_model, weights

@@ -12,7 +12,7 @@ from ortboost.core.errors import FileError, UsageError
 from ortboost.drawing import draw, picture_of, to_dot, to_svg, write
 from ortboost.drawing.picture import Box, Picture, around
 from ortboost.graph.io import load_model
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from tests.support import assert_three_lines, model_path, small_convnet, small_mlp, text_model
 
 SVG = "{http://www.w3.org/2000/svg}"

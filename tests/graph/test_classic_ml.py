@@ -12,7 +12,7 @@ from ortboost import api
 from ortboost.core.errors import ModelError
 from ortboost.graph.classic_ml import cut_maps, infer_elementwise, require_network
 from ortboost.graph.io import load_model, save_model
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from tests.support import ENGINES, assert_three_lines, run, stepper, weights

@@ -6,7 +6,8 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.graph.fold_integers import fold_integers
-from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.normalize import normalize
+from ortboost.graph.shape_inference import infer_shapes
 from tests.support import run, text_model, weights
 
 

@@ -5,8 +5,9 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.graph import store_weights as module
-from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.normalize import normalize
 from ortboost.graph.parameters import find_parameters
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.store_weights import store_weights
 from ortboost.transforms.trainable_norm import to_training
 from tests.support import run, text_model, weights

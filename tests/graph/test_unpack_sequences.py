@@ -5,7 +5,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ortboost.graph.normalize import infer_shapes, normalize
+from ortboost.graph.normalize import normalize
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.graph.unpack_sequences import unpack_sequences
 from tests.support import run, text_model, weights
 

@@ -7,7 +7,7 @@ import pytest
 
 from ortboost.autodiff.engine import differentiate
 from ortboost.core.errors import ModelError
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.dropout import dropout_to_training
 from ortboost.transforms.inference_norm import to_inference
 from ortboost.transforms.trainable_norm import (

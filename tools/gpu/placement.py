@@ -73,7 +73,7 @@ def open_loudly(path: str) -> None:
 
 def differences(model: ir.Model, answer: dict[str, list[str]], target: str) -> list[str]:
     """How what we say of a model differs from what the runtime did."""
-    from ortboost.graph.normalize import infer_shapes
+    from ortboost.graph.shape_inference import infer_shapes
     from ortboost.runtime.cuda.kernels import load_kernels
     from ortboost.runtime.cuda.placement import place
 

@@ -45,10 +45,10 @@ def slopes_in_double(
     real = PortableEngine.differentiate
 
     def differentiate(
-        engine: PortableEngine, model: ir.Model, loss: str, wrt: Sequence[str]
+        engine: PortableEngine, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool
     ) -> ir.Model:
         seen.append((model.clone(), loss))
-        return real(engine, model, loss, wrt)
+        return real(engine, model, loss, wrt, prepared=prepared)
 
     with mock.patch.object(PortableEngine, "differentiate", differentiate):
         program = ob.build_program(path, config)

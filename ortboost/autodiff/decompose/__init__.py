@@ -15,9 +15,9 @@ import onnx_ir as ir
 from ortboost.autodiff.decompose.registry import DECOMPOSITIONS
 from ortboost.autodiff.engine import Engine
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.reach import reach
 from ortboost.graph.rewriting import rewrite_nodes
+from ortboost.graph.shape_inference import infer_missing
 
 __all__ = ["DECOMPOSITIONS", "decompose"]
 
@@ -62,5 +62,5 @@ def decompose(
         total.kept = report.kept
         if not report.modified:
             break
-        infer_shapes(model)
+        infer_missing(model)
     return total

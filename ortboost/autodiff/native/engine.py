@@ -81,7 +81,9 @@ class NativeEngine:
         """Rewrite in place what the builder would get wrong or cannot build."""
         return rewrites.prepare(model)
 
-    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
+    def differentiate(
+        self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
+    ) -> ir.Model:
         """Make the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
         self.require()
         version = model.opset_imports.get("")
@@ -94,7 +96,8 @@ class NativeEngine:
         check_request(model, loss, wrt)
         work = model.clone()
         work.ir_version = min(work.ir_version or self.ir_version, self.ir_version)
-        self.prepare(work)
+        if not prepared:
+            self.prepare(work)
         partly_used_splits(work, reach(work, wrt, loss))
         fix = "Decompose them first (ortboost.autodiff.decompose), or run `ortboost check`."
         refuse_nodes(self.name, list(_problems(self, work, wrt, loss)), fix)

@@ -82,11 +82,14 @@ class PortableEngine:
         """Rewrite what the rules or stock runtimes need in another form, in place."""
         return preparation.prepare(model)
 
-    def differentiate(self, model: ir.Model, loss: str, wrt: Sequence[str]) -> ir.Model:
+    def differentiate(
+        self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
+    ) -> ir.Model:
         """Make the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
         check_request(model, loss, wrt)
         work = model.clone()
-        self.prepare(work)
+        if not prepared:
+            self.prepare(work)
         reached = reach(work, wrt, loss)
         reasons = ((node, gradient_support(node)) for node in reached.nodes)
         refuse_nodes(self.name, [(node, why) for node, why in reasons if why is not None], _FIX)

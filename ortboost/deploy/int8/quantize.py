@@ -35,8 +35,9 @@ from ortboost.deploy.int8.select import (
     wanted_activations,
 )
 from ortboost.graph.build import Builder
-from ortboost.graph.normalize import convert_opset, infer_shapes
+from ortboost.graph.normalize import convert_opset
 from ortboost.graph.query import input_at, is_read, known_shape, producer_of
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["quantize_int8"]
 

@@ -16,7 +16,7 @@ from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules.registry import SEVERITIES, Context, Finding
 from ortboost.deploy.tensorrt.table import Release, parse_release
 from ortboost.graph.io import ModelSource, load_model
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["TargetReport", "check_release", "check_tensorrt", "open_lazily", "sorted_findings"]
 

@@ -22,8 +22,9 @@ from ortboost.deploy.rewrites.fold_constants import fold_constants
 from ortboost.deploy.targets import ir_version_for
 from ortboost.deploy.tensorrt.rules.operators import normalizes_batch
 from ortboost.deploy.tensorrt.table import Release
-from ortboost.graph.normalize import convert_opset, free_weights, infer_shapes, inline_functions
+from ortboost.graph.normalize import convert_opset, free_weights, inline_functions
 from ortboost.graph.query import FLOAT_TYPES, all_tensors, is_standard
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = [
     "apply_fixes",

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.graph.build import Builder, replace_node
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import RANDOM_OPERATORS, is_standard, static_shape
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["capturable", "draws"]
 

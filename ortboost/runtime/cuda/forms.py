@@ -21,7 +21,6 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.graph.build import Builder
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import (
     constant,
     find_schema,
@@ -30,6 +29,7 @@ from ortboost.graph.query import (
     is_standard,
     static_shape,
 )
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.runtime.cuda.kernels import Kernels
 from ortboost.runtime.cuda.max_pool import shifted_maxima
 

@@ -20,8 +20,8 @@ import onnx_ir as ir
 
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import is_standard
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.transforms.precision.operators import complete_types
 from ortboost.transforms.precision.plan import PrecisionPlan, is_ours
 from ortboost.transforms.precision.policy import PrecisionConfig

@@ -10,7 +10,7 @@ import pytest
 from ortboost.autodiff.engine import Engine, differentiate, engine_names, get_engine
 from ortboost.autodiff.portable import registry
 from ortboost.core.errors import ModelError, UsageError
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from tests.autodiff.numeric import numeric_gradients
 from tests.autodiff.oracle import assert_gradients, graph, random_feeds
 from tests.support import run, session

@@ -11,7 +11,8 @@ from onnx.reference import ReferenceEvaluator
 
 from ortboost.core.errors import ConfigError, UsageError
 from ortboost.deploy.export import export_model
-from ortboost.deploy.int8 import CALIBRATIONS, Int8Config, quantize_int8
+from ortboost.deploy.int8.config import CALIBRATIONS, Int8Config
+from ortboost.deploy.int8.quantize import quantize_int8
 from ortboost.deploy.int8.saturation import SAFE_WEIGHT, can_saturate, saturating_weights
 from ortboost.deploy.tensorrt.checker import check_tensorrt
 from ortboost.deploy.tensorrt.table import parse_release

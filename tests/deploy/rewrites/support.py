@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
+from ortboost.graph.shape_inference import infer_shapes
 from tests.support import run, text_model
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}]>'

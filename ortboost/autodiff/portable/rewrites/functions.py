@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from ortboost.autodiff.portable.registry import find_rule
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import input_at, is_standard, known_shape, label
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["EXPANDED", "expand_functions"]
 

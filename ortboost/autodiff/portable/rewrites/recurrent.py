@@ -9,9 +9,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.normalize import infer_shapes
 from ortboost.graph.query import known_shape
 from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
+from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["unrollable", "unrolled"]
 

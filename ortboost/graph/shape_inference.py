@@ -1,0 +1,146 @@
+"""Shapes and types of all values, by ONNX's own inference, in place.
+
+What :class:`onnx_ir.passes.common.ShapeInferencePass` does, in a fraction of its time: only what inference reads is written
+into the file that ONNX gets, and only shapes and types are read back. Its search of each weight among the inputs makes that
+pass quadratic in the number of weights.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import onnx
+import onnx_ir as ir
+from onnx_ir import serde
+
+from ortboost.graph.classic_ml import infer_elementwise
+from ortboost.graph.query import known_shape
+
+__all__ = ["infer_missing", "infer_shapes"]
+
+_log = logging.getLogger(__name__)
+_SMALL = 1000  # bytes of a weight whose numbers inference may want: sizes, axes
+_ROUNDS = 12
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Infer shapes and types in place; what cannot be inferred stays unknown.
+
+    Sequences and maps keep the type that they have, if any.
+    """
+    for _ in range(_ROUNDS if "ai.onnx.ml" in model.opset_imports else 1):
+        try:
+            found = onnx.shape_inference.infer_shapes(
+                _described(model), check_type=True, strict_mode=False, data_prop=True
+            )
+        except Exception as error:  # a help: a failure of it must not stop a conversion
+            _log.info("shape inference gave up: %s", error)
+        else:
+            _take_over(model.graph, found.graph)
+        if not infer_elementwise(model):
+            break
+
+
+def infer_missing(model: ir.Model) -> None:
+    """Infer shapes and types in place if one of the main graph, or a length, is unknown."""
+    for node in model.graph:
+        for value in node.outputs:
+            if value.shape is None or value.type is None or None in (known_shape(value) or ()):
+                infer_shapes(model)
+                return
+
+
+def _described(model: ir.Model) -> onnx.ModelProto:
+    """The graph with weights as inputs; the small ones with their numbers, too."""
+    graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
+    for domain, version in model.opset_imports.items():
+        proto.opset_import.add(domain=domain, version=version)
+    for function in model.functions.values():
+        serde.serialize_function_into(proto.functions.add(), function)
+    given = {value.name for value in graph.inputs}
+    for value in graph.inputs:
+        _describe(proto.graph.input.add(), value)
+    for value in graph.initializers.values():
+        tensor = value.const_value
+        if tensor is not None and value.shape is None:
+            value.shape = ir.Shape(tensor.shape.numpy())
+        if tensor is not None and value.dtype is None:
+            value.dtype = tensor.dtype
+        if value.name not in given:
+            _describe(proto.graph.input.add(), value)
+        if tensor is not None and tensor.nbytes <= _SMALL:
+            tensor.name = value.name
+            serde.serialize_tensor_into(proto.graph.initializer.add(), tensor)
+    for node in graph:
+        serde.serialize_node_into(proto.graph.node.add(), node)
+        for value in node.outputs:
+            if value.name and value.type is not None and not value.is_graph_output():
+                _describe(proto.graph.value_info.add(), value)
+    for value in graph.outputs:
+        _describe(proto.graph.output.add(), value)
+    return proto
+
+
+def _describe(info: onnx.ValueInfoProto, value: ir.Value) -> None:
+    """Name, type and shape of a value."""
+    if not isinstance(value.type, ir.TensorType):
+        serde.serialize_value_into(info, value)
+        return
+    info.name = value.name or ""
+    info.type.tensor_type.elem_type = value.type.dtype.value
+    if value.shape is None:
+        return
+    shape = info.type.tensor_type.shape
+    shape.SetInParent()  # no dimensions are not the same as no shape
+    for dim in known_shape(value) or ():
+        made = shape.dim.add()
+        if isinstance(dim, int):
+            made.dim_value = dim
+        elif dim is not None:
+            made.dim_param = dim
+
+
+def _take_over(graph: ir.Graph, found: onnx.GraphProto) -> None:
+    """Shapes and types of tensors, as far as they were found, in subgraphs, too."""
+    infos = {info.name: info for info in (*found.input, *found.value_info, *found.output)}
+    values = [*graph.inputs, *graph.initializers.values()]
+    for node, made in zip(graph, found.node, strict=True):
+        values += node.outputs
+        for inner, described in zip(_subgraphs(node), _described_subgraphs(made), strict=True):
+            _take_over(inner, described)
+    for value in values:
+        info = infos.get(value.name or "")
+        if info is None or not info.type.HasField("tensor_type"):
+            continue
+        tensor = info.type.tensor_type
+        if tensor.elem_type and tensor.elem_type != value.dtype:
+            value.dtype = ir.DataType(tensor.elem_type)
+        if tensor.HasField("shape"):
+            dims = tuple(_dim(dim) for dim in tensor.shape.dim)
+            if dims != known_shape(value):
+                value.shape = ir.Shape(dims)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    kind = dim.WhichOneof("value")
+    return None if kind is None else dim.dim_value if kind == "dim_value" else dim.dim_param
+
+
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found += attribute.as_graphs()
+    return found
+
+
+def _described_subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    found: list[onnx.GraphProto] = []
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            found.append(attribute.g)
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            found += attribute.graphs
+    return found
