@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from ortboost.api.data import Data
 from ortboost.api.learning_rates import schedules
@@ -17,6 +17,7 @@ from ortboost.api.processes import SharedSignals, own_threads, processes, restar
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, UsageError, require_known
+from ortboost.core.field_types import Range
 from ortboost.deploy.fixed_inputs import with_batch_axes
 from ortboost.graph.input_config import InputConfig
 from ortboost.program.program import Program
@@ -68,6 +69,7 @@ def train(
     config: TrainConfig | None = None,
     exchange_dtype: WireType = "float32",
     check_sync: int = 0,
+    segments: Annotated[int, Range(1)] | None = None,
     timeout: float = 600.0,
     **settings: Any,
 ) -> TrainSummary:
@@ -102,6 +104,8 @@ def train(
         config: Settings of the trainer; what the program decides is filled in.
         exchange_dtype: In what type gradients travel: ``float32``, ``float16`` or ``bfloat16``.
         check_sync: Compare the parameters of all processes every so many steps; 0 for never.
+        segments: In how many segments the backward pass is cut, so that the gradients of one travel while the
+            next runs; if not given, one on a single machine and four between machines.
         timeout: Seconds that a process waits for the others.
         **settings: Fields of :class:`~ortboost.training.TrainConfig`, as ``epochs=10``.
 
@@ -141,9 +145,8 @@ def train(
     with processes(timeout) as group:
         first = group is None or group.rank == 0
         part = (0, 1) if group is None else (group.rank, group.size)
-        _check_shared(
-            group, {"exchange_dtype": exchange_dtype, "check_sync": check_sync}, batch_axes
-        )
+        given = {"exchange_dtype": exchange_dtype, "check_sync": check_sync, "segments": segments}
+        _check_shared(group, given, batch_axes)
         stepper = Stepper(
             program,
             device=device,
@@ -151,6 +154,7 @@ def train(
             group=group,
             wire=exchange_dtype,
             check_sync=check_sync,
+            segments=segments,
         )
         inputs = with_batch_axes(stepper.inputs, InputConfig(batch_axes=batch_axes or {}))
         drop_last = static_batch(inputs) is not None
@@ -277,7 +281,7 @@ def _check_shared(
 ) -> None:
     """Refuse what makes no sense with one process, or with several."""
     for name, value in settings.items():
-        if group is None and value not in ("float32", 0):
+        if group is None and value not in ("float32", 0, None):
             raise UsageError(
                 f"'{name}' is for several processes.",
                 where=f"{name} = {value}, one process",

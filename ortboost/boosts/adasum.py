@@ -42,6 +42,8 @@ class AdaSum(Boost):
 
     Args:
         group_size: Processes of a server (``device_number``).
+        every: Steps from one joining to the next. In between the servers go on by themselves, and what is joined is
+            the way that each has gone; ours.
 
     Example:
         >>> AdaSum(group_size=4).servers(16)
@@ -49,6 +51,7 @@ class AdaSum(Boost):
     """
 
     group_size: Annotated[int, Range(1)] = 8
+    every: Annotated[int, Range(1)] = 1
 
     name: ClassVar[str] = "adasum"
     stage: ClassVar[Stage] = "update"

@@ -21,8 +21,7 @@ ICLR 2017.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Final, Literal
@@ -33,18 +32,15 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Stage, State, StepContext, UpdateContext
 from ortboost.boosts.roles import MICRO_STEPS, UpdateSplitter
-from ortboost.boosts.thor_factors import Blocks, FactorMaker, precondition
-from ortboost.boosts.thor_inverse import (
-    Factor,
-    inverse_cost,
-    inverted_factors,
-    padded_rows,
-)
-from ortboost.boosts.thor_layers import Layer, NormLayer, Terms, find_layers, loss_terms
+from ortboost.boosts.thor_cost import cost_words, layer_cost
+from ortboost.boosts.thor_factors import FactorMaker, precondition
+from ortboost.boosts.thor_layers import Layer, NormLayer, find_layers
+from ortboost.boosts.thor_refresh import KEPT, NAME, Refresh
+from ortboost.boosts.thor_sides import Sides, mean_name, state_name
+from ortboost.boosts.thor_terms import TERMS, count_terms, loss_terms
 from ortboost.core.errors import ConfigError
 from ortboost.core.field_types import Range
 from ortboost.core.report import Report
-from ortboost.graph.build import Builder
 from ortboost.graph.parameters import Parameter
 from ortboost.graph.query import known_shape
 from ortboost.graph.reach import find_value
@@ -52,13 +48,9 @@ from ortboost.graph.reach import find_value
 __all__ = ["Thor"]
 
 _FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
-_DOUBLE = ir.DataType.DOUBLE
 _Damping = Annotated[float, Range(above=0, below=1e30)]
-_TERMS: Final = "ortboost/thor/terms"
 LEARNING_RATE: Final = "learning_rate"
 """Name of the input with the learning rate."""
-KEPT: Final = "ortboost/thor/kept_blocks"
-"""The state that counts the blocks whose new inverse was not accurate."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +89,7 @@ class Thor(UpdateSplitter):
     kl_clip: Annotated[float, Range(0, below=1e30)] = 0.0
     clip: bool = False
 
-    name: ClassVar[str] = "thor"
+    name: ClassVar[str] = NAME
     stage: ClassVar[Stage] = "update"
     card: ClassVar[str] = "thor"
     separate_state: ClassVar[bool] = False  # type: ignore[misc]  # no setting here
@@ -121,6 +113,14 @@ class Thor(UpdateSplitter):
                 where="boost 'thor', mode=mindspore",
                 fix="Give batch_size, and leave factor_decay and pi out.",
             )
+
+    @property
+    def _sides(self) -> Sides:
+        return Sides(self.mode, self.block)
+
+    @property
+    def _refresh(self) -> Refresh:
+        return Refresh(self._sides, self.damping, self.damping_decay, self.factor_decay, self.pi)
 
     # ---- graphs -------------------------------------------------------------------------------
 
@@ -148,7 +148,11 @@ class Thor(UpdateSplitter):
         graph.memory[self.name] = layers
         report = Report("thor", kept=plain)
         for layer in layers:
-            report.changed[layer.weight] = self._said(layer)
+            output = find_value(graph.model.graph, layer.output)
+            kept = 1 + bool(self.factor_decay) + (graph.window > 1)
+            cost = layer_cost(layer, self._sides, kept, output)
+            report.changed[layer.weight] = cost_words(cost)
+            report.table[layer.weight] = cost
         objective = find_value(graph.model.graph, graph.objective)
         if objective is not None and layers:
             found = loss_terms(objective)
@@ -156,41 +160,17 @@ class Thor(UpdateSplitter):
             data = find_value(graph.model.graph, graph.prediction)
             if data is None or not known_shape(data):
                 data = graph.model.graph.inputs[0]
-            report.notes.append(self._count_terms(graph.model, found, data))
+            report.notes.append(count_terms(graph.model, found, data, self.batch_size))
         return report
-
-    def _count_terms(self, model: ir.Model, found: Terms, data: ir.Value) -> str:
-        """Put their number into the graph, int64, and tell what they are."""
-        b = Builder(model.graph, "ortboost/thor")
-        labels = found.labels
-        if self.batch_size is not None:
-            number = b.const(self.batch_size, _INT64)
-            told = f"{self.batch_size} terms, as given"
-        elif labels is not None and found.ignored is not None:
-            ignored = b.const(found.ignored, labels.dtype or _INT64)
-            counts = b.op("Not", b.op("Equal", labels, ignored, dtype=_BOOL))
-            number = b.op("ReduceSum", b.op("Cast", counts, dtype=_INT64, to=_INT64), keepdims=0)
-            number = b.op("Max", number, b.const(1, _INT64))
-            told = "its terms are the labels that count"
-        elif labels is not None:
-            number = b.op("Size", labels, dtype=_INT64)
-            told = "its terms are the labels"
-        else:
-            shape = b.op("Shape", data, dtype=_INT64)
-            number = b.op("Gather", shape, b.const(0, _INT64))
-            told = f"its terms are the samples, axis 0 of '{data.name}'"
-        b.op("Identity", number, name=_TERMS, dtype=_INT64, shape=())
-        b.flush()
-        return f"the loss is a {'mean' if found.mean else 'sum'}; {told}"
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
         """Inputs and output gradients of all layers, in the graph of second order."""
         layers: list[Layer | NormLayer] = graph.memory[self.name]
         if graph.number or not layers:
             return (), ()
-        seen = [layer.source for layer in layers if self._sides_of(layer)]
-        wanted = [layer.output for layer in layers if self._sides_of(layer)]
-        return [*dict.fromkeys([*seen, _TERMS])], [*dict.fromkeys(wanted)]
+        seen = [layer.source for layer in layers if self._sides.of(layer)]
+        wanted = [layer.output for layer in layers if self._sides.of(layer)]
+        return [*dict.fromkeys([*seen, TERMS])], [*dict.fromkeys(wanted)]
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
         """Remember them."""
@@ -215,50 +195,32 @@ class Thor(UpdateSplitter):
             )
         first: Literal["update", "never"] = "never" if graph.number else "update"
         found = []
-        for layer, side in self._sides(layers):
-            shape = self._shape(layer, side)
+        for layer, side in self._sides.all(layers):
+            shape = self._sides.shape(layer, side)
             unit = np.ones(shape) if len(shape) != 3 or side == "f" else _units(shape)
             name = layer.weight
             found.append(
                 State(
-                    _state("inverse", side, name), unit.astype(np.float32), "slot", "inverse", first
+                    state_name("inverse", side, name),
+                    unit.astype(np.float32),
+                    "slot",
+                    "inverse",
+                    first,
                 )
             )
             zeros = np.zeros(shape, np.float32)
             if self.factor_decay:
-                found.append(State(_state("factor", side, name), zeros, "slot", "factor", first))
+                found.append(
+                    State(state_name("factor", side, name), zeros, "slot", "factor", first)
+                )
             if graph.window > 1:
                 moves: Literal["step", "never"] = "never" if graph.number else "step"
-                found.append(State(_state("window", side, name), zeros, "slot", "factor", moves))
+                found.append(
+                    State(state_name("window", side, name), zeros, "slot", "factor", moves)
+                )
         if found:
             found.append(State(KEPT, np.zeros((), np.int64), "slot", "kept blocks", first))
         return found
-
-    def _sides_of(self, layer: Layer | NormLayer) -> str:
-        if isinstance(layer, Layer):
-            return "ag"
-        return "f" if self.mode == "paper" else ""
-
-    def _sides(
-        self, layers: Sequence[Layer | NormLayer]
-    ) -> Iterator[tuple[Layer | NormLayer, str]]:
-        for layer in layers:
-            yield from ((layer, side) for side in self._sides_of(layer))
-
-    def _shape(self, layer: Layer | NormLayer, side: str) -> tuple[int, ...]:
-        if isinstance(layer, NormLayer):
-            return layer.shape
-        if side == "a" and layer.kind == "embedding":
-            return (layer.inputs,)
-        return self._blocks(layer, side).shape
-
-    def _blocks(self, layer: Layer, side: str) -> Blocks:
-        length = layer.inputs if side == "a" else layer.outputs
-        return Blocks(length, self._limit(layer), layer.groups)
-
-    def _limit(self, layer: Layer) -> int:
-        whole = self.mode == "mindspore" and layer.kind == "embedding"
-        return 0 if whole else self.block
 
     # ---- the update ---------------------------------------------------------------------------
 
@@ -270,8 +232,8 @@ class Thor(UpdateSplitter):
         done = step.states[MICRO_STEPS]
         first = b.op("Equal", done, b.const(0, _INT64), dtype=_BOOL)
         count = b.op("Cast", b.op("Add", done, b.const(1, _INT64)), dtype=_FLOAT, to=_FLOAT)
-        for (name, side), new in self._factors(step).items():
-            state = _state("window", side, name)
+        for (name, side), new in self._refresh.factors(step).items():
+            state = state_name("window", side, name)
             old = step.states[state]
             mean = b.op("Add", old, b.op("Div", b.op("Sub", new, old), count))
             found[state] = b.op("Where", first, new, mean, dtype=_FLOAT)
@@ -283,21 +245,21 @@ class Thor(UpdateSplitter):
         """Refresh the inverses, if this is the graph for it, and precondition."""
         layers: list[Layer | NormLayer] = update.memory[self.name]
         states = {
-            (layer.weight, side): update.states[_state("inverse", side, layer.weight)]
-            for layer, side in self._sides(layers)
+            (layer.weight, side): update.states[state_name("inverse", side, layer.weight)]
+            for layer, side in self._sides.all(layers)
         }
         if not update.number and states:
-            states = self._refreshed(update, states)
+            states = self._refresh.refreshed(update, states)
         b, steps = update.b, dict[str, ir.Value]()
         for layer in layers:
             name, gradient = layer.weight, gradients[layer.weight]
             if isinstance(layer, Layer):
                 inverses = states[name, "a"], states[name, "g"]
-                steps[name] = precondition(b, layer, gradient, *inverses, self._limit(layer))
+                steps[name] = precondition(b, layer, gradient, *inverses, self._sides.limit(layer))
             elif self.mode == "paper":
                 steps[name] = b.op("Mul", gradient, states[name, "f"])
             else:
-                root = b.op("Cast", self._root(update), dtype=_FLOAT, to=_FLOAT)
+                root = b.op("Cast", self._refresh.root(update), dtype=_FLOAT, to=_FLOAT)
                 square = b.op("Mul", gradient, gradient)
                 size = b.const(float(self.batch_size or 1))
                 divisor = b.op("Add", b.op("Div", square, size), root)
@@ -351,7 +313,7 @@ class Thor(UpdateSplitter):
             return {}
         b = step.b
         values: dict[str, ir.Value] = step.memory["thor.values"]
-        number = b.op("Cast", values[_TERMS], dtype=_FLOAT, to=_FLOAT)
+        number = b.op("Cast", values[TERMS], dtype=_FLOAT, to=_FLOAT)
         mindspore = self.mode == "mindspore"
         terms = number if mindspore or step.memory["thor.mean"] else b.const(1.0)
         maker = FactorMaker(
@@ -366,154 +328,11 @@ class Thor(UpdateSplitter):
         layers: list[Layer | NormLayer] = step.memory[self.name]
         found = {}
         for layer in layers:
-            for side, value in maker.of(layer).items() if self._sides_of(layer) else ():
-                shape = self._shape(layer, side) if side in "agf" else ()
+            for side, value in maker.of(layer).items() if self._sides.of(layer) else ():
+                shape = self._sides.shape(layer, side) if side in "agf" else ()
                 value.shape = ir.Shape(shape)
-                found[_mean(side, layer.weight)] = value
+                found[mean_name(side, layer.weight)] = value
         return found
-
-    def _factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
-        """Weight and side to the factor of this batch, and the ``gain`` of a weight if it has one."""
-        b, found = step.b, {}
-        for layer in step.memory[self.name]:
-            parts = {
-                side: step.means[_mean(side, layer.weight)]
-                for side in (*self._sides_of(layer), "gain", "share")
-                if _mean(side, layer.weight) in step.means
-            }
-            share = parts.pop("share", None)
-            root = None if share is None else b.op("Sqrt", share)
-            for side, value in parts.items():
-                found[layer.weight, side] = value if root is None else b.op("Div", value, root)
-        return found
-
-    def _refreshed(
-        self, update: UpdateContext, old: Mapping[tuple[str, str], ir.Value]
-    ) -> dict[tuple[str, str], ir.Value]:
-        """The inverses of this update's factors; the old ones where those are not accurate."""
-        b = update.b
-        if update.window > 1:
-            factors = {key: update.states[_state("window", key[1], key[0])] for key in old}
-        else:
-            factors = self._factors(update)
-        gains = {name: factors.pop((name, "gain")) for name, side in [*factors] if side == "gain"}
-        if self.factor_decay:
-            factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
-        found: dict[tuple[str, str], ir.Value] = {}
-        chains: dict[int, list[Factor]] = {}
-        root = self._root(update)
-        for layer in update.memory[self.name]:
-            dampings = self._dampings(b, layer, factors, root)
-            for side in self._sides_of(layer):
-                key, shape = (layer.weight, side), self._shape(layer, side)
-                if len(shape) == 3 and isinstance(layer, Layer):
-                    gain = gains.get(layer.weight) if side == "a" else None
-                    block = Factor(key, shape, factors[key], dampings[side], old[key], gain)
-                    chains.setdefault(padded_rows(shape[1]), []).append(block)
-                else:
-                    found[key] = self._reciprocal(b, factors[key], root, old[key])
-        kept = update.states[KEPT]
-        for size, members in chains.items():
-            inverses, wrong = inverted_factors(b, members, size)
-            found |= inverses
-            kept = b.op("Add", kept, wrong)
-        for (name, side), value in found.items():
-            update.next_of[_state("inverse", side, name)] = value
-        update.next_of[KEPT] = kept
-        return found
-
-    def _averaged(self, update: UpdateContext, key: tuple[str, str], new: ir.Value) -> ir.Value:
-        """The running average; what is not finite does not enter it."""
-        b, state = update.b, _state("factor", key[1], key[0])
-        old = update.states[state]
-        share = b.const(self.factor_decay)
-        mean = b.op(
-            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.factor_decay))
-        )
-        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE), dtype=_BOOL)
-        mean = b.op("Where", first, new, mean, dtype=_FLOAT)
-        zero = b.op("ReduceSum", b.op("Mul", new, b.const(0.0)), keepdims=0)
-        finite = b.op("Equal", zero, b.const(0.0), dtype=_BOOL)
-        update.next_of[state] = b.op("Where", finite, mean, old, dtype=_FLOAT)
-        return update.next_of[state]
-
-    def _root(self, update: UpdateContext) -> ir.Value:
-        """The square root of the damping of this update, float64 scalar."""
-        b = update.b
-
-        def make() -> ir.Value:
-            one = b.const(1.0, _DOUBLE)
-            if isinstance(self.damping, tuple):
-                index = b.op("Cast", b.op("Sub", update.step, one), dtype=_INT64, to=_INT64)
-                index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
-                value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
-            else:
-                value = b.const(self.damping, _DOUBLE)
-            if self.damping_decay != 1:
-                done = b.op("Sub", update.step, one)
-                decay = b.op("Pow", b.const(self.damping_decay, _DOUBLE), done)
-                value = b.op("Mul", value, decay)
-            return b.op("Sqrt", value)
-
-        return b.shared("thor.root", make)
-
-    def _dampings(
-        self,
-        b: Builder,
-        layer: Layer | NormLayer,
-        factors: Mapping[tuple[str, str], ir.Value],
-        root: ir.Value,
-    ) -> dict[str, ir.Value]:
-        """What is added to each factor: the root, divided between the two with ``pi``."""
-        if not self.pi or not isinstance(layer, Layer):
-            return dict.fromkeys(self._sides_of(layer), root)
-        a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
-        ratio = b.op("Sqrt", b.op("Div", a, g))
-        ratio = b.op("Max", b.op("Min", ratio, b.const(1e3, _DOUBLE)), b.const(1e-3, _DOUBLE))
-        return {"a": b.op("Mul", root, ratio), "g": b.op("Div", root, ratio)}
-
-    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> ir.Value:
-        length = (layer.inputs if side == "a" else layer.outputs) * layer.groups
-        if len(self._shape(layer, side)) == 3:
-            factor = b.op("Mul", factor, b.const(np.eye(self._blocks(layer, side).size)))
-        trace = b.op("ReduceSum", factor, keepdims=0)
-        mean = b.op("Div", trace, b.const(float(length)))
-        mean = b.op("Max", mean, b.const(1e-30))
-        return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
-
-    def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
-        """`1 / (f + sqrt(d))`; the old one where that is not a number."""
-        damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
-        new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
-        good = b.op("GreaterOrEqual", new, b.const(0.0), dtype=_BOOL)
-        return b.op("Where", good, new, old, dtype=_FLOAT)
-
-    # ---- what it costs ------------------------------------------------------------------------
-
-    def _said(self, layer: Layer | NormLayer) -> str:
-        """How a layer is preconditioned, and what that takes."""
-        if isinstance(layer, NormLayer):
-            size = math.prod(layer.shape)
-            return f"elementwise; {4 * size if self.mode == 'paper' else 0} bytes of state"
-        shapes = {side: self._shape(layer, side) for side in "ag"}
-        elements = sum(math.prod(shape) for shape in shapes.values())
-        blocks = {side: self._blocks(layer, side) for side in "ag"}
-        cut = [blocks[s].number if len(shapes[s]) == 3 else 1 for s in "ag"]
-        inverse = sum(
-            shape[0] * inverse_cost(padded_rows(shape[1]))
-            for shape in shapes.values()
-            if len(shape) == 3
-        )
-        size = layer.inputs * layer.outputs * layer.groups
-        plain = size * sum(shape[1] if len(shape) == 3 else 1 for shape in shapes.values())
-        parts = [
-            f"{layer.kind}, A {layer.inputs}, G {layer.outputs}"
-            + (f", {layer.groups} groups" if layer.groups > 1 else ""),
-            *([f"{cut[0]} and {cut[1]} blocks"] if max(cut) > 1 else []),
-            f"{4 * elements * (2 if self.factor_decay else 1)} bytes of state",
-            f"{inverse / 1e6:.3g} million multiply-accumulates for the inverses, {plain / 1e6:.3g} at each update",
-        ]
-        return "; ".join(parts)
 
 
 def _known_to_mindspore(layer: Layer) -> bool:
@@ -521,14 +340,6 @@ def _known_to_mindspore(layer: Layer) -> bool:
     dilations = (layer.attributes or {}).get("dilations")
     dilated = dilations is not None and any(d != 1 for d in dilations.as_ints())
     return len(layer.kernel) == 2 and layer.groups == 1 and not dilated
-
-
-def _state(what: str, side: str, weight: str) -> str:
-    return f"ortboost/thor/{what}_{side}/{weight}"
-
-
-def _mean(side: str, weight: str) -> str:
-    return f"thor/{side}/{weight}"
 
 
 def _units(shape: tuple[int, ...]) -> NDArray[np.float64]:

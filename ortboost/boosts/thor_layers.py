@@ -28,9 +28,9 @@ import onnx_ir as ir
 
 from ortboost.boosts.grad_centralization import readers_of
 from ortboost.graph.parameters import Parameter
-from ortboost.graph.query import input_at, is_standard, known_shape, label
+from ortboost.graph.query import is_standard, known_shape, label
 
-__all__ = ["Layer", "NormLayer", "Terms", "find_layers", "loss_terms"]
+__all__ = ["Layer", "NormLayer", "find_layers"]
 
 Kind: TypeAlias = Literal["dense", "conv", "embedding"]
 
@@ -206,37 +206,3 @@ def _norm(parameter: Parameter, node: ir.Node, index: int) -> NormLayer | str:
 
 def _name(value: ir.Value | None) -> str:
     return "" if value is None else value.name or ""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The terms that a loss is made of.
-
-    Args:
-        mean: Whether it is their mean, otherwise their sum.
-        labels: Class numbers, one for each term; ``None`` if the terms are the samples.
-        ignored: The label that does not count, if there is one.
-    """
-
-    mean: bool
-    labels: ir.Value | None = None
-    ignored: int | None = None
-
-
-def loss_terms(objective: ir.Value) -> Terms:
-    """What a loss is the mean or sum of; of a loss that is not known, the mean over the samples."""
-    value: ir.Value | None = objective
-    mean = True
-    while value is not None and (node := value.producer()) is not None:
-        if is_standard(node, "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
-            reduction = node.attributes.get_string("reduction", "mean")
-            if reduction != "none":
-                mean = reduction == "mean"
-            ignored = node.attributes.get_int("ignore_index", None)
-            return Terms(mean, input_at(node, 1), ignored)
-        if is_standard(node, "ReduceSum"):
-            mean = False
-        elif not is_standard(node, "ReduceMean", "Reshape", "Identity", "Squeeze", "Cast"):
-            break
-        value = node.inputs[0]
-    return Terms(mean)

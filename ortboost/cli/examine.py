@@ -25,6 +25,7 @@ Examples:
   ortboost inspect run model.opt.onnx --json
   ortboost inspect run --state --reports
   ortboost inspect run --precision
+  ortboost inspect run --layers
   ortboost inspect run/step.onnx --json""",
 )
 def inspect(
@@ -36,7 +37,11 @@ def inspect(
     parameters: Path | None = option(
         "Of a model: a list of its parameters, as of convert.", metavar="FILE"
     ),
-    layers: bool = option("The nodes, with shapes.", "--layers", default=False),
+    layers: bool = option(
+        "The nodes, with shapes; of a program what its boosts cost in each layer.",
+        "--layers",
+        default=False,
+    ),
     state: bool = option("The state catalogue of a program.", "--state", default=False),
     precision: bool = option(
         "In which number format each node computes, and why.", "--precision", default=False
@@ -83,7 +88,9 @@ def inspect(
             ],
             ": a program lists them with --state" if data["kind"] == "program" else "",
         )
-    if layers:
+    if layers and data["kind"] == "program":
+        _costs(printer, data)
+    elif layers:
         _section(
             printer,
             ["node", "op", "output", "shape"],
@@ -146,6 +153,27 @@ def _model(printer: Output, data: dict[str, Any]) -> None:
     )
     printer.line()
     printer.table(["op", "count"], list(data["ops"].items()))
+
+
+def _costs(printer: Output, data: dict[str, Any]) -> None:
+    """The tables of the reports, numbers with their totals."""
+    tables = [report for report in data["reports"] if report["table"]]
+    for report in tables:
+        first = next(iter(report["table"].values()))
+        rows = [[name, *row.values()] for name, row in report["table"].items()]
+        total: list[Any] = ["total"]
+        for column in first:
+            numbers = [row[column] for row in report["table"].values() if row[column] is not None]
+            total.append("" if any(isinstance(n, str) for n in numbers) else sum(numbers))
+        shown = [[_cell(value) for value in row] for row in [*rows, total]]
+        printer.line(f"\n{report['rewrite']}")
+        printer.table(["parameter", *(name.replace("_", " ") for name in first)], shown)
+    if not tables:
+        printer.line("\nno costs to show: no boost of this program has any in a layer")
+
+
+def _cell(value: str | int | None) -> str:
+    return "?" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
 def _trained(parameter: dict[str, Any]) -> str:

@@ -82,6 +82,9 @@ class ProcessOptions:
     check_sync: int = option(
         "Compare the parameters of all processes every N steps.", default=0, min=0
     )
+    segments: int | None = option(
+        "Cut the backward pass into N segments: gradients of one travel while the next runs.", min=1
+    )
     timeout: float = option("Seconds that a process waits for the others.", default=600.0, min=1)
 
     def arguments(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ class Report:
         changed: Name of a node or tensor to what was done to it.
         kept: Name of a node or tensor that was considered and left alone, to the reason.
         notes: Remarks that are not about one node.
+        table: Name of a node or tensor to numbers about it, by the names of columns that all of them have.
 
     Example:
         >>> report = Report("fold_bn")
@@ -33,6 +34,7 @@ class Report:
     changed: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    table: dict[str, dict[str, str | int | None]] = field(default_factory=dict)
 
     @property
     def modified(self) -> bool:
@@ -46,7 +48,8 @@ class Report:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
         """Rebuild a report from :meth:`to_dict`."""
-        return cls(data["rewrite"], dict(data["changed"]), dict(data["kept"]), list(data["notes"]))
+        given = (dict(data["changed"]), dict(data["kept"]), list(data["notes"]))
+        return cls(data["rewrite"], *given, dict(data.get("table", {})))  # older ones have none
 
     def __str__(self) -> str:
         lines = [f"{self.rewrite}: {len(self.changed)} changed, {len(self.kept)} kept"]

@@ -114,6 +114,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         parameters=forward.parameters,
         trained=trained,
         fp32_operators=engine.fp32_operators,
+        window=1 if config.gatherer is None else config.gatherer.steps,
     )
     # All that looks at layers comes before what makes several nodes of one.
     found = []
@@ -283,7 +284,6 @@ class _Plan:
             trained=trained,
             memory=dict(self.graph.memory),
             number=number,
-            window=1 if self.config.gatherer is None else self.config.gatherer.steps,
         )
 
     def entries(self) -> list[StateEntry]:

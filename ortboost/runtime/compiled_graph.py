@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class CompiledGraph:
         device: ``cpu`` or ``cuda``.
         threads: Threads within an operator.
         placed: Inputs and outputs that are not state, and lie in memory of their own on the device.
+        prepared: The graph is in the form for the device.
+        passed: Values that graphs pass on to each other without copying; each graph adds its own.
+        takes: Inputs among them.
+        gives: Outputs among them, besides those of the catalogue.
     """
 
     def __init__(
@@ -44,13 +48,20 @@ class CompiledGraph:
         device: str,
         threads: int | None,
         placed: Mapping[str, Buffer] | None = None,
+        prepared: bool = False,
+        passed: dict[str, Any] | None = None,
+        takes: Sequence[str] = (),
+        gives: Sequence[str] = (),
     ) -> None:
         self.catalogue, self._placed = catalogue, placed or {}
         self._state = state
+        self._passed = {} if passed is None else passed
+        self._takes, self._gives = takes, gives
         self._written = [entry.name for entry in catalogue.state if entry.next is not None]
         nexts = [entry.next for entry in catalogue.state if entry.next is not None]
-        form = for_device(model, device, states=nexts, threads=threads)
+        form = model if prepared else for_device(model, device, states=nexts, threads=threads)
         self._shapes = {value.name: static_shape(value) for value in form.graph.outputs}
+        self._on_host = {v.name for v in form.graph.outputs if v.dtype == ir.DataType.INT64}
         self._session = open_session(
             form,
             device=device,
@@ -87,13 +98,19 @@ class CompiledGraph:
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)
         outputs = self.catalogue.outputs
-        values = binding.get_outputs()[: len(outputs)]
+        values = binding.get_outputs()
+        for name, value in zip(self._gives, values[len(outputs) :], strict=False):
+            self._passed[name] = value
         # Copies: the runtime writes the answers of a later step over those of this one.
         return {
             spec.name: np.array(value.numpy(), copy=True)
-            for spec, value in zip(outputs, values, strict=True)
+            for spec, value in zip(outputs, values, strict=False)  # states come after them
             if spec.name not in self._placed
         }
+
+    def forget(self) -> None:
+        """Bind everything anew at the next run: what is passed on will have other shapes."""
+        self._bindings.clear()
 
     def _binding(self) -> Any:
         """All states bound to their current buffers; made once for each combination of buffers."""
@@ -110,6 +127,14 @@ class CompiledGraph:
                     binding.bind_output(spec.name, *self._place(spec.name))
                 else:
                     binding.bind_output(spec.name, "cpu")
+            for name in self._takes:
+                binding.bind_ortvalue_input(name, self._passed[name])
+            for name in self._gives:
+                if name in self._passed:
+                    binding.bind_ortvalue_output(name, self._passed[name])
+                else:  # shapes and their kind are made on the host
+                    host = name in self._on_host
+                    binding.bind_output(name, "cpu" if host else self._state.device)
             for entry in self.catalogue.state:
                 if entry.next is not None:
                     self._bind_next(binding, entry, entry.next)

@@ -21,6 +21,7 @@ samples are those that make the mean over the batch right where parts differ.
 from __future__ import annotations
 
 import contextlib
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -34,16 +35,21 @@ from ortboost.program import catalogue as names
 from ortboost.program.catalogue import TensorSpec, read_catalogue
 from ortboost.program.gradients import LARGEST_NORM
 from ortboost.program.program import Program
+from ortboost.program.segments import order_gradients
 from ortboost.program.split import SplitStep, split_program
 from ortboost.runtime.adasum import SharedAdaSum
 from ortboost.runtime.compiled_graph import CompiledGraph
+from ortboost.runtime.peepholes import for_device
 from ortboost.runtime.process_group import Buffer, Handle, ProcessGroup, WireType
+from ortboost.runtime.segmented_graph import SegmentedGraph
 from ortboost.runtime.session import drawing
 from ortboost.runtime.state import DeviceState
 
 __all__ = ["SharedStep", "count_samples"]
 
 _BUCKET: Final = 25 * 2**20  # bytes; that of torch's DistributedDataParallel
+_SEGMENTS: Final = 4  # between machines; see docs/scale.md
+_SMALL: Final = 2**18  # bytes of gradients that are not worth a cut
 
 
 class SharedStep:
@@ -53,14 +59,24 @@ class SharedStep:
         program: The program.
         group: The processes.
         wire: In what type gradients travel.
+        segments: In how many the backward pass is cut, so that the gradients of one travel while the next runs;
+            ``None`` for a choice by where the processes are. It changes no number with two processes, and the order of
+            sums with more.
 
     Raises:
         UsageError: The processes have different programs or versions.
         ModelError: See :func:`ortboost.program.split.split_program`.
     """
 
-    def __init__(self, program: Program, group: ProcessGroup, wire: WireType = "float32") -> None:
+    def __init__(
+        self,
+        program: Program,
+        group: ProcessGroup,
+        wire: WireType = "float32",
+        segments: int | None = None,
+    ) -> None:
         self.program, self.group, self.wire = program, group, wire
+        self.segments = segments
         self.splits = split_program(program)
         self.requests = np.zeros(2)  # SIGINT, SIGTERM: this process was asked to end
         self.agreed = np.zeros(2)  # the same, of all, as of the last step
@@ -70,6 +86,8 @@ class SharedStep:
         self._moved, self._share = False, 0.0
         joins = next((b for b in program.config.enabled_boosts if isinstance(b, AdaSum)), None)
         self._adasum = None if joins is None else SharedAdaSum(joins, group)
+        self._every, self._updates = 1 if joins is None else joins.every, 0
+        self._common: dict[str, NDArray[Any]] = {}  # weights as the servers last had them in common
         self.server = group if self._adasum is None else self._adasum.server
         if self._adasum is not None and not self._mean:
             raise ConfigError(
@@ -78,8 +96,12 @@ class SharedStep:
                 fix="Use the reduction 'mean'.",
             )
         group.agree(
-            {"the program": program.fingerprint, "its first state": _crc_of(program.initial)},
-            fix="Give all processes the same folder, or copies of one.",
+            {
+                "the program": program.fingerprint,
+                "its first state": _crc_of(program.initial),
+                "the number of segments": segments,
+            },
+            fix="Give all processes the same folder, or copies of one, and the same settings.",
         )
 
     def run(
@@ -113,20 +135,30 @@ class SharedStep:
         if self.server is not self.group:
             nearby, arriving = self.server.start_sum_of(counts)
         ran = bool(counted or (number and halves.means))
-        with drawing(seed):  # not around an exchange: another thread may wait for the others, too
-            values = halves.gradients.run(feeds) if ran else {}
+        weight, values = 0.0, dict[str, NDArray[Any]]()
+        sent: list[Handle] = []
+        for i in range(len(halves.gradients)):
+            if ran and i == 0:
+                with drawing(
+                    seed
+                ):  # not around an exchange: another thread may wait for the others, too
+                    values |= halves.gradients.run(i, feeds)
+            elif ran:
+                values |= halves.gradients.run(i, feeds)
+            if i == 0:
+                travelling.wait()
+                arriving.wait()
+                self._share = counted / nearby[0] if nearby[0] else 0.0
+                weight = self._share if self._mean else float(counted > 0)
+            sent += halves.start_sums(i, weight)
         if not counted:
             values = halves.nothing(state)
-        travelling.wait()
-        arriving.wait()
         self.agreed = totals[2:]
-        self._share = share = counted / nearby[0] if nearby[0] else 0.0
         of_all = counted / totals[0] if totals[0] else 0.0
         own = self._weighted(values, of_all, number / max(totals[1], 1.0), halves.shown)
         shown, showing = self.group.start_sum_of(own)
-        weight = share if self._mean else float(counted > 0)
         of_means = max(counted, 1) / totals[0] if ran and totals[0] else 0.0
-        for handle in (*halves.start(weight, of_means), showing):
+        for handle in (*sent, *halves.start_rest(weight, of_means), showing):
             handle.wait()
         self._moved = True
         numbers = {
@@ -157,20 +189,27 @@ class SharedStep:
 
     @contextlib.contextmanager
     def joining(self, state: DeviceState, graph: str) -> Iterator[None]:
-        """Join what an update within it subtracts from the parameters, with AdaSum."""
+        """Join what the updates of servers subtract from the parameters, with AdaSum; this update is within it."""
         if self._adasum is None or (self._accumulates and graph.startswith(names.STEP_GRAPH)):
             yield
             return
-        trained = [
-            entry.name
-            for entry in self.program.catalogue_of(graph).entries("parameter")
-            if entry.next is not None
-        ]
-        before = {name: state.read(name) for name in trained}
+        for entry in self.program.catalogue_of(graph).entries("parameter"):
+            if entry.next is not None and entry.name not in self._common:
+                self._common[entry.name] = state.read(entry.name)
         yield
-        deltas = {name: old - state.read(name) for name, old in before.items()}
+        self._updates += 1
+        if self._updates >= self._every:
+            self.join_servers(state)
+
+    def join_servers(self, state: DeviceState) -> None:
+        """Give all servers the same parameters, if they have gone different ways."""
+        self._updates = 0
+        if self._adasum is None or not self._common:
+            return
+        deltas = {name: old - state.read(name) for name, old in self._common.items()}
         for name, delta in self._adasum.join(deltas).items():
-            state.write(name, before[name] - delta)
+            state.write(name, self._common[name] - delta)
+        self._common.clear()
 
     def _weighted(
         self,
@@ -189,6 +228,13 @@ class SharedStep:
                 factor = of_samples if values[spec.name].ndim else 1.0
             own[i] = factor * float(values[spec.name].mean())
         return own
+
+    def count_segments(self, size: int) -> int:
+        """Segments for so many bytes of gradients: one where they hardly take time to travel."""
+        if self.segments is not None:
+            return self.segments
+        near = self.group.size == self.group.local_size
+        return 1 if near or size < _SMALL else _SEGMENTS
 
     def open(self, graph: str, state: DeviceState, threads: int | None) -> _Halves:
         """The two graphs of a step, opened when they are needed first."""
@@ -241,7 +287,8 @@ class SharedStep:
             state.write(entry.name, mean)
 
     def average(self, state: DeviceState) -> None:
-        """Average the running statistics, if a step has moved them since."""
+        """Join the servers, and average the running statistics, if a step has moved them since."""
+        self.join_servers(state)
         if not self._moved:
             return
         self._moved = False
@@ -254,6 +301,8 @@ class SharedStep:
         """After a state was loaded, in all processes: the sums of its window are rank 0's."""
         self.leave_sums(state)
         self._moved = False
+        self._common.clear()
+        self._updates = 0
 
     def leave_sums(self, state: DeviceState) -> None:
         """Where all processes hold the sums of a window, leave them to rank 0."""
@@ -263,7 +312,7 @@ class SharedStep:
                     state.write(entry.name, np.zeros(entry.shape))
 
     def check(self, state: DeviceState, step: int) -> None:
-        """Compare what must be the same in all processes.
+        """Compare what must be the same in all processes; while servers go by themselves, in those of a server.
 
         Raises:
             ModelError: A tensor differs; the first one is named, and a process that has another.
@@ -275,7 +324,7 @@ class SharedStep:
             and not entry.name.startswith(names.accumulator_name(""))
         ]
         sums = np.array([_crc(state.read(entry.name)) for entry in entries], np.int64)
-        found = self.group.gather(sums)
+        found = (self.server if self._common else self.group).gather(sums)
         for rank, other in enumerate(found):
             different = np.flatnonzero(other != found[0])
             if different.size:
@@ -301,9 +350,16 @@ class _Halves:
         device, group = state.device, shared.group
         self._raw = [spec.name for spec in split.kept if spec.name.startswith(names.RAW)]
         gradients = [spec for spec in split.kept if spec.name not in self._raw]
+        form = for_device(split.gradients, device, threads=threads)
+        sizes = {s.name: math.prod(_fixed_shape(s)) * s.dtype.itemsize for s in split.summed}
+        groups = order_gradients(form, sizes, shared.count_segments(sum(sizes.values())))
+        specs = {spec.name: spec for spec in split.summed}
         self._sums = [
-            Buffer(shared.server, part, dtype, device, shared.wire)
-            for dtype, part in _buckets(split.summed)
+            [
+                Buffer(shared.server, part, dtype, device, shared.wire)
+                for dtype, part in _buckets([specs[name] for name in reversed(names)])
+            ]
+            for names in groups
         ]
         self.means = [Buffer(group, p, d, device) for d, p in _buckets(split.averaged)]
         self._checks = [Buffer(group, p, d, device) for d, p in _buckets(split.checks)]
@@ -313,7 +369,7 @@ class _Halves:
         placed = {
             name: buffer
             for buffer in (
-                *self._sums,
+                *(buffer for part in self._sums for buffer in part),
                 *self.means,
                 *self._checks,
                 *self._own,
@@ -322,9 +378,11 @@ class _Halves:
             for name in buffer.names
         }
         self._placed = placed
-        self.gradients, self.update = (
-            CompiledGraph(model, catalogue, state, device=device, threads=threads, placed=placed)
-            for model, catalogue in ((split.gradients, first), (split.update, second))
+        self.gradients = SegmentedGraph(
+            form, first, state, groups, device=device, threads=threads, placed=placed
+        )
+        self.update = CompiledGraph(
+            split.update, second, state, device=device, threads=threads, placed=placed
         )
 
     def nothing(self, state: DeviceState) -> dict[str, NDArray[Any]]:
@@ -337,13 +395,19 @@ class _Halves:
             self._placed[name].write(name, state.read(name.removeprefix(names.RAW)))
         return {}
 
-    def start(self, share: float, of_means: float) -> list[Handle]:
-        """Weight the gradients and the means of the batch, and send them on their way."""
-        for buffer in (*self._sums, *self._own):
+    def start_sums(self, segment: int, share: float) -> list[Handle]:
+        """Weight the gradients that a segment ends with, and send them on their way."""
+        for buffer in self._sums[segment]:
+            buffer.scale(share)
+        return [buffer.start_sum() for buffer in self._sums[segment]]
+
+    def start_rest(self, share: float, of_means: float) -> list[Handle]:
+        """The same with what else travels; what stays is weighted, too."""
+        for buffer in self._own:
             buffer.scale(share)
         for buffer in self.means:
             buffer.scale(of_means)
-        return [buffer.start_sum() for buffer in (*self._sums, *self.means, *self._checks)]
+        return [buffer.start_sum() for buffer in (*self.means, *self._checks)]
 
 
 def count_samples(
@@ -374,20 +438,25 @@ def _buckets(specs: Sequence[TensorSpec]) -> list[tuple[np.dtype[Any], dict[str,
     found: list[tuple[np.dtype[Any], dict[str, tuple[int, ...]]]] = []
     filled: dict[np.dtype[Any], int] = {}
     for spec in reversed(specs):
-        shape = tuple(d for d in spec.shape if isinstance(d, int))
-        if len(shape) != len(spec.shape):
-            raise ModelError(
-                f"The shape of '{spec.name}' is not known before a step.",
-                where=f"{spec.shape}",
-                fix="Report this.",
-            )
-        size = int(np.prod(shape, dtype=np.int64)) * spec.dtype.itemsize
+        shape = _fixed_shape(spec)
+        size = math.prod(shape) * spec.dtype.itemsize
         if spec.dtype not in filled or filled[spec.dtype] + size > _BUCKET:
             found.append((spec.dtype, {}))
             filled[spec.dtype] = 0
         filled[spec.dtype] += size
         next(part for dtype, part in reversed(found) if dtype == spec.dtype)[spec.name] = shape
     return found
+
+
+def _fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
+    shape = tuple(d for d in spec.shape if isinstance(d, int))
+    if len(shape) != len(spec.shape):
+        raise ModelError(
+            f"The shape of '{spec.name}' is not known before a step.",
+            where=f"{spec.shape}",
+            fix="Report this.",
+        )
+    return shape
 
 
 def _crc(array: NDArray[Any]) -> int:

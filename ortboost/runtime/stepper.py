@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from ortboost.autodiff.engine import gradient_name
 from ortboost.boosts.roles import StepTaker
 from ortboost.core.arguments import check_argument, checked
 from ortboost.core.errors import ModelError, OrtBoostError, UsageError, nearest
+from ortboost.core.field_types import Range
 from ortboost.core.shown import Shown
 from ortboost.graph.query import format_shape
 from ortboost.program import catalogue as names
@@ -83,6 +84,8 @@ class Stepper(Shown):
             All methods but :meth:`get` and :meth:`set` are then to be called by all processes alike.
         wire: In what type gradients travel between processes.
         check_sync: Compare the parameters of all processes every so many steps; 0 for never.
+        segments: In how many segments the backward pass is cut, so that gradients of one travel while the
+            next runs; ``None`` for the choice of :class:`~ortboost.runtime.shared_step.SharedStep`.
 
     Raises:
         UsageError: The processes of the group have different programs.
@@ -104,10 +107,11 @@ class Stepper(Shown):
         group: ProcessGroup | None = None,
         wire: WireType = "float32",
         check_sync: int = 0,
+        segments: Annotated[int, Range(1)] | None = None,
     ) -> None:
         self.program = program
         self.group, self._check_sync = group, check_sync
-        self.shared = None if group is None else SharedStep(program, group, wire)
+        self.shared = None if group is None else SharedStep(program, group, wire, segments)
         self.catalogue = program.catalogue
         self.device = resolve_device(device, among=TRAINING_DEVICES)
         self._threads = threads

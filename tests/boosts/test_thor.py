@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ortboost.boosts import GradAccumulation, LossScale, Thor
+from ortboost.boosts.thor_inverse import inverse_cost
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import NO_SCALE, DynamicScaleConfig, FixedScaleConfig
 from ortboost.optimizers import Momentum
@@ -19,6 +20,7 @@ from tests.support import (
     GOLDEN,
     assert_three_lines,
     batch_for,
+    model_path,
     small_mlp,
     stepper,
     text_model,
@@ -348,6 +350,30 @@ def test_the_report_says_what_is_preconditioned_and_why_the_rest_is_not():
     assert report.kept["shared"] == "2 nodes read it"
     assert "Mul" in report.kept["s"]
     assert "the loss is a mean; its terms are the labels" in report.notes
+
+
+@pytest.mark.parametrize("settings", [{}, {"factor_decay": 0.5}, {"block": 0}])
+def test_the_table_says_what_a_layer_costs(settings):
+    boosts = (Thor(**settings), GradAccumulation(2))
+    program = build_program(str(model_path("lenet5")), ProgramConfig(boosts=boosts))
+    (table,) = [r.table for r in program.reports if r.rewrite == "thor"]
+    for name, row in table.items():
+        own = [value for state, value in program.initial.items() if state.endswith(f"/{name}")]
+        thor = [
+            v for v in own if v.ndim == 3
+        ]  # of all states of this weight only blocks have that rank
+        assert row["state_bytes"] == sum(value.nbytes for value in thor)
+    conv, dense = table["conv2.weight"], table["fc3.weight"]
+    assert (conv["layer"], conv["G"]) == ("conv", "32")
+    a, number = (400, 1) if settings == {"block": 0} else (128, 4)
+    assert conv["A"] == ("400" if number == 1 else "400, 4 blocks of 128")
+    assert conv["factors"] == 4 * 4 * (
+        number * a**2 + 32**2 + 400 * 25
+    )  # positions, with the patches
+    assert conv["step"] == 400 * 32 * (a + 32)
+    assert dense["factors"] == 84**2 + 10**2
+    assert dense["step"] == 84 * 10 * (84 + 10)
+    assert dense["inverses"] == inverse_cost(96) + inverse_cost(16)
 
 
 @pytest.mark.parametrize(

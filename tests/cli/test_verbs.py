@@ -141,6 +141,20 @@ def test_inspect_shows_parameters_layers_state_and_reports(trained, capsys):
     assert wide.split()[1] == "BatchNormalization"
 
 
+def test_inspect_shows_what_boosts_cost_in_each_layer(trained, tmp_path, capsys):
+    run = tmp_path / "second"
+    assert main(["convert", MLP, "-o", str(run), "--optimizer", "thor"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(run), "--layers"]) == 0
+    rows = {
+        words[0]: words for line in capsys.readouterr().out.splitlines() if (words := line.split())
+    }
+    bytes_of = {name: rows[name][4].replace(",", "") for name in ("fc1.weight", "fc2.weight")}
+    assert rows["total"][1].replace(",", "") == str(sum(map(int, bytes_of.values())))
+    assert main(["inspect", str(trained), "--layers"]) == 0
+    assert "no costs to show" in capsys.readouterr().out
+
+
 def test_doctor_finds_this_environment_fit(capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out

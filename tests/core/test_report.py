@@ -6,7 +6,9 @@ from ortboost.core.report import Report
 
 
 def filled() -> Report:
-    return Report("fold_bn", {"bn1": "folded"}, {"bn2": "shared"}, ["a remark"])
+    return Report(
+        "fold_bn", {"bn1": "folded"}, {"bn2": "shared"}, ["a remark"], {"bn1": {"macs": 3}}
+    )
 
 
 def test_survives_json():

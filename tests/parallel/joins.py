@@ -29,7 +29,9 @@ def combined(deltas: list[np.ndarray]) -> np.ndarray:
     return (1 - dot / (2 * aa) if aa else 1) * a + (1 - dot / (2 * bb) if bb else 1) * b
 
 
-def simulated(group: ProcessGroup, size: int, config, steps: int, change) -> dict[str, float]:
+def simulated(
+    group: ProcessGroup, size: int, config, steps: int, change, every: int = 1
+) -> dict[str, float]:
     """How far real servers are from servers that are steppers of one process."""
     built = build_program(mlp(), config)
     boosts = tuple(boost for boost in config.boosts if not isinstance(boost, AdaSum))
@@ -37,10 +39,10 @@ def simulated(group: ProcessGroup, size: int, config, steps: int, change) -> dic
     servers = [Stepper(alone, threads=1) for _ in range(group.size // size)]
     many = Stepper(built, threads=1, group=group, check_sync=2)
     weights = [entry.name for entry in built.catalogue.entries("parameter")]
-    apart = 0.0
+    apart, applied = 0.0, 0
+    before = {name: servers[0].get(name).astype(np.float64) for name in weights}
     for step in range(steps):
         batch = change(step, batch_of(built.catalogue.batch, step))
-        before = {name: servers[0].get(name).astype(np.float64) for name in weights}
         overflow = not np.isfinite(batch["x"]).all() or np.abs(batch["x"]).max() > 1e30
         found = many.step(part_of(batch, group), RATES)
         assert found.overflow == overflow
@@ -51,12 +53,19 @@ def simulated(group: ProcessGroup, size: int, config, steps: int, change) -> dic
         for number, server in enumerate(servers):
             rows = slice(ends[number * size], ends[(number + 1) * size])
             server.step({name: array[rows] for name, array in batch.items()}, RATES)
+        own = servers[group.rank // size]
+        if (applied := applied + 1) % every and step < steps - 1:  # each server by itself
+            apart = max(apart, *(float(np.abs(own.get(n) - many.get(n)).max()) for n in weights))
+            continue
+        if step == steps - 1:  # whatever the window holds is joined when the state is read
+            many.state()
         for name in weights:
             deltas = [before[name] - server.get(name) for server in servers]
             new = before[name] - combined(deltas)
             for server in servers:
                 server.set(name, new)
             apart = max(apart, float(np.abs(new - many.get(name)).max()))
+            before[name] = servers[0].get(name).astype(np.float64)
     state = many.state()
     moved = max(float(np.abs(state[n] - built.initial[n]).max()) for n in weights)
     return {"apart": apart, "moved": moved}
@@ -116,6 +125,9 @@ if __name__ == "__main__":
             ),
             "adam": simulated(
                 shared, 2, program(optimizer=Adam(), boosts=(AdaSum(2), Clip("norm", 1.0))), 6, same
+            ),
+            "every": simulated(
+                shared, 2, program(optimizer=Momentum(), boosts=(AdaSum(2, every=3),)), 8, same, 3
             ),
             "overflow": simulated(
                 shared, 2, program(boosts=(AdaSum(2),), loss_scale=small), 8, spoiled

@@ -160,6 +160,7 @@ CASES = {
     "in the subspace alone": Case(mlp, program(boosts=(DimReduce(basis(), alpha=0.0),)), spoiled),
     "metrics": Case(mlp, program(metrics=("accuracy",)), short),
 }
+SEGMENTED = ("uneven", "grouped", "thor, overflow")
 
 
 def batch_of(inputs, seed: int) -> Arrays:
@@ -217,6 +218,25 @@ def compared(case: Case, group: ProcessGroup) -> dict[str, object]:
         "skips": results[-1][0].total_skips,
         "updates": results[-1][0].applied_steps,
     }
+
+
+def segmented(group: ProcessGroup) -> dict[str, float]:
+    """How far states are apart after steps in one segment and in three, or as many as there can be."""
+    apart = {}
+    for name in SEGMENTED:
+        case = CASES[name]
+        built = build_program(case.model(), case.config)
+        one, cut = (Stepper(built, threads=1, group=group, segments=n) for n in (1, 3))
+        for step in range(4):
+            batch = part_of(case.change(step, batch_of(built.catalogue.batch, step)), group)
+            first, second = (s.step(batch, {"learning_rate": case.rate}) for s in (one, cut))
+            same = np.array_equal(first.loss, second.loss, equal_nan=True)
+            assert first.overflow == second.overflow
+            assert same or group.size > 2
+        assert len(cut.shared.open(cut.next_graph, None, 1).gradients) > 1
+        a, b = one.state(), cut.state()
+        apart[name] = max(float(np.abs(a[n] - b[n]).max(initial=0.0)) for n in a)
+    return apart
 
 
 def statistics(group: ProcessGroup) -> float:
@@ -310,7 +330,7 @@ def other_program(group: ProcessGroup) -> str:
 if __name__ == "__main__":
     with ProcessGroup(timeout=60) as shared:
         found: dict[str, object] = {name: compared(case, shared) for name, case in CASES.items()}
-        checks = (statistics, narrow, window, summed_window, drifted, other_program)
+        checks = (segmented, statistics, narrow, window, summed_window, drifted, other_program)
         found |= {check.__name__: check(shared) for check in checks}
         if shared.rank == 0:
             with open(sys.argv[1], "w") as file:

@@ -24,7 +24,7 @@ def test_closed_forms(found):
     assert found["closed"] == {"same": 0.0, "axes": 0.0, "alone": 0.0, "one": 0.0}
 
 
-@pytest.mark.parametrize("case", ["momentum", "adam", "overflow"])
+@pytest.mark.parametrize("case", ["momentum", "adam", "every", "overflow"])
 def test_as_simulated(found, case):
     assert found[case]["apart"] <= 1e-6
     assert found[case]["moved"] > 0.1

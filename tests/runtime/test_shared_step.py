@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distributed]'")
 
 from tests.parallel.launch import finished, torchrun
-from tests.parallel.steps import CASES
+from tests.parallel.steps import CASES, SEGMENTED
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +55,13 @@ def test_a_large_gradient_in_one_process_skips_in_all(found):
 
 def test_sums_that_overflow_together_are_told(found):
     assert "The sum of a window overflowed: 'ortboost/accumulated/w1'" in found["summed_window"]
+
+
+def test_segments_change_no_number(found, request):
+    """With two processes not a bit; with more the transport adds up in an order that depends on the bucket."""
+    two = request.node.callspec.params["found"] == 2
+    assert found["segmented"].keys() == {*SEGMENTED}
+    assert max(found["segmented"].values()) <= (0.0 if two else 10 * WEIGHTS)
 
 
 def test_running_statistics_are_averaged(found):

@@ -28,7 +28,18 @@ import numpy as np
 
 from tools.bench.parallel import ROOT, batch_of
 
-KINDS = ("alone", "float32", "float16", "dim-reduce")
+KINDS = (
+    "alone",
+    "transfer",
+    "1 segment",
+    "2 segments",
+    "4 segments",
+    "float16",
+    "adasum",
+    "adasum every 4",
+    "adasum every 16",
+    "dim-reduce",
+)
 SPACES, ADDRESSES = ("ortboost-a", "ortboost-b"), ("10.91.7.1", "10.91.7.2")
 DEVICES, PORT = ("obveth0", "obveth1"), "29407"  # in a namespace of its own every port is free
 
@@ -89,6 +100,7 @@ def launch(given: argparse.Namespace) -> int:
 
 def worker(given: argparse.Namespace) -> None:
     import ortboost as ob
+    from ortboost.boosts import AdaSum
     from ortboost.runtime.process_group import ProcessGroup
     from ortboost.runtime.stepper import Stepper
 
@@ -97,24 +109,42 @@ def worker(given: argparse.Namespace) -> None:
     with ProcessGroup(timeout=600) as group, tempfile.TemporaryDirectory() as folder:
         plain = ob.build_program(path, ob.ProgramConfig(loss_scale=ob.NO_SCALE))
         length = sum(int(np.prod(e.shape)) for e in plain.catalogue.entries("parameter"))
-        rows = np.random.default_rng(0).standard_normal((given.components, length))
-        np.save(Path(folder) / "p.npy", (rows / np.sqrt(length)).astype(np.float32))
-        boost = ob.DimReduce(str(Path(folder) / "p.npy"), alpha=0.0)
-        reduced = ob.build_program(path, ob.ProgramConfig(boosts=(boost,), loss_scale=ob.NO_SCALE))
-        steppers = {
-            "alone": Stepper(plain, threads=1),
-            "float32": Stepper(plain, threads=1, group=group),
-            "float16": Stepper(plain, threads=1, group=group, wire="float16"),
-            "dim-reduce": Stepper(reduced, threads=1, group=group),
+        gathered = np.zeros(length, np.float32)
+
+        def joined(every: int) -> Stepper:
+            config = ob.ProgramConfig(boosts=(AdaSum(1, every),), loss_scale=ob.NO_SCALE)
+            return Stepper(ob.build_program(path, config), threads=1, group=group)
+
+        def reduced() -> Stepper:
+            rows = np.random.default_rng(0).standard_normal((given.components, length))
+            np.save(Path(folder) / "p.npy", (rows / np.sqrt(length)).astype(np.float32))
+            boost = ob.DimReduce(str(Path(folder) / "p.npy"), alpha=0.0)
+            config = ob.ProgramConfig(boosts=(boost,), loss_scale=ob.NO_SCALE)
+            return Stepper(ob.build_program(path, config), threads=1, group=group)
+
+        makers = {
+            "alone": lambda: Stepper(plain, threads=1),
+            "1 segment": lambda: Stepper(plain, threads=1, group=group, segments=1),
+            "2 segments": lambda: Stepper(plain, threads=1, group=group, segments=2),
+            "4 segments": lambda: Stepper(plain, threads=1, group=group, segments=4),
+            "float16": lambda: Stepper(plain, threads=1, group=group, wire="float16"),
+            "adasum": lambda: joined(1),
+            "adasum every 4": lambda: joined(4),
+            "adasum every 16": lambda: joined(16),
+            "dim-reduce": reduced,
         }
+        steppers = {kind: makers[kind]() for kind in given.kinds if kind in makers}
         feeds = batch_of(plain, given.batch, group.rank)
-        found = {kind: (0, []) for kind in KINDS}
+        found = {kind: (0, []) for kind in given.kinds}
         for number in range(given.rounds + 1):
-            for kind, stepper in steppers.items():
+            for kind in given.kinds:
                 group.gather(0)
                 before, start = sent_bytes(group.rank), time.perf_counter()
                 for _ in range(given.steps):
-                    stepper.step(feeds, {"learning_rate": 0.01})
+                    if kind == "transfer":  # of the gradients, and nothing else
+                        group.sum(gathered)
+                    else:
+                        steppers[kind].step(feeds, {"learning_rate": 0.01})
                 seconds = (time.perf_counter() - start) / given.steps
                 if number:  # the first round warms up
                     traffic = (sent_bytes(group.rank) - before) // given.steps
@@ -133,6 +163,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--components", type=int, default=32)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--worker", help=argparse.SUPPRESS)

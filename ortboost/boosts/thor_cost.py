@@ -1,0 +1,95 @@
+"""What THOR costs, layer by layer: state, and multiply-accumulates of factors, inverses and preconditioning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from ortboost.boosts.thor_inverse import inverse_cost, padded_rows
+from ortboost.boosts.thor_layers import Layer, NormLayer
+from ortboost.boosts.thor_sides import Sides
+from ortboost.graph.query import known_shape
+
+__all__ = ["cost_words", "layer_cost"]
+
+
+def layer_cost(
+    layer: Layer | NormLayer, sides: Sides, kept: int, output: ir.Value | None
+) -> dict[str, str | int | None]:
+    """The costs of a layer.
+
+    Args:
+        layer: The layer.
+        sides: Its factors.
+        kept: Copies of the factors in the state, inverses included.
+        output: Its output in the training graph, which tells the rows of a sample.
+
+    Returns:
+        Column to value: ``layer``, ``A`` and ``G`` (rows and blocks of the factors), ``state_bytes``, and multiply-accumulates:
+        ``factors`` for each sample of the batch (``None`` where its rows are not known before a run) and ``inverses``, at updates of
+        second order, ``step`` at every update.
+    """
+    shapes = {side: sides.shape(layer, side) for side in sides.of(layer)}
+    found: dict[str, str | int | None] = {
+        "layer": "elementwise" if isinstance(layer, NormLayer) else layer.kind,
+        **{side.upper(): _shape_words(layer, sides, side) for side in "ag"},
+        "state_bytes": 4 * kept * sum(map(math.prod, shapes.values())),
+    }
+    if isinstance(layer, NormLayer):
+        size = math.prod(layer.shape)
+        rows = _rows(output, len(layer.shape))
+        return {
+            **found,
+            "factors": None if rows is None else rows * size,
+            "inverses": 0,
+            "step": size,
+        }
+    blocks = [shape for shape in shapes.values() if len(shape) == 3]
+    rows = _rows(output, 1)
+    a_row = sum(map(math.prod, blocks))
+    if layer.kind == "conv":  # patches come from a convolution with unit kernels
+        a_row += layer.inputs * layer.groups * math.prod(layer.kernel)
+    size = layer.inputs * layer.outputs * layer.groups
+    return {
+        **found,
+        "factors": None if rows is None else rows * a_row,
+        "inverses": sum(shape[0] * inverse_cost(padded_rows(shape[1])) for shape in blocks),
+        "step": size * sum(shape[1] if len(shape) == 3 else 1 for shape in shapes.values()),
+    }
+
+
+def cost_words(cost: Mapping[str, str | int | None]) -> str:
+    """How a layer is preconditioned, and what that takes, as a text."""
+    factors = "" if not cost["A"] else f", A {cost['A']}, G {cost['G']}"
+    inverses, step = (float(cost[name] or 0) / 1e6 for name in ("inverses", "step"))
+    return (
+        f"{cost['layer']}{factors}; {cost['state_bytes']} bytes of state; {inverses:.3g} million "
+        f"multiply-accumulates for the inverses, {step:.3g} at each update"
+    )
+
+
+def _shape_words(layer: Layer | NormLayer, sides: Sides, side: str) -> str:
+    if isinstance(layer, NormLayer):
+        return ""
+    shape = sides.shape(layer, side)
+    length = layer.inputs if side == "a" else layer.outputs
+    if len(shape) == 1:
+        return f"{length}, diagonal"
+    words = str(length) if layer.groups == 1 else f"{layer.groups} of {length}"
+    number = sides.blocks(layer, side).number
+    return words if number == 1 else f"{words}, {number} blocks of {shape[1]}"
+
+
+def _rows(output: ir.Value | None, last: int) -> int | None:
+    """Rows of a sample: all its places but the axes of the features; axis 1 of a convolution is one."""
+    shape = None if output is None else known_shape(output)
+    if shape is None or output is None:
+        return None
+    node = output.producer()
+    inner = (
+        shape[2:] if node is not None and node.op_type == "Conv" else shape[1 : len(shape) - last]
+    )
+    sizes = [d for d in inner if isinstance(d, int)]
+    return math.prod(sizes) if len(sizes) == len(inner) else None

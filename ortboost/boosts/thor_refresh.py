@@ -1,0 +1,152 @@
+"""An update of second order: damped inverses of this update's factors, or of their running average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from ortboost.boosts.base import StepContext, UpdateContext
+from ortboost.boosts.thor_inverse import Factor, inverted_factors, padded_rows
+from ortboost.boosts.thor_layers import Layer, NormLayer
+from ortboost.boosts.thor_sides import Sides, mean_name, state_name
+from ortboost.graph.build import Builder
+
+__all__ = ["KEPT", "NAME", "Refresh"]
+
+NAME: Final = "thor"
+"""Where the layers are in the memory of a conversion."""
+KEPT: Final = "ortboost/thor/kept_blocks"
+"""The state that counts the blocks whose new inverse was not accurate."""
+_FLOAT, _INT64, _BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+_DOUBLE = ir.DataType.DOUBLE
+
+
+@dataclass(frozen=True)
+class Refresh:
+    """Makes the inverses; the settings are those of :class:`ortboost.boosts.thor.Thor`."""
+
+    sides: Sides
+    damping: float | tuple[float, ...]
+    damping_decay: float
+    factor_decay: float
+    pi: bool
+
+    def factors(self, step: StepContext) -> dict[tuple[str, str], ir.Value]:
+        """Weight and side to the factor of this batch, and the ``gain`` of a weight if it has one."""
+        b, found = step.b, {}
+        for layer in step.memory[NAME]:
+            parts = {
+                side: step.means[mean_name(side, layer.weight)]
+                for side in (*self.sides.of(layer), "gain", "share")
+                if mean_name(side, layer.weight) in step.means
+            }
+            share = parts.pop("share", None)
+            root = None if share is None else b.op("Sqrt", share)
+            for side, value in parts.items():
+                found[layer.weight, side] = value if root is None else b.op("Div", value, root)
+        return found
+
+    def refreshed(
+        self, update: UpdateContext, old: Mapping[tuple[str, str], ir.Value]
+    ) -> dict[tuple[str, str], ir.Value]:
+        """The inverses of this update's factors; the old ones where those are not accurate."""
+        b = update.b
+        if update.window > 1:
+            factors = {key: update.states[state_name("window", key[1], key[0])] for key in old}
+        else:
+            factors = self.factors(update)
+        gains = {name: factors.pop((name, "gain")) for name, side in [*factors] if side == "gain"}
+        if self.factor_decay:
+            factors = {key: self._averaged(update, key, new) for key, new in factors.items()}
+        found: dict[tuple[str, str], ir.Value] = {}
+        chains: dict[int, list[Factor]] = {}
+        root = self.root(update)
+        for layer in update.memory[NAME]:
+            dampings = self._dampings(b, layer, factors, root)
+            for side in self.sides.of(layer):
+                key, shape = (layer.weight, side), self.sides.shape(layer, side)
+                if len(shape) == 3 and isinstance(layer, Layer):
+                    gain = gains.get(layer.weight) if side == "a" else None
+                    block = Factor(key, shape, factors[key], dampings[side], old[key], gain)
+                    chains.setdefault(padded_rows(shape[1]), []).append(block)
+                else:
+                    found[key] = self._reciprocal(b, factors[key], root, old[key])
+        kept = update.states[KEPT]
+        for size, members in chains.items():
+            inverses, wrong = inverted_factors(b, members, size)
+            found |= inverses
+            kept = b.op("Add", kept, wrong)
+        for (name, side), value in found.items():
+            update.next_of[state_name("inverse", side, name)] = value
+        update.next_of[KEPT] = kept
+        return found
+
+    def _averaged(self, update: UpdateContext, key: tuple[str, str], new: ir.Value) -> ir.Value:
+        """The running average; what is not finite does not enter it."""
+        b, state = update.b, state_name("factor", key[1], key[0])
+        old = update.states[state]
+        share = b.const(self.factor_decay)
+        mean = b.op(
+            "Add", b.op("Mul", old, share), b.op("Mul", new, b.const(1 - self.factor_decay))
+        )
+        first = b.op("Equal", update.step, b.const(1.0, _DOUBLE), dtype=_BOOL)
+        mean = b.op("Where", first, new, mean, dtype=_FLOAT)
+        zero = b.op("ReduceSum", b.op("Mul", new, b.const(0.0)), keepdims=0)
+        finite = b.op("Equal", zero, b.const(0.0), dtype=_BOOL)
+        update.next_of[state] = b.op("Where", finite, mean, old, dtype=_FLOAT)
+        return update.next_of[state]
+
+    def root(self, update: UpdateContext) -> ir.Value:
+        """The square root of the damping of this update, float64 scalar."""
+        b = update.b
+
+        def make() -> ir.Value:
+            one = b.const(1.0, _DOUBLE)
+            if isinstance(self.damping, tuple):
+                index = b.op("Cast", b.op("Sub", update.step, one), dtype=_INT64, to=_INT64)
+                index = b.op("Min", index, b.const(len(self.damping) - 1, _INT64))
+                value = b.op("Gather", b.const(self.damping, _DOUBLE), index, shape=())
+            else:
+                value = b.const(self.damping, _DOUBLE)
+            if self.damping_decay != 1:
+                done = b.op("Sub", update.step, one)
+                decay = b.op("Pow", b.const(self.damping_decay, _DOUBLE), done)
+                value = b.op("Mul", value, decay)
+            return b.op("Sqrt", value)
+
+        return b.shared("thor.root", make)
+
+    def _dampings(
+        self,
+        b: Builder,
+        layer: Layer | NormLayer,
+        factors: Mapping[tuple[str, str], ir.Value],
+        root: ir.Value,
+    ) -> dict[str, ir.Value]:
+        """What is added to each factor: the root, divided between the two with ``pi``."""
+        if not self.pi or not isinstance(layer, Layer):
+            return dict.fromkeys(self.sides.of(layer), root)
+        a, g = (self._mean_eigenvalue(b, layer, side, factors[layer.weight, side]) for side in "ag")
+        ratio = b.op("Sqrt", b.op("Div", a, g))
+        ratio = b.op("Max", b.op("Min", ratio, b.const(1e3, _DOUBLE)), b.const(1e-3, _DOUBLE))
+        return {"a": b.op("Mul", root, ratio), "g": b.op("Div", root, ratio)}
+
+    def _mean_eigenvalue(self, b: Builder, layer: Layer, side: str, factor: ir.Value) -> ir.Value:
+        length = (layer.inputs if side == "a" else layer.outputs) * layer.groups
+        if len(self.sides.shape(layer, side)) == 3:
+            factor = b.op("Mul", factor, b.const(np.eye(self.sides.blocks(layer, side).size)))
+        trace = b.op("ReduceSum", factor, keepdims=0)
+        mean = b.op("Div", trace, b.const(float(length)))
+        mean = b.op("Max", mean, b.const(1e-30))
+        return b.op("Cast", mean, dtype=_DOUBLE, to=_DOUBLE)
+
+    def _reciprocal(self, b: Builder, factor: ir.Value, root: ir.Value, old: ir.Value) -> ir.Value:
+        """`1 / (f + sqrt(d))`; the old one where that is not a number."""
+        damped = b.op("Add", b.op("Cast", factor, dtype=_DOUBLE, to=_DOUBLE), root)
+        new = b.op("Cast", b.op("Reciprocal", damped), dtype=_FLOAT, to=_FLOAT)
+        good = b.op("GreaterOrEqual", new, b.const(0.0), dtype=_BOOL)
+        return b.op("Where", good, new, old, dtype=_FLOAT)

@@ -1,0 +1,83 @@
+"""The terms that a loss is the mean or sum of: what THOR's Fisher matrix is an expectation over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import onnx_ir as ir
+
+from ortboost.graph.build import Builder
+from ortboost.graph.query import input_at, is_standard
+
+__all__ = ["TERMS", "Terms", "count_terms", "loss_terms"]
+
+TERMS: Final = "ortboost/thor/terms"
+"""Name of the value that counts them."""
+_INT64, _BOOL = ir.DataType.INT64, ir.DataType.BOOL
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms that a loss is made of.
+
+    Args:
+        mean: Whether it is their mean, otherwise their sum.
+        labels: Class numbers, one for each term; ``None`` if the terms are the samples.
+        ignored: The label that does not count, if there is one.
+    """
+
+    mean: bool
+    labels: ir.Value | None = None
+    ignored: int | None = None
+
+
+def loss_terms(objective: ir.Value) -> Terms:
+    """What a loss is the mean or sum of; of a loss that is not known, the mean over the samples."""
+    value: ir.Value | None = objective
+    mean = True
+    while value is not None and (node := value.producer()) is not None:
+        if is_standard(node, "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+            reduction = node.attributes.get_string("reduction", "mean")
+            if reduction != "none":
+                mean = reduction == "mean"
+            ignored = node.attributes.get_int("ignore_index", None)
+            return Terms(mean, input_at(node, 1), ignored)
+        if is_standard(node, "ReduceSum"):
+            mean = False
+        elif not is_standard(node, "ReduceMean", "Reshape", "Identity", "Squeeze", "Cast"):
+            break
+        value = node.inputs[0]
+    return Terms(mean)
+
+
+def count_terms(model: ir.Model, found: Terms, data: ir.Value, batch_size: int | None) -> str:
+    """Put their number into the graph as :data:`TERMS`, int64, and tell what they are.
+
+    Args:
+        model: The training graph.
+        found: The terms.
+        data: What the samples are counted by, on axis 0.
+        batch_size: Their number, if it is given.
+    """
+    b = Builder(model.graph, "ortboost/thor")
+    labels = found.labels
+    if batch_size is not None:
+        number = b.const(batch_size, _INT64)
+        told = f"{batch_size} terms, as given"
+    elif labels is not None and found.ignored is not None:
+        ignored = b.const(found.ignored, labels.dtype or _INT64)
+        counts = b.op("Not", b.op("Equal", labels, ignored, dtype=_BOOL))
+        number = b.op("ReduceSum", b.op("Cast", counts, dtype=_INT64, to=_INT64), keepdims=0)
+        number = b.op("Max", number, b.const(1, _INT64))
+        told = "its terms are the labels that count"
+    elif labels is not None:
+        number = b.op("Size", labels, dtype=_INT64)
+        told = "its terms are the labels"
+    else:
+        shape = b.op("Shape", data, dtype=_INT64)
+        number = b.op("Gather", shape, b.const(0, _INT64))
+        told = f"its terms are the samples, axis 0 of '{data.name}'"
+    b.op("Identity", number, name=TERMS, dtype=_INT64, shape=())
+    b.flush()
+    return f"the loss is a {'mean' if found.mean else 'sum'}; {told}"

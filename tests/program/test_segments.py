@@ -1,0 +1,103 @@
+"""Segments of a graph of gradients give what the whole gives, to the bit, and send no gradient that is still read."""
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from ortboost.boosts import MixedPrecision
+from ortboost.program.build import build_program
+from ortboost.program.config import ProgramConfig
+from ortboost.program.segments import cut_segments, order_gradients
+from ortboost.program.split import split_program
+from ortboost.runtime.peepholes import for_device
+from ortboost.runtime.session import set_seed
+from tests.support import batch_for, model_path, run, small_convnet
+
+CASES = {
+    "convnet": (small_convnet, ()),
+    "lenet5": (lambda: str(model_path("lenet5")), ()),
+    "half": (lambda: str(model_path("lenet5")), (MixedPrecision("fp16"),)),
+    "transformer": (lambda: str(model_path("transformer_tiny")), ()),
+}
+
+
+def run_segments(segments, feeds, spoil=frozenset()) -> dict[str, np.ndarray]:
+    """All outputs; what is in ``spoil`` is overwritten as soon as it is there, as a sum would."""
+    have, found = dict(feeds), {}
+    for segment in segments:
+        read = {value.name for value in segment.model.graph.inputs}
+        made = run(segment.model, {name: have[name] for name in read})
+        found |= {name: value for name, value in made.items() if name not in segment.gives}
+        have |= {n: np.full_like(v, np.nan) if n in spoil else v for n, v in made.items()}
+    return found
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_whole(name, number):
+    model, boosts = CASES[name]
+    program = build_program(model(), ProgramConfig(engine="portable", boosts=boosts))
+    split = split_program(program)["step"]
+    form = for_device(split.gradients, "cpu", threads=1)
+    before = [node.name for node in form.graph]
+    sizes = {s.name: int(np.prod(s.shape)) * 4 for s in split.summed}
+    groups = order_gradients(form, sizes, number)
+    segments = cut_segments(form, groups)
+    assert len(segments) == len(groups) > 1
+    assert sorted(n for group in groups for n in group) == sorted(sizes)
+    read = {value.name for value in form.graph.inputs}
+    feeds = {n: v for n, v in {**batch_for(program), **program.initial}.items() if n in read}
+    set_seed(1)
+    whole = run(form, feeds)
+    set_seed(1)
+    parts = run_segments(segments, feeds, spoil=sizes.keys())
+    assert whole.keys() == parts.keys()
+    assert [n for n in whole if not np.array_equal(whole[n], parts[n])] == []
+    assert [node.name for node in form.graph] == before  # not changed
+    work = [
+        n.name for s in segments for n in s.model.graph if n.op_type not in ("Constant", "Shape")
+    ]
+    assert len(work) == len(set(work))  # nothing is computed twice
+    for group, segment in zip(groups, segments, strict=True):
+        assert {*group} <= {value.name for value in segment.model.graph.outputs}
+
+
+def graph(
+    body: str, inputs: str = "float[4] x", outputs: str = "float[4] a, float[4] b"
+) -> ir.Model:
+    return ir.from_onnx_text(
+        f'<ir_version: 8, opset_import: ["" : 18]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+
+
+def test_what_reads_a_gradient_reads_a_copy():
+    model = graph("a = Neg(x)  b = Exp(a)")
+    segments = cut_segments(model, [["a"], ["b"]])
+    assert "a" not in segments[1].takes
+    x = np.arange(4, dtype=np.float32)
+    found = run_segments(segments, {"x": x}, spoil={"a"})
+    np.testing.assert_array_equal(found["a"], -x)
+    np.testing.assert_allclose(found["b"], np.exp(-x), rtol=1e-6)
+
+
+def test_gradients_in_the_order_in_which_they_can_be_there():
+    model = graph("h = Neg(x)  i = Exp(h)  b = Exp(i)  a = Abs(h)")
+    assert order_gradients(model, {"b": 16, "a": 16}, 2) == [["a"], ["b"]]
+
+
+def test_a_large_gradient_after_small_ones_goes_by_itself():
+    outputs = "float[4] a, float[4] b, float[4] c"
+    model = graph("a = Neg(x)  b = Exp(a)  c = Exp(b)", outputs=outputs)
+    assert order_gradients(model, {"a": 4, "b": 4, "c": 100}, 2) == [["a", "b"], ["c"]]
+
+
+def test_sizes_that_only_a_run_knows_do_not_pass():
+    model = graph("i = NonZero(x)  f = Cast<to = 1>(i)  b = ReduceSum<keepdims = 0>(f)  a = Neg(x)")
+    assert order_gradients(model, {"b": 4, "a": 16}, 2) == [["b", "a"]]
+
+
+def test_all_draws_are_in_the_first_segment():
+    model = graph("a = Neg(x)  d = RandomNormalLike(x)  b = Add(d, a)")
+    first, second = cut_segments(model, [["a"], ["b"]])
+    assert "RandomNormalLike" in [node.op_type for node in first.model.graph]
+    assert second.takes == ("d",) or "d" in second.takes
