@@ -114,13 +114,16 @@ def _warm(folder: Path) -> None:
     make_files(folder / "files", ROOT / "models" / "mlp.onnx")
     make_operators(folder / "operators")
     model = ROOT / "models" / "mlp.onnx"
-    with open(os.devnull, "w") as nowhere:
-        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            for lines in VERBS.values():
-                ortboost(words(lines[0], model, folder, model))
-            for name in ("run/step.onnx", "data.npz", "thor/log.jsonl"):
-                for line in COMMANDS[name]:
-                    ortboost(line.format(folder / "files").split())
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        for lines in VERBS.values():
+            ortboost(words(lines[0], model, folder, model))
+        for name in ("run/step.onnx", "data.npz", "run/log.jsonl"):
+            for line in COMMANDS[name]:
+                ortboost(line.format(folder / "files").split())
     for path in (folder / "files", folder / "run"):
         shutil.rmtree(path, ignore_errors=True)
     (folder / "files").mkdir()
