@@ -19,7 +19,16 @@ from ortboost.core.files import read_json, write_json
 from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore
 
-__all__ = ["CHECKPOINTS", "LOCK", "LOG", "PLOT", "alone_in", "load_run", "refuse_part", "require_same"]
+__all__ = [
+    "CHECKPOINTS",
+    "LOCK",
+    "LOG",
+    "PLOT",
+    "alone_in",
+    "load_run",
+    "refuse_part",
+    "require_same",
+]
 
 CHECKPOINTS, LOG, PLOT, LOCK = "checkpoints", "log.jsonl", "curves.png", "train.lock"
 _log = logging.getLogger(__name__)

@@ -130,9 +130,7 @@ def _warm(folder: Path) -> None:
     make_files(folder / "files", ROOT / "models" / "mlp.onnx")
 
 
-def _one(
-    options: argparse.Namespace, sources: Sources, case: int, found: Found
-) -> None:
+def _one(options: argparse.Namespace, sources: Sources, case: int, found: Found) -> None:
     rng = np.random.default_rng((options.seed, case))
     kinds = _KINDS if options.what == "all" else (options.what,)
     kind = kinds[int(rng.integers(len(kinds)))]
@@ -150,12 +148,14 @@ def _one(
         number = f"{options.seed}-{case}"
         if found.add(number, name, end, text):
             kept = options.out / number
+            if end == "exit 1":  # again, for its traceback
+                again = [*command, "-vv"]
+                run_case(again, said, seconds=options.seconds, gigabytes=options.gigabytes)
+                text = said.read_text(errors="replace")
             shutil.rmtree(kept, ignore_errors=True)
             kept.mkdir(parents=True)
             (shutil.copytree if damaged.is_dir() else shutil.copy)(damaged, kept / damaged.name)
-            (kept / "said.txt").write_text(
-                f"{end} after {took:.1f} s\n{' '.join(command)}\n{text}"
-            )
+            (kept / "said.txt").write_text(f"{end} after {took:.1f} s\n{' '.join(command)}\n{text}")
             print(f"{number}, {name}: {_fault(end, text)}", flush=True)
 
 
@@ -198,6 +198,12 @@ def main(arguments: list[str] | None = None) -> int:
                 break
             done += 1
             _one(options, sources, case, found)
+            if done % 500 == 0:
+                spent = time.monotonic() - begun
+                print(
+                    f"{done} cases in {spent:.0f} s, {sum(map(len, found.faults.values()))} failed",
+                    flush=True,
+                )
     for end, count in sorted(found.ends.items()):
         print(f"{count:6d}  {end}")
     for fault, cases in sorted(found.faults.items(), key=lambda item: -len(item[1])):

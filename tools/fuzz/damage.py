@@ -15,7 +15,18 @@ __all__ = ["damage_bytes", "damage_model", "damage_text"]
 _NUMBERS = (0, -1, 1, 2, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
 _FLOATS = (0.0, -1.0, 1e38, -1e38, 1e-40, float("inf"), float("nan"))
 _STRINGS = (b"", b"x", b"SAME_UPPER", b"VALID", b"linear", b"\xff\xfe", b"x" * 5000)
-_PLACES = ("/etc/passwd", "../x", "x/../../x", "link", "", ".", "\x00", "/dev/zero", "//", "x" * 5000)
+_PLACES = (
+    "/etc/passwd",
+    "../x",
+    "x/../../x",
+    "link",
+    "",
+    ".",
+    "\x00",
+    "/dev/zero",
+    "//",
+    "x" * 5000,
+)
 _VALUE = re.compile(r'"[^"\n]*"|-?\d[\d.e+-]*|\b(?:true|false|null)\b')
 _VALUES = (
     *("0", "-1", "1", "1e999", "-0.5", "NaN", "true", "null", "[]", "{}", "[[1]]", '{"a": 1}'),

@@ -184,15 +184,15 @@ def make_files(folder: Path, model: Path) -> None:
     weights = sum(value.const_value.size for value in load_model(model).graph.initializers.values())
     basis = np.linalg.qr(rng.standard_normal((weights, 4)))[0].T
     np.save(folder / "basis.npy", basis.astype(np.float32))
-    (folder / "loss.onnx").write_bytes(
-        onnx.parser.parse_model(_LOSS).SerializeToString()
-    )
+    (folder / "loss.onnx").write_bytes(onnx.parser.parse_model(_LOSS).SerializeToString())
     reduced = DimReduce(pca_mat_path=str(folder / "basis.npy"))
     configs = {
         "run": ProgramConfig(),
         "thor": ProgramConfig(boosts=(Thor(frequency=3),)),
         "reduced": ProgramConfig(boosts=(reduced,)),
-        "windows": ProgramConfig(accumulate=2, optimizer=Adam(), clip=ClipConfig("global-norm", 1.0)),
+        "windows": ProgramConfig(
+            accumulate=2, optimizer=Adam(), clip=ClipConfig("global-norm", 1.0)
+        ),
     }
     data = {"x": flat, "labels": y}
     for name in PROGRAMS:

@@ -33,6 +33,7 @@ __all__ = ["check_standard", "check_structure"]
 _POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
 )
+_TEXTS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
 _PROTOBUF_ENDS = (1 << 31) - 1
 _TOLERATED = (
     "in initializer but not in graph input",  # before IR version 4; no runtime minds
@@ -95,6 +96,8 @@ def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
+        if kinds and attribute.type in _TEXTS:
+            _check_texts(node, attribute, where)
         if attribute.name not in _POSITIVE:
             continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
@@ -105,6 +108,19 @@ def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
+
+
+def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: str) -> None:
+    """Texts of standard operators are UTF-8; those of others may hold anything."""
+    try:
+        for text in (attribute.s, *attribute.strings):
+            text.decode()
+    except UnicodeDecodeError as error:
+        raise FileError(
+            f"'{attribute.name}' of {node.op_type} is not UTF-8.",
+            where=f"{where}: {label(node)}",
+            fix=EXPORT_AGAIN,
+        ) from error
 
 
 @functools.cache

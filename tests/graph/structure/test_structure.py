@@ -220,3 +220,10 @@ def test_limits_that_make_no_sense(text):
 def test_limits_from_the_environment():
     limits = Limits.from_environment({LIMITS_VARIABLE: "depth=64, tensor_bytes=17179869184"})
     assert limits == Limits(depth=64, tensor_bytes=17179869184)
+
+
+def test_texts_of_standard_operators_are_utf8():
+    pad = node("Conv", ["x", "w"], ["t"], auto_pad=b"\xff")
+    refused(model(pad, LAST), "'auto_pad' of Conv is not UTF-8")
+    foreign = node("Cached", ["x"], ["t"], domain="com.example", blob=b"\xff")
+    check_structure(model(foreign, LAST), "m")  # which may hold what they like
