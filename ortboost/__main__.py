@@ -1,35 +1,50 @@
-"""``python -m ortboost`` is the command ``ortboost``."""
+"""``python -m ortboost`` is the command ``ortboost``.
+
+Ctrl-C may come at any moment, also while Python imports what the command needs. Until there is a handler it is
+blocked, and little is imported before: there Python knows no better than to print a traceback.
+"""
 
 from __future__ import annotations
 
-import signal
 import sys
 
 __all__ = ["command"]
+
+_INTERRUPTED = 130
 
 
 def command() -> None:
     """Entry point of the installed command."""
     try:
+        import signal
+
+        default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        masks = hasattr(signal, "pthread_sigmask")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if masks else set()
         from ortboost.cli import interrupt_once
         from ortboost.cli.supervise import supervised
 
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if default:
             signal.signal(signal.SIGINT, interrupt_once)  # not where a shell lets it be ignored
+        if masks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         status = supervised(_quietly, sys.argv[1:])
     except KeyboardInterrupt:  # before there was anything to interrupt
-        status = 128 + signal.SIGINT
+        status = _INTERRUPTED
     sys.exit(status)
 
 
 def _quietly() -> int:
     """The command; a second Ctrl-C, while the first is told or the interpreter ends, prints no traceback."""
-    from ortboost.cli import main
+    import signal
 
+    from ortboost.cli import leave_if_interrupted, main
+
+    sys.unraisablehook = leave_if_interrupted
     try:
         status = main()
     except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
+        status = _INTERRUPTED
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return status
 

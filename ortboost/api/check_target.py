@@ -20,6 +20,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.api.run_folder import refuse_part
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
 from ortboost.deploy.tensorrt import build_engine as engine
@@ -83,7 +84,7 @@ def mend(
         atol: Absolute tolerance.
 
     Raises:
-        UsageError: The target is not TensorRT, or ``out`` is the model itself.
+        UsageError: The target is not TensorRT, or ``out`` is the model itself or a part of a program.
         ParityError: The mended model answers differently; nothing was written.
         ModelError: Nothing can be compared, or the opset not converted.
     """
@@ -93,6 +94,7 @@ def mend(
             where=f"target '{target}'",
             fix="Use --fix with --for tensorrt.",
         )
+    refuse_part(out)
     feeds = None
     if verify is not None:
         specs = ModelEvaluator(load_model(model), device="cpu").inputs

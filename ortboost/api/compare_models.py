@@ -186,7 +186,7 @@ def compare(
 
 def _batch_of(sample: int, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> int:
     for number, batch in enumerate(feeds):
-        first = np.asarray(next(iter(batch.values())))
+        first = np.asarray(next(iter(batch.values()), 0))  # a model may take nothing
         sample -= len(first) if first.ndim else 1
         if sample < 0:
             return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from ortboost.api.former_run import trained_network
 from ortboost.api.learning_rates import ANY_STEPS, schedules
-from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT
+from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.files import finish_replacement, foreign_files
@@ -55,8 +56,8 @@ def convert(
         dry_run: Do it all and write nothing.
 
     Raises:
-        UsageError: The folder holds a program already, or other files; or a checkpoint is named of
-            what is no program folder.
+        UsageError: The folder holds a program already (with ``overwrite``: that another process trains
+            or replaces), or other files; or a checkpoint is named of what is no program folder.
         ModelError: The model cannot be trained.
         ConfigError: An unknown boost or setting, or one that makes no sense.
     """
@@ -81,6 +82,21 @@ def convert(
             where=str(folder),
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
+    with alone_in(folder) if occupied and not dry_run else contextlib.nullcontext():
+        program = _built(model, folder, config, boost, boost_config, checkpoint)
+        if not dry_run:
+            program.save(folder, dropping=_CONSUMED)
+    return program
+
+
+def _built(
+    model: ModelSource,
+    folder: Path,
+    config: ProgramConfig | None,
+    boost: str | BoostConfig | None,
+    boost_config: Mapping[str, Any] | str | os.PathLike[str] | None,
+    checkpoint: str,
+) -> Program:
     reports: list[Report] = []
     former = trained_network(
         model, checkpoint, folder, new_head=config is not None and config.new_head is not None
@@ -102,7 +118,4 @@ def convert(
     program = build_program(model, config)
     program = dataclasses.replace(program, reports=(*reports, *program.reports))
     schedules(program.config, None, ANY_STEPS)  # a misspelt one is found here, not in training
-    if dry_run:
-        return program
-    program.save(folder, dropping=_CONSUMED)
     return program

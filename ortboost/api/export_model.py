@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
+from ortboost.api.run_folder import refuse_part
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
@@ -31,7 +32,6 @@ from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import external_files
-from ortboost.program.program import EVAL, MANIFEST, STATE, STEP
 from ortboost.training.label_rule import LabelRule
 
 __all__ = ["ExportResult", "export"]
@@ -187,11 +187,10 @@ def export(
     if on_calibration:  # made-up inputs have other ranges: the comparison would say nothing
         verify, split = calibration, "train"
     trained = Path(run).is_dir()
-    own = {Path(run) / name for name in (STEP, EVAL, STATE, MANIFEST)} if trained else {Path(run)}
-    if Path(out).resolve() in {path.resolve() for path in own}:
+    refuse_part(out)
+    if Path(out).resolve() == Path(run).resolve():
         raise UsageError(
-            "The export would overwrite "
-            + ("the program itself." if trained else "the model it is compared with."),
+            "The export would overwrite the model it is compared with.",
             where=str(out),
             fix="Give the inference graph another name.",
         )

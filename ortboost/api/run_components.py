@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ortboost.api.run_folder import CHECKPOINTS
+from ortboost.api.run_folder import CHECKPOINTS, refuse_part
 from ortboost.core.arguments import checked
 from ortboost.core.files import read_json
 from ortboost.program.program import Program
@@ -42,8 +42,9 @@ def pca(
 
     Raises:
         FileError: A checkpoint cannot be read or does not fit, or the file cannot be written.
-        UsageError: There are fewer checkpoints than components ask for.
+        UsageError: There are fewer checkpoints than components ask for; or ``output`` is a part of a program.
     """
+    refuse_part(output)
     program = Program.load(run)
     entries = [e for e in program.catalogue.entries("parameter") if e.next is not None]
     folder = Path(run) / CHECKPOINTS if checkpoints is None else Path(checkpoints)

@@ -16,10 +16,19 @@ from numpy.typing import NDArray
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError, UsageError
 from ortboost.core.files import read_json, write_json
-from ortboost.program.program import Program
+from ortboost.program.program import MANIFEST, Program, is_part
 from ortboost.training import Checkpoint, CheckpointStore
 
-__all__ = ["CHECKPOINTS", "LOCK", "LOG", "PLOT", "alone_in", "load_run"]
+__all__ = [
+    "CHECKPOINTS",
+    "LOCK",
+    "LOG",
+    "PLOT",
+    "alone_in",
+    "load_run",
+    "refuse_part",
+    "require_same",
+]
 
 CHECKPOINTS, LOG, PLOT, LOCK = "checkpoints", "log.jsonl", "curves.png", "train.lock"
 _log = logging.getLogger(__name__)
@@ -27,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep a second training out of the folder.
+    """Keep other trainings and conversions out of the folder.
 
     The lock goes with the process, however it ends; the file ``train.lock`` says whose it is. On a file
     system without locks the file alone decides: one whose process is gone from this machine is stale.
 
     Raises:
-        UsageError: Another process trains the program; it is named.
+        UsageError: Another process trains or replaces the program; it is named.
         FileError: The folder cannot be opened.
     """
     try:
@@ -62,6 +71,36 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def require_same(folder: Path, program: Program) -> None:
+    """Refuse a program that was replaced after it was read; asked under the lock of :func:`alone_in`.
+
+    Raises:
+        UsageError: The folder holds another one now.
+    """
+    found = read_json(folder / MANIFEST)
+    if not isinstance(found, Mapping) or found.get("fingerprint") != program.fingerprint:
+        raise UsageError(
+            "The program was replaced while it was opened.",
+            where=str(folder),
+            fix="Train again, now the new one.",
+        )
+
+
+def refuse_part(path: str | os.PathLike[str]) -> None:
+    """Refuse to write a file over a part of a program.
+
+    Raises:
+        UsageError: The path is that of a file of a program folder.
+    """
+    target = Path(path).resolve()
+    if (target.parent / MANIFEST).is_file() and (is_part(target.name) or target.name == LOG):
+        raise UsageError(
+            f"'{target.name}' is a part of the program in this folder, and would be replaced.",
+            where=str(path),
+            fix="Give the file another name.",
+        )
+
+
 def _holder(note: Path) -> Mapping[str, Any] | None:
     with contextlib.suppress(FileError):
         found = read_json(note)
@@ -84,7 +123,7 @@ def _may_live(holder: Mapping[str, Any]) -> bool:
 def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
     who = "" if holder is None else f": process {holder['pid']} on {holder['host']}"
     return UsageError(
-        "Another process is training this program.",
+        "Another process is training or replacing this program.",
         where=f"{folder}{who}",
         fix=f"Wait for it, or convert the model into a folder of its own. If it is gone, remove {LOCK}.",
     )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from ortboost.api.data import Data
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, own_threads, processes, restarted
-from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in
+from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, require_same
 from ortboost.core.arguments import checked
 from ortboost.core.errors import ConfigError, UsageError, require_known
 from ortboost.core.field_types import Range
@@ -113,7 +113,7 @@ def train(
         The summary.
 
     Raises:
-        UsageError: Another process trains this folder; metrics that the loss has no use for; or
+        UsageError: Another process trains this folder or replaces its program; metrics that the loss has no use for; or
             ``early_stop`` without validation data.
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
     """
@@ -200,6 +200,8 @@ def train(
         if early_stop is not None:
             best.append(EarlyStopping(goal, patience=early_stop))
         with alone_in(folder) if first else contextlib.nullcontext():
+            if first:
+                require_same(folder, program)
             store = CheckpointStore(folder / CHECKPOINTS, keep=keep, writes=first)
             if group is not None:
                 facts = {

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.base import GraphContext, Stage, State, UpdateContext
 from ortboost.boosts.roles import SCALE, StepTaker
+from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError
 from ortboost.core.field_types import Range
 from ortboost.graph.build import Builder
@@ -261,8 +262,8 @@ def read_basis(path: str, length: int, number: int = 0) -> NDArray[np.float32]:
     """
     fix = "Make it with 'ortboost pca RUN', from checkpoints of this model with the same trained parameters."
     try:
-        basis = np.load(path, allow_pickle=False, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
+        basis = read_npy(path)
+    except (OSError, ValueError) as error:
         raise FileError(
             "The file of the principal components cannot be read.",
             where=f"{path}: {error}",

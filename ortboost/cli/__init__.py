@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-__all__ = ["interrupt_once", "main"]
+__all__ = ["interrupt_once", "leave_if_interrupted", "main"]
 
 _INTERRUPTED = 130
 _FILE = 8
@@ -23,6 +23,17 @@ def interrupt_once(number: int, frame: object) -> NoReturn:
     if hasattr(signal, "pthread_sigmask"):  # at its end, Python takes back what is ignored
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     raise KeyboardInterrupt
+
+
+def leave_if_interrupted(told: sys.UnraisableHookArgs) -> None:
+    """End the process if Ctrl-C came in a destructor or callback, where its exception ends: it comes once only.
+
+    Args:
+        told: What :data:`sys.unraisablehook` gets.
+    """
+    if told.exc_type is KeyboardInterrupt and _interrupts:
+        os._exit(_interrupted(sys.argv[1:]))
+    sys.__unraisablehook__(told)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

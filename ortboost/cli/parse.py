@@ -10,10 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from ortboost.boosts.base import Boost
 from ortboost.boosts.table import boost_from_dict
+from ortboost.core.arrays import read_npy
 from ortboost.core.errors import ConfigError, FileError, UsageError, nearest, require_known
 from ortboost.core.field_types import read_config
 from ortboost.core.loss_scale import SCALES, ScaleConfig
@@ -238,8 +237,8 @@ def _constant(text: str) -> Any:
     if not text.endswith(".npy"):
         return parse_value(text)
     try:
-        return np.load(text, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        return read_npy(text)
+    except (OSError, ValueError) as error:
         raise FileError(
             "The array of an input cannot be read.",
             where=f"--input {text}: {error}",

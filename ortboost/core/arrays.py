@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,35 @@ from numpy.typing import NDArray
 
 from ortboost.core.errors import ArgumentTypeError
 
-__all__ = ["as_array"]
+__all__ = ["as_array", "npy_faults", "read_npy"]
+
+
+@contextlib.contextmanager
+def npy_faults() -> Iterator[None]:
+    """Around numpy's reading of an ``.npy`` header: all that a damaged one raises becomes ValueError.
+
+    The header is a Python literal. ``numpy.lib.format`` parses one that it does not know with
+    :mod:`tokenize`, whose errors it lets pass.
+
+    Raises:
+        ValueError: The file is no ``.npy`` file, or ends too early.
+    """
+    try:
+        yield
+    except (EOFError, OverflowError, RecursionError, SyntaxError, TypeError, TokenError) as error:
+        raise ValueError(f"its header is damaged ({' '.join(str(error).split())[:150]})") from error
+
+
+def read_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """Map the array of an ``.npy`` file, read-only; Python objects are never loaded.
+
+    Raises:
+        ValueError: It is damaged, of another kind, or holds objects.
+        OSError: It cannot be read.
+    """
+    with npy_faults():
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # type: ignore[arg-type]
+        return array
 
 
 def as_array(value: Any, where: str) -> NDArray[Any]:

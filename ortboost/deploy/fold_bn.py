@@ -18,6 +18,7 @@ from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_gemm_rule,
 )
 
+from ortboost.core.errors import ModelError
 from ortboost.core.report import Report
 
 __all__ = ["fold_bn"]
@@ -89,6 +90,7 @@ def _obstacle(node: ir.Node) -> str | None:
             return f"'{tensor.name}' is computed, not stored"
         if tensor in host.inputs[1:] and len(tensor.uses()) > 1:
             return f"'{tensor.name}' is shared with another node"
+    _require_fit(node, host)
     bias, scale = host.inputs[2] if len(host.inputs) > 2 else None, node.inputs[1]
     if bias is not None and bias.const_value is not None and scale is not None:
         wanted = 0 if scale.const_value is None else scale.const_value.size
@@ -97,6 +99,27 @@ def _obstacle(node: ir.Node) -> str | None:
                 f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one number a channel"
             )
     return None
+
+
+def _require_fit(node: ir.Node, host: ir.Node) -> None:
+    """Refuse parameters that are not one number a channel: the rules would multiply what does not fit."""
+    weight = host.inputs[1]
+    if weight is None or weight.const_value is None or weight.const_value.shape.rank() < 2:
+        return
+    rows, columns = weight.const_value.shape.numpy()[:2]
+    channels = {
+        "Conv": rows,
+        "ConvTranspose": columns * host.attributes.get_int("group", 1),
+        "Gemm": rows if host.attributes.get_int("transB", 0) else columns,
+    }[host.op_type]
+    for tensor in node.inputs[1:]:
+        size = channels if tensor is None or tensor.const_value is None else tensor.const_value.size
+        if tensor is not None and size != channels:
+            raise ModelError(
+                f"'{tensor.name}' has {size} numbers for {channels} channels.",
+                where=f"BatchNormalization '{node.name}' after {host.op_type} '{host.name}'",
+                fix="Export the model again, or check that the download or copy is complete.",
+            )
 
 
 def _producer(value: ir.Value | None) -> ir.Node | None:

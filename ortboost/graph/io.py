@@ -27,6 +27,7 @@ from ortboost.graph.structure import check_standard, check_structure
 __all__ = [
     "EXTERNAL_DATA_THRESHOLD",
     "ModelSource",
+    "external_fault",
     "external_files",
     "is_map",
     "load_model",
@@ -72,9 +73,11 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     if isinstance(source, ir.Model):
         model = source.clone()
         model.meta[_SOURCE] = source.meta.get(_SOURCE, model.graph.name or "model")
+        _check_external_data(model, source_name(model))
         return _with_true_names(ir.external_data.load_to_model(model))
     if isinstance(source, onnx.ModelProto):
         model = _checked(source, source.graph.name or "model")
+        _check_external_data(model, source.graph.name or "model")
         if not _has_external_data(model):
             check_standard(source, source.graph.name or "model")
         model.meta[_SOURCE] = source.graph.name or "model"
@@ -224,7 +227,7 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
     proto = onnx.load(path, load_external_data=False)
     entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     named = {entry.value for entry in entries if entry.key == "location"}
-    return [Path(path).with_name(name) for name in sorted(named)]
+    return [Path(path).parent / name for name in sorted(named)]
 
 
 def _load(path: Path, weights: bool) -> ir.Model:
@@ -232,7 +235,7 @@ def _load(path: Path, weights: bool) -> ir.Model:
     model = _checked(proto, str(path))
     ir.external_data.set_base_dir(model.graph, path.parent)
     if weights:
-        _check_external_data(model, path)
+        _check_external_data(model, str(path), path.parent)
     if weights or not _has_external_data(model):
         check_standard(proto, str(path), path)
     return model
@@ -303,33 +306,42 @@ def _write_map_types(model: ir.Model, path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
 
 
-def _check_external_data(model: ir.Model, path: Path) -> None:
-    folder = path.parent.resolve()
+def external_fault(tensor: ir.ExternalTensor, folder: Path | None = None) -> tuple[str, str] | None:
+    """What keeps the data of a tensor from being read, and how to mend it; ``None`` for nothing.
+
+    Args:
+        tensor: The tensor; its file is not opened.
+        folder: That of the model; the one that the tensor knows if not given.
+    """
+    location = Path(tensor.location)
+    root = Path(folder or tensor.base_dir or ".").resolve()
+    resolved = (root / location).resolve()
+    if location.is_absolute() or not resolved.is_relative_to(root):
+        return (
+            "lies outside the model's folder",
+            "Only load models you trust; move the data file beside the model and save again.",
+        )
+    if not resolved.is_file():
+        return "is missing", f"Put '{location}' beside the model."
+    # A length that is shorter than the shape would be read past its end.
+    needed = (tensor.offset or 0) + max(tensor.length or 0, tensor.nbytes)
+    if resolved.stat().st_size < needed:
+        return (
+            f"is too short: {resolved.stat().st_size} bytes, {needed} needed",
+            "The copy or download is incomplete; fetch it again.",
+        )
+    return None
+
+
+def _check_external_data(model: ir.Model, where: str, folder: Path | None = None) -> None:
     for value, tensor in all_tensors(model):
-        if not isinstance(tensor, ir.ExternalTensor):
-            continue
-        location = Path(tensor.location)
-        where = f"{path}: tensor '{value.name}', external data '{location}'"
-        resolved = (folder / location).resolve()
-        if location.is_absolute() or not resolved.is_relative_to(folder):
+        fault = external_fault(tensor, folder) if isinstance(tensor, ir.ExternalTensor) else None
+        if fault is not None and isinstance(tensor, ir.ExternalTensor):
+            what, fix = fault
             raise FileError(
-                "External data lies outside the model's folder.",
-                where=where,
-                fix="Only load models you trust; move the data file beside the model and save again.",
-            )
-        if not resolved.is_file():
-            raise FileError(
-                "A file with external weights is missing.",
-                where=where,
-                fix=f"Put '{location}' beside '{path.name}'.",
-            )
-        needed = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if resolved.stat().st_size < needed:
-            raise FileError(
-                f"A file with external weights is too short: {resolved.stat().st_size} bytes, "
-                f"{needed} needed.",
-                where=where,
-                fix="The copy or download is incomplete; fetch it again.",
+                f"A file with external weights {what}.",
+                where=f"{where}: tensor '{value.name}', external data '{tensor.location}'",
+                fix=fix,
             )
 
 

@@ -47,7 +47,16 @@ from ortboost.graph.io import load_model, save_model
 from ortboost.program.catalogue import STEP_GRAPH, Catalogue, TensorSpec, read_catalogue
 from ortboost.program.config import ProgramConfig
 
-__all__ = ["EVAL", "MANIFEST", "STATE", "STEP", "Program", "check_state", "read_tensors"]
+__all__ = [
+    "EVAL",
+    "MANIFEST",
+    "STATE",
+    "STEP",
+    "Program",
+    "check_state",
+    "is_part",
+    "read_tensors",
+]
 
 MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.safetensors"
 _FORMAT = 1
@@ -301,6 +310,16 @@ class Program(Shown):
                 fix=again,
             )
         return program
+
+
+def is_part(name: str) -> bool:
+    """Whether a program folder calls a file of its own like this.
+
+    Example:
+        >>> is_part("step.1.onnx"), is_part("model.onnx")
+        (True, False)
+    """
+    return name in (MANIFEST, STATE) or _OF_GRAPH.fullmatch(name) is not None
 
 
 def _written_by(manifest: Any) -> str:

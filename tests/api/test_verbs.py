@@ -459,3 +459,14 @@ def test_fine_tuning(name, tmp_path):
     moved = [e.name for e in program.catalogue.entries("parameter") if e.next]
     assert len(moved) == 2
     assert all(state[key].tobytes() != program.initial[key].tobytes() for key in moved)
+
+
+def test_models_that_take_nothing_are_compared(tmp_path):
+    for number in (1, 2):
+        text = f"""<ir_version: 8, opset_import: ["" : 17]> g () => (float[2] y)
+            <float[2] a = {{1, {number}}}> {{ y = Exp(a) }}"""
+        onnx.save(onnx.parser.parse_model(text), tmp_path / f"{number}.onnx")
+    same = api.compare(tmp_path / "1.onnx", tmp_path / "1.onnx", bisect=True)
+    assert same.parity.ok
+    other = api.compare(tmp_path / "1.onnx", tmp_path / "2.onnx", bisect=True)
+    assert not other.parity.ok

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ortboost.cli.supervise import CRASHED
+from tests.support import ROOT
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux only")
 
@@ -201,3 +202,78 @@ def test_a_crash_after_an_interrupt_is_the_interrupt():
     assert process.returncode == 128 + signal.SIGINT
     assert said.startswith("error: Interrupted.\n")
     assert "memory" not in said
+
+
+SWALLOWED = """
+import sys, time
+sys.argv = ["ortboost", "doctor"]
+import ortboost.cli.app
+class Slow:
+    def __del__(self):  # an exception in here goes no further
+        print("ready", flush=True)
+        time.sleep(60)
+def run(words):
+    Slow()
+    time.sleep(60)
+    return 0
+ortboost.cli.app.run = run
+from ortboost.__main__ import command
+command()
+"""
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost():
+    with begin(SWALLOWED) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=50)
+    assert process.returncode == 130
+    assert said.startswith("error: Interrupted.\n")
+    assert "Exception ignored" not in said
+
+
+IMPORTING = """
+import importlib.abc, os, signal, sys
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from ortboost.__main__ import command
+command()
+"""
+
+
+@pytest.mark.parametrize("name", ["ortboost.cli", "ortboost.cli.supervise", "ctypes", "typer"])
+def test_an_interrupt_while_python_imports(name):
+    with subprocess.Popen(
+        [sys.executable, "-c", HEARD + IMPORTING, name],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        out, said = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in said
+    assert "ignored" not in said
+
+
+def test_little_is_imported_before_a_signal_can_be_handled():
+    program = "import sys; before = set(sys.modules); import ortboost.__main__\n"
+    program += "print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT)!r}); {program}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "ortboost.__main__" in loaded
+    assert not loaded & {"typing", "collections", "enum", "functools", "signal", "re"}

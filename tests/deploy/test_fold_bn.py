@@ -5,8 +5,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from ortboost.core.errors import ModelError
 from ortboost.deploy.fold_bn import fold_bn
-from tests.support import run, text_model, weights
+from tests.support import assert_three_lines, run, text_model, weights
 
 NORM = {
     "s": 1 + 0.3 * weights(4, seed=1),
@@ -202,3 +203,21 @@ def test_a_bias_of_another_shape_is_left_to_the_runtime():
     report = fold_bn(model)
     assert "shape [4, 2]" in report.kept["bn"]
     assert not report.changed
+
+
+@pytest.mark.parametrize(
+    ("host", "shape"),
+    [
+        ("Conv", (16, 4, 3, 3)),
+        ("ConvTranspose<group = 2>", (4, 4, 3, 3)),
+        ("Gemm<transB = 1>", (5, 4)),
+        ("Gemm", (4, 5)),
+    ],
+)
+def test_parameters_for_other_channels_are_refused(host, shape):
+    dims = ",".join(map(str, shape))
+    body = f"[c] h = {host}(x, w) [bn] y = {BN}(h, s, b, m, v)"
+    model = net(body, f"float[{dims}] w", "float y", w=weights(*shape))
+    with pytest.raises(ModelError, match="'s' has 4 numbers for") as caught:
+        fold_bn(model)
+    assert_three_lines(caught.value)

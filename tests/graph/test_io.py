@@ -237,3 +237,49 @@ def test_a_failure_leaves_the_old_file(step, tmp_path, monkeypatch):
         save_model(small_mlp(seed=5), path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["net.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("location", "net\0.data"),
+        ("location", ""),
+        ("offset", "-1"),
+        ("offset", "x"),
+        ("offset", str(2**63)),
+        ("length", "9" * 5000),
+    ],
+)
+def test_a_place_that_is_none_is_refused(key, value, tmp_path):
+    path = external(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    tensor = proto.graph.initializer[0]
+    kept = {entry.key: entry.value for entry in tensor.external_data}
+    del tensor.external_data[:]
+    for name, text in {**kept, key: value}.items():
+        tensor.external_data.add(key=name, value=text)
+    path.write_bytes(proto.SerializeToString())
+    assert "cannot be found" in caught(path).what
+    with pytest.raises(FileError, match="cannot be found"):
+        load_model(path, weights=False)
+
+
+def test_a_shape_that_needs_more_than_its_length_is_refused(tmp_path):
+    path = external(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].dims[0] = 2**62
+    path.write_bytes(proto.SerializeToString())
+    assert "too short" in caught(path).what
+
+
+@pytest.mark.parametrize("kind", ["proto", "model"])
+def test_models_in_memory_read_no_files_from_elsewhere(kind, tmp_path, monkeypatch):
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(b"\0" * 100_000)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = external(folder, location=str(secret))
+    monkeypatch.chdir(folder)
+    model = onnx.load(path, load_external_data=False) if kind == "proto" else ir.load(path)
+    with pytest.raises(FileError, match="outside"):
+        load_model(model)

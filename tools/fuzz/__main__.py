@@ -1,11 +1,11 @@
-"""Feed damaged files to the command line, each in a process of its own with limits.
+"""Feed damaged files to the command line, each in a fork of its own with limits.
 
-    python -m tools.fuzz --cases 1000 --seed 1 --out runs/fuzz
+    python -m tools.fuzz --cases 10000 --seed 1 --out runs/fuzz
     python -m tools.fuzz --what files    # programs, checkpoints, data, configurations, logs
 
-A case passes if it ends with 0 or with a documented exit status. It fails with exit status 1 (an
-unexpected exception), a signal, more than ``--seconds``, or more than ``--gigabytes``. Inputs of
-failed cases are kept in ``--out`` with what was said.
+A case passes if it ends with 0, or with a documented exit status and an error of three lines. It fails with exit
+status 1 (an unexpected exception), a traceback, a signal, more than ``--seconds``, or more than ``--gigabytes``.
+Inputs of failed cases are kept in ``--out`` with what was said. ``--only SEED-CASE`` repeats one.
 """
 
 from __future__ import annotations
@@ -13,150 +13,203 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import os
-import resource
+import re
 import shutil
-import signal
-import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from ortboost.api import convert_model, export_model  # noqa: F401 - loaded once, before the forks
 from ortboost.cli import main as ortboost
 from tools.fuzz.damage import damage_bytes, damage_model
-from tools.fuzz.files import COMMANDS, damage_file, make_files
+from tools.fuzz.files import COMMANDS, PROGRAMS, damage_file, make_files, seal
+from tools.fuzz.forks import preload, run_case
+from tools.fuzz.models import VERBS, make_operators, words
 
-__all__ = ["main", "run_case"]
+__all__ = ["main"]
 
-_VERBS = ("check", "inspect", "convert", "export", "export-int8", "compare", "tensorrt")
-MODELS = Path("models")
-
-
-def words(verb: str, model: str, folder: str) -> list[str]:
-    """The command line of a verb."""
-    return {
-        "check": ["check", model],
-        "inspect": ["inspect", model],
-        "convert": ["convert", model, "-o", f"{folder}/run", "-q"],
-        "export": ["export", model, "-o", f"{folder}/out.onnx", "-q"],
-        "export-int8": ["export", model, "-o", f"{folder}/out.onnx", "-q", "--target", "generic"],
-        "compare": ["compare", model, model, "-q"],
-        "tensorrt": ["check", model, "--for", "tensorrt=10"],
-    }[verb]
+ROOT = Path(__file__).resolve().parents[2]
+_KINDS = ("models", "operators", "files")
+_RESULTS = ("exit 4", "exit 5")  # `check` found blockers, `compare` a difference
+_NUMBER = re.compile(r"\d+")
 
 
-def run_case(
-    command: list[str], said: Path, *, seconds: float, gigabytes: float
-) -> tuple[str, float]:
-    """Run one command line in a forked child.
+@dataclass(frozen=True)
+class Sources:
+    """What is damaged: models by kind, and a folder with files of the other kinds."""
 
-    Returns:
-        ``"exit 8"``, ``"signal SIGFPE"`` or ``"hang"``, and the seconds it took.
-    """
-    started = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        descriptor = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        for stream in (1, 2):
-            os.dup2(descriptor, stream)
-        resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes * 2**30),) * 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        status = 1
-        with contextlib.suppress(BaseException):
-            status = ortboost(command)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    while time.monotonic() - started < seconds:
-        gone, status = os.waitpid(child, os.WNOHANG)
-        if gone:
-            took = time.monotonic() - started
-            if os.WIFSIGNALED(status):
-                return f"signal {signal.Signals(os.WTERMSIG(status)).name}", took
-            return f"exit {os.WEXITSTATUS(status)}", took
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hang", seconds
+    models: dict[str, list[Path]]
+    files: Path
+
+
+@dataclass
+class Found:
+    """How the cases ended."""
+
+    ends: collections.Counter[str] = field(default_factory=collections.Counter)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, case: str, name: str, end: str, said: str) -> bool:
+        """Count a case; whether it failed."""
+        self.ends[f"{name}: {end}"] += 1
+        fault = _fault(end, said)
+        if fault is not None:
+            self.faults.setdefault(_NUMBER.sub("N", fault), []).append(case)
+        return fault is not None
+
+
+def _fault(end: str, said: str) -> str | None:
+    first = (said.strip().splitlines() or [""])[0][:120]
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    if end == "exit 1" or not end.startswith("exit"):
+        return f"{end}: {(errors or [first])[-1][:120]}"
+    if "Traceback (most recent call last)" in said:
+        return f"a traceback: {said.strip().splitlines()[-1][:120]}"
+    told = end in ("exit 0", *_RESULTS) or (errors and "\n  fix: " in said)
+    return None if told else f"{end} without an error: {first}"
 
 
 def _damaged_model(
-    folder: Path, whole: Path, sources: list[Path], rng: np.random.Generator
+    kind: str, sources: Sources, folder: Path, rng: np.random.Generator
 ) -> tuple[str, Path, list[str]]:
-    source = sources[int(rng.integers(len(sources)))]
-    damage = damage_model if rng.random() < 0.6 else damage_bytes
-    verb = _VERBS[int(rng.integers(len(_VERBS)))]
-    model = folder / source.name
-    model.write_bytes(damage(source.read_bytes(), rng))
-    return verb, model, words(verb, str(model), str(folder))
+    models = sources.models[kind]
+    source = models[int(rng.integers(len(models)))]
+    structure = rng.random() < 0.8
+    verb = list(VERBS)[int(rng.integers(len(VERBS)))]
+    line = VERBS[verb][int(rng.integers(len(VERBS[verb])))]
+    model = folder / "damaged.onnx"
+    model.write_bytes((damage_model if structure else damage_bytes)(source.read_bytes(), rng))
+    name = f"{kind}, {'structure' if structure else 'bytes'}, {line.split()[0]}"
+    return name, model, words(line, model, folder, source)
 
 
 def _damaged_file(
-    folder: Path, whole: Path, sources: list[Path], rng: np.random.Generator
+    sources: Sources, folder: Path, rng: np.random.Generator
 ) -> tuple[str, Path, list[str]]:
-    shutil.copytree(whole, folder, dirs_exist_ok=True)
     name = list(COMMANDS)[int(rng.integers(len(COMMANDS)))]
+    program = name.partition("/")[0]
+    left_out = {item for item in PROGRAMS if item not in (program, "run")}
+    shutil.copytree(
+        sources.files,
+        folder,
+        dirs_exist_ok=True,
+        ignore=lambda _, items: [item for item in items if item in left_out],
+    )
     damage_file(folder / name, rng)
-    lines = COMMANDS[name]
-    line = lines[int(rng.integers(len(lines)))]
-    return f"{name}, {line.split()[0]}", folder / name, line.format(folder).split()
+    sealed = program in PROGRAMS and rng.random() < 0.6
+    if sealed:
+        seal(folder / program)
+    line = COMMANDS[name][int(rng.integers(len(COMMANDS[name])))]
+    told = re.sub(r"^(thor|reduced|windows)/", "run/", name)
+    told = f"{told}{', sealed' if sealed else ''}, {line.split()[0]}"
+    return told, folder / program, line.format(folder).split()
+
+
+def _warm(folder: Path) -> None:
+    """Make the whole files, and run what the cases run."""
+    make_files(folder / "files", ROOT / "models" / "mlp.onnx")
+    make_operators(folder / "operators")
+    model = ROOT / "models" / "mlp.onnx"
+    with (
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        for lines in VERBS.values():
+            ortboost(words(lines[0], model, folder, model))
+        for name in ("run/step.onnx", "data.npz", "run/log.jsonl"):
+            for line in COMMANDS[name]:
+                ortboost(line.format(folder / "files").split())
+    for path in (folder / "files", folder / "run"):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / "files").mkdir()
+    make_files(folder / "files", ROOT / "models" / "mlp.onnx")
+
+
+def _one(options: argparse.Namespace, sources: Sources, case: int, found: Found) -> None:
+    rng = np.random.default_rng((options.seed, case))
+    kinds = _KINDS if options.what == "all" else (options.what,)
+    kind = kinds[int(rng.integers(len(kinds)))]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, said = Path(temporary, "case"), Path(temporary, "said.txt")
+        folder.mkdir()
+        if kind == "files":
+            name, damaged, command = _damaged_file(sources, folder, rng)
+        else:
+            name, damaged, command = _damaged_model(kind, sources, folder, rng)
+        end, took = run_case(command, said, seconds=options.seconds, gigabytes=options.gigabytes)
+        text = said.read_text(errors="replace") if said.exists() else ""
+        if options.only:
+            print(text)
+        number = f"{options.seed}-{case}"
+        if found.add(number, name, end, text):
+            kept = options.out / number
+            if end == "exit 1":  # again, for its traceback
+                again = [*command, "-vv"]
+                run_case(again, said, seconds=options.seconds, gigabytes=options.gigabytes)
+                text = said.read_text(errors="replace")
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(parents=True)
+            (shutil.copytree if damaged.is_dir() else shutil.copy)(damaged, kept / damaged.name)
+            (kept / "said.txt").write_text(f"{end} after {took:.1f} s\n{' '.join(command)}\n{text}")
+            print(f"{number}, {name}: {_fault(end, text)}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases and print how they ended; 1 if any failed."""
-    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
-    parser.add_argument("--what", choices=("models", "files"), default="models")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--what", choices=(*_KINDS, "all"), default="all")
     parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", metavar="SEED-CASE", help="this case, and what it prints")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after")
     parser.add_argument("--seconds", type=float, default=45)
     parser.add_argument("--gigabytes", type=float, default=4)
-    parser.add_argument("--models", type=Path, default=MODELS, help="folder with whole models")
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz"))
     options = parser.parse_args(arguments)
-    sources = sorted(options.models.glob("**/*.onnx"))
-    if not sources:
-        parser.error(f"there is no .onnx file in {options.models}")
-    options.out.mkdir(parents=True, exist_ok=True)
-    ends: collections.Counter[str] = collections.Counter()
-    failed = 0
-    whole = Path(tempfile.mkdtemp(prefix="whole-"))
-    if options.what == "files":
-        make_files(whole, options.models / "mlp.onnx")
-    begun, done = time.monotonic(), 0
-    for case in range(options.cases):
-        if time.monotonic() - begun > 60 * options.minutes:
-            break
-        done += 1
-        rng = np.random.default_rng((options.seed, case))
-        with tempfile.TemporaryDirectory() as folder:
-            said = Path(folder, "said.txt")
-            try:
-                make = _damaged_file if options.what == "files" else _damaged_model
-                name, damaged, command = make(Path(folder), whole, sources, rng)
-            except Exception as error:  # the damage itself could not be written down
-                ends[f"not made: {type(error).__name__}"] += 1
-                continue
-            end, took = run_case(
-                command, said, seconds=options.seconds, gigabytes=options.gigabytes
-            )
-            ends[f"{name}: {end}"] += 1
-            if end == "exit 1" or not end.startswith("exit"):
-                failed += 1
-                name = f"{options.seed}-{case}-{name.replace('/', '-').replace(', ', '-')}"
-                shutil.copy(damaged, options.out / f"{name}{damaged.suffix}")
-                text = said.read_text(errors="replace") if said.exists() else ""
-                (options.out / f"{name}.txt").write_text(
-                    f"{end} after {took:.1f} s\n{' '.join(command)}\n{text}"
+    if options.only:
+        options.seed, options.first = map(int, options.only.split("-"))
+        options.cases = 1
+    begun, found, done = time.monotonic(), Found(), 0
+    with tempfile.TemporaryDirectory(prefix="whole-") as temporary:
+        whole = Path(temporary)
+        for kind in ("files", "operators"):
+            (whole / kind).mkdir()
+        preload(functools.partial(_warm, whole))
+        golden = (ROOT / "tests" / "golden" / name for name in ("exports", "torch_layers"))
+        folders = (ROOT / "models", *golden)
+        models = {
+            "models": sorted(path for folder in folders for path in folder.glob("*.onnx")),
+            "operators": sorted((whole / "operators").glob("*.onnx")),
+        }
+        sources = Sources(models, whole / "files")
+        print(f"ready after {time.monotonic() - begun:.1f} s", flush=True)
+        for case in range(options.first, options.first + options.cases):
+            if time.monotonic() - begun > 60 * options.minutes:
+                break
+            done += 1
+            _one(options, sources, case, found)
+            if done % 500 == 0:
+                spent = time.monotonic() - begun
+                print(
+                    f"{done} cases in {spent:.0f} s, {sum(map(len, found.faults.values()))} failed",
+                    flush=True,
                 )
-                print(f"{name}: {end}: {(text.strip().splitlines() or [''])[0][:150]}", flush=True)
-    shutil.rmtree(whole)
-    for end, count in sorted(ends.items()):
+    for end, count in sorted(found.ends.items()):
         print(f"{count:6d}  {end}")
-    print(f"{done} cases, {failed} failed")
+    for fault, cases in sorted(found.faults.items(), key=lambda item: -len(item[1])):
+        print(f"{len(cases):6d} failed  {fault}  ({', '.join(cases[:5])})")
+    failed = sum(map(len, found.faults.values()))
+    print(f"{done} cases in {time.monotonic() - begun:.0f} s, {failed} failed")
     return int(failed > 0)
 
 

@@ -8,9 +8,25 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto
 
+from ortboost.graph.structure.walk import all_graphs
+
 __all__ = ["damage_bytes", "damage_model", "damage_text"]
 
 _NUMBERS = (0, -1, 1, 2, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
+_FLOATS = (0.0, -1.0, 1e38, -1e38, 1e-40, float("inf"), float("nan"))
+_STRINGS = (b"", b"x", b"SAME_UPPER", b"VALID", b"linear", b"\xff\xfe", b"x" * 5000)
+_PLACES = (
+    "/etc/passwd",
+    "../x",
+    "x/../../x",
+    "link",
+    "",
+    ".",
+    "\x00",
+    "/dev/zero",
+    "//",
+    "x" * 5000,
+)
 _VALUE = re.compile(r'"[^"\n]*"|-?\d[\d.e+-]*|\b(?:true|false|null)\b')
 _VALUES = (
     *("0", "-1", "1", "1e999", "-0.5", "NaN", "true", "null", "[]", "{}", "[[1]]", '{"a": 1}'),
@@ -74,9 +90,14 @@ def damage_text(data: bytes, rng: np.random.Generator) -> bytes:
 def damage_model(data: bytes, rng: np.random.Generator) -> bytes:
     """Change a few things in the structure of a model; the file stays readable as protobuf."""
     proto = onnx.load_from_string(data)
+    kinds = (_node, _node, _attribute, _attribute, _tensor, _tensor, _value)
     for _ in range(int(rng.integers(1, 4))):
-        kinds = (_node, _node, _attribute, _attribute, _tensor, _value, _model)
-        kinds[int(rng.integers(len(kinds)))](proto, rng)
+        if rng.random() < 0.1:
+            _model(proto, rng)
+        else:
+            graphs = list(all_graphs(proto))
+            inner = int(rng.integers(len(graphs))) if rng.random() < 0.5 else 0
+            kinds[int(rng.integers(len(kinds)))](graphs[inner], rng)
     return bytes(proto.SerializeToString())
 
 
@@ -89,8 +110,8 @@ def _number(rng: np.random.Generator) -> int:
     return _NUMBERS[int(rng.integers(len(_NUMBERS)))]
 
 
-def _node(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
-    nodes = proto.graph.node
+def _node(graph: onnx.GraphProto, rng: np.random.Generator) -> None:
+    nodes = graph.node
     node = _pick(nodes, rng)
     if not isinstance(node, onnx.NodeProto):
         return
@@ -119,29 +140,40 @@ def _node(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
         nodes.insert(int(rng.integers(len(nodes) + 1)), other)
 
 
-def _attribute(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
-    node = _pick([n for n in proto.graph.node if n.attribute], rng)
+def _attribute(graph: onnx.GraphProto, rng: np.random.Generator) -> None:
+    node = _pick([n for n in graph.node if n.attribute], rng)
     if not isinstance(node, onnx.NodeProto):
         return
     attribute = node.attribute[int(rng.integers(len(node.attribute)))]
-    what = int(rng.integers(5))
+    what = int(rng.integers(6))
     if what == 0:
         node.attribute.remove(attribute)
     elif what == 1:
         attribute.type = int(rng.integers(14))  # type: ignore[assignment]
-    elif what == 2 and attribute.ints:
+    elif attribute.type == AttributeProto.FLOAT:
+        attribute.f = _FLOATS[int(rng.integers(len(_FLOATS)))]
+    elif attribute.type == AttributeProto.STRING:
+        attribute.s = _STRINGS[int(rng.integers(len(_STRINGS)))]
+    elif what in (2, 5) and attribute.ints:
         attribute.ints[int(rng.integers(len(attribute.ints)))] = _number(rng)
-    elif what == 3 and attribute.type == AttributeProto.INT:
+    elif attribute.type == AttributeProto.INT:
         attribute.i = _number(rng)
     elif attribute.ints:
         del attribute.ints[int(rng.integers(len(attribute.ints))) :]
 
 
-def _tensor(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
-    tensor = _pick(proto.graph.initializer, rng)
+def _tensor(graph: onnx.GraphProto, rng: np.random.Generator) -> None:
+    constants = (a.t for n in graph.node for a in n.attribute if a.type == AttributeProto.TENSOR)
+    tensor = _pick((*graph.initializer, *constants), rng)
     if not isinstance(tensor, TensorProto):
         return
-    what = int(rng.integers(6))
+    whole = tensor.raw_data and len(tensor.raw_data) % 8 == 0
+    if tensor.data_type == TensorProto.INT64 and whole and rng.random() < 0.6:
+        values = np.frombuffer(tensor.raw_data, "<i8").copy()  # lengths, axes, indices
+        values[int(rng.integers(values.size))] = _number(rng)
+        tensor.raw_data = values.tobytes()
+        return
+    what = int(rng.integers(7))
     if what == 0 and tensor.dims:
         tensor.dims[int(rng.integers(len(tensor.dims)))] = _number(rng)
     elif what == 1:
@@ -149,7 +181,14 @@ def _tensor(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
     elif what == 2:
         tensor.raw_data = tensor.raw_data[: int(rng.integers(len(tensor.raw_data) + 1))]
     elif what == 3:
-        proto.graph.initializer.remove(tensor)
+        tensor.ClearField("name")
+    elif what == 5:
+        place = _PLACES[int(rng.integers(len(_PLACES)))]
+        tensor.data_location = TensorProto.EXTERNAL
+        del tensor.external_data[:]
+        for key, value in (("location", place), ("offset", str(_number(rng)))):
+            if key == "location" or rng.random() < 0.5:
+                tensor.external_data.add(key=key, value=value)
     elif what == 4 and tensor.raw_data:
         place = int(rng.integers(len(tensor.raw_data)))
         tensor.raw_data = tensor.raw_data[:place] + b"\xff" + tensor.raw_data[place + 1 :]
@@ -157,8 +196,8 @@ def _tensor(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
         tensor.dims.append(1)
 
 
-def _value(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
-    value = _pick((*proto.graph.input, *proto.graph.output), rng)
+def _value(graph: onnx.GraphProto, rng: np.random.Generator) -> None:
+    value = _pick((*graph.input, *graph.output, *graph.value_info), rng)
     if not isinstance(value, onnx.ValueInfoProto):
         return
     kind = value.type.tensor_type

@@ -9,14 +9,15 @@ loaded:
    or declared (:class:`~ortboost.core.limits.Limits`); integers divided by a constant 0;
 2. ``tensors``: their data has the length that their shape needs;
 3. ``names``: text is UTF-8, each name is made once, and whatever a node reads is made somewhere;
-4. attributes that must be positive;
+4. nodes have as many inputs and outputs as their operators; attributes that must be positive are;
 5. everything else by ``onnx.checker`` (:func:`check_standard`), once external data has been found.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -26,13 +27,14 @@ from ortboost.core.limits import Limits
 from ortboost.graph.structure.names import check_names, check_text
 from ortboost.graph.structure.sizes import check_constants, check_sizes
 from ortboost.graph.structure.tensors import check_tensors
-from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, all_nodes, label
+from ortboost.graph.structure.walk import EXPORT_AGAIN, STANDARD, all_graphs, graphs_of, label
 
 __all__ = ["check_standard", "check_structure"]
 
 _POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
 )
+_TEXTS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
 _PROTOBUF_ENDS = (1 << 31) - 1
 _TOLERATED = (
     "in initializer but not in graph input",  # before IR version 4; no runtime minds
@@ -71,16 +73,34 @@ def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = 
     for graph in all_graphs(proto):
         check_tensors(graph, where)
     in_order = check_names(proto, where)
-    opset = next((o.version for o in proto.opset_import if o.domain in STANDARD), 1)
-    for node in all_nodes(proto):
-        _check_attributes(node, opset, where)
+    for nodes, opset in _scopes(proto):
+        for node in nodes:
+            _check_node(node, opset, where)
     if proto.graph.node and not proto.graph.output:
         raise FileError("The graph has no output.", where=where, fix=EXPORT_AGAIN)
     check_constants(proto, where, limits)
     return in_order
 
 
-def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
+def _scopes(proto: onnx.ModelProto) -> Iterator[tuple[Iterable[onnx.NodeProto], int]]:
+    """All nodes, with the standard opset that they are of: functions have their own."""
+    for owner, nodes in ((proto, proto.graph.node), *((f, f.node) for f in proto.functions)):
+        imports = (*owner.opset_import, *proto.opset_import)
+        opset = next((entry.version for entry in imports if entry.domain in STANDARD), 1)
+        yield nodes, opset
+        yield from ((graph.node, opset) for graph in graphs_of(nodes))
+
+
+def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
+    if node.domain in STANDARD:
+        for what, names in (("inputs", node.input), ("outputs", node.output)):
+            least, most = _counts(node.op_type, opset)[what]
+            if not least <= len(names) <= most:
+                raise FileError(
+                    f"A {node.op_type} has {len(names)} {what}.",
+                    where=f"{where}: {label(node)}",
+                    fix=EXPORT_AGAIN,
+                )
     kinds = _attribute_types(node.op_type, opset) if node.domain in STANDARD else {}
     if node.op_type == "Constant" and kinds and len(node.attribute) != 1:
         raise FileError(
@@ -95,6 +115,8 @@ def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
+        if kinds and attribute.type in _TEXTS:
+            _check_texts(node, attribute, where)
         if attribute.name not in _POSITIVE:
             continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
@@ -105,6 +127,32 @@ def _check_attributes(node: onnx.NodeProto, opset: int, where: str) -> None:
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
+
+
+def _check_texts(node: onnx.NodeProto, attribute: onnx.AttributeProto, where: str) -> None:
+    """Texts of standard operators are UTF-8; those of others may hold anything."""
+    try:
+        for text in (attribute.s, *attribute.strings):
+            text.decode()
+    except UnicodeDecodeError as error:
+        raise FileError(
+            f"'{attribute.name}' of {node.op_type} is not UTF-8.",
+            where=f"{where}: {label(node)}",
+            fix=EXPORT_AGAIN,
+        ) from error
+
+
+@functools.cache
+def _counts(op: str, opset: int) -> Mapping[str, tuple[int, int]]:
+    """Least and most ``inputs`` and ``outputs``; any number for an operator that is not known."""
+    try:
+        schema = onnx.defs.get_schema(op, opset)
+    except onnx.defs.SchemaError:
+        return {"inputs": (0, sys.maxsize), "outputs": (0, sys.maxsize)}
+    return {
+        "inputs": (schema.min_input, schema.max_input),
+        "outputs": (schema.min_output, schema.max_output),
+    }
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import onnx
@@ -16,6 +17,8 @@ _BITS = {  # of one element; all others are found by their numpy type
     **dict.fromkeys(("UINT4", "INT4", "FLOAT4E2M1"), 4),
     **dict.fromkeys(("UINT2", "INT2"), 2),
 }
+
+_DIGITS = re.compile("[0-9]{1,18}")  # a file ends before 2^63 bytes
 
 
 def check_tensors(graph: onnx.GraphProto, where: str) -> None:
@@ -33,7 +36,10 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
                 f"A stored tensor has the shape {list(tensor.dims)}.", where=at, fix=EXPORT_AGAIN
             )
         bits = _bits(tensor.data_type)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or bits is None:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            _check_place(tensor, at)
+            continue
+        if bits is None:
             continue
         elements = math.prod(tensor.dims)
         if tensor.HasField("raw_data"):
@@ -46,6 +52,19 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
                 where=at,
                 fix=EXPORT_AGAIN,
             )
+
+
+def _check_place(tensor: onnx.TensorProto, at: str) -> None:
+    """Refuse what is no name of a file, or no place in one."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    numbers = [entries[key] for key in ("offset", "length") if key in entries]
+    if not all(_DIGITS.fullmatch(number) for number in numbers):
+        fault = f"its place is {', '.join(numbers)}"
+    elif not entries.get("location") or "\0" in entries["location"]:
+        fault = f"its file is called {entries.get('location', '')!r}"
+    else:
+        return
+    raise FileError(f"A stored tensor cannot be found: {fault}.", where=at, fix=EXPORT_AGAIN)
 
 
 def _bits(kind: int) -> int | None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ortboost.boosts.dim_reduce import DimReduce as DimReduceBoost
 from ortboost.core.arguments import checked
+from ortboost.core.arrays import read_npy
 from ortboost.core.errors import UsageError
 from ortboost.core.field_types import Range
 from ortboost.mindspore.communication import get_group_size, get_rank, shared_group
@@ -145,8 +146,8 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
     path = section.pca_mat_path
     if path is not None and Path(path).is_file():
         try:
-            found: NDArray[np.float32] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            found: NDArray[np.float32] = read_npy(path)
+        except (OSError, ValueError) as error:
             raise ArgumentValueError(
                 "The file of the principal components cannot be read.",
                 where=f"{where}, pca_mat_path = {path}: {error}",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
+from ortboost.core.arrays import read_npy
 from ortboost.core.errors import FileError
 from ortboost.training.protocols import Array
 
@@ -24,11 +23,10 @@ def load_npy(path: str | os.PathLike[str]) -> Array:
     """
     source = Path(path)
     try:
-        array: Array = np.lib.format.open_memmap(source, mode="r")
-    except (ValueError, OSError, EOFError, OverflowError) as error:
+        return read_npy(source)
+    except (ValueError, OSError) as error:
         raise FileError(
             f"'{source.name}' is no .npy file that can be read.",
             where=f"{source}: {' '.join(str(error).split())[:200]}",
             fix="Write it with np.save(path, array), with a numeric dtype.",
         ) from error
-    return array

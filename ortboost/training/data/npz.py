@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ortboost.core.arrays import npy_faults
 from ortboost.core.errors import FileError
 from ortboost.training.data.unpacked import check_unpacked
 from ortboost.training.protocols import Array
@@ -91,7 +92,8 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
             raise ValueError(f"its header promises {size} bytes, it has {info.file_size}")  # noqa: TRY301
         check_unpacked(info.file_size, where)
         with archive.open(info) as stream:
-            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+            with npy_faults():
+                array: Array = np.lib.format.read_array(stream, allow_pickle=False)
             # Reading to the end makes zipfile compare the CRC.
             if stream.read(1):
                 raise ValueError("there are bytes after the array")  # noqa: TRY301
@@ -118,11 +120,12 @@ def _member(source: Path, archive: zipfile.ZipFile, raw: IO[bytes], info: zipfil
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
     """Shape, order and dtype; None for a version that numpy does not read by itself."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(stream)
+    with npy_faults():
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(stream)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(stream)
     return None
 
 

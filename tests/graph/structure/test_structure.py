@@ -220,3 +220,29 @@ def test_limits_that_make_no_sense(text):
 def test_limits_from_the_environment():
     limits = Limits.from_environment({LIMITS_VARIABLE: "depth=64, tensor_bytes=17179869184"})
     assert limits == Limits(depth=64, tensor_bytes=17179869184)
+
+
+def test_texts_of_standard_operators_are_utf8():
+    pad = node("Conv", ["x", "w"], ["t"], auto_pad=b"\xff")
+    refused(model(pad, LAST), "'auto_pad' of Conv is not UTF-8")
+    foreign = node("Cached", ["x"], ["t"], domain="com.example", blob=b"\xff")
+    check_structure(model(foreign, LAST), "m")  # which may hold what they like
+
+
+def test_the_number_of_inputs_and_outputs_where_the_checker_stops_before():
+    """It tells one fault only, and that of the order is none."""
+    later = node("Relu", ["later"], ["t"])
+    refused(model(later, node("Reshape", [], ["later"]), LAST), "A Reshape has 0 inputs")
+    split = node("Relu", ["x"], ["later", "more"])
+    refused(model(later, split, LAST), "A Relu has 2 outputs")
+    any_number = node("Concat", ["x"] * 300, ["later"], axis=0)
+    assert load_model(model(later, any_number, LAST))
+
+
+def test_a_function_is_of_its_own_opset():
+    """``Squeeze`` takes its axes as an input from opset 13 on only."""
+    inner = [node("Squeeze", ["a", "axes"], ["b"])]
+    opsets = [helper.make_opsetid("", 11)]
+    old = helper.make_function("own", "F", ["a", "axes"], ["b"], inner, opsets)
+    call = node("F", ["x", "i"], ["t"], domain="own")
+    refused(model(call, LAST, stored=(W, ints("i", 1)), functions=(old,)), "A Squeeze has 2 inputs")

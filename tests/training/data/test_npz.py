@@ -132,6 +132,18 @@ def test_a_damaged_stored_header_is_named_by_key(tmp_path, where):
     assert "key 'x'" in str(caught.value)
 
 
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_header_that_is_no_python_is_named_by_key(save, tmp_path):
+    save(tmp_path / "d.npz", x=np.zeros(3))
+    with zipfile.ZipFile(tmp_path / "d.npz") as archive:
+        kind, data = archive.infolist()[0].compress_type, archive.read("x.npy")
+    with zipfile.ZipFile(tmp_path / "d.npz", "w", kind) as archive:
+        archive.writestr("x.npy", data.replace(b"{'descr'", b"{'descr "))
+    with pytest.raises(FileError, match="damaged or foreign") as caught:
+        load_npz(tmp_path / "d.npz")
+    assert "key 'x'" in caught.value.where
+
+
 def test_an_archive_without_arrays_and_a_foreign_member_are_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "none.npz", "w"):
         pass

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ortboost.deploy.tensorrt.rules.registry import Context, Finding, error, info, rule, warn
+from ortboost.graph.io import external_fault
 
 __all__: list[str] = []
 
@@ -69,7 +70,8 @@ def external_data(context: Context) -> Iterator[Finding]:
             if not isinstance(tensor, ir.ExternalTensor):
                 total += 0 if tensor is None else tensor.nbytes
                 continue
-            problem = _problem(tensor, context.path)
+            folder = None if context.path is None else Path(context.path).parent
+            problem, _ = external_fault(tensor, folder) or ("", "")
             where = str(tensor.location)
             if problem and (where, problem) not in worst:
                 worst.add((where, problem))
@@ -133,20 +135,3 @@ def weights_as_inputs(context: Context) -> Iterator[Finding]:
                 "Remove it from the inputs: ortboost check --fix does.",
                 fixable=True,
             )
-
-
-def _problem(tensor: ir.ExternalTensor, path: Path | None) -> str:
-    location = Path(tensor.location)
-    if location.is_absolute():
-        return "has an absolute path"
-    folder = (
-        Path(path).parent.resolve() if path is not None else Path(tensor.base_dir or ".").resolve()
-    )
-    resolved = (folder / location).resolve()
-    if not resolved.is_relative_to(folder):
-        return "lies outside of the model's folder"
-    if not resolved.is_file():
-        return "is missing"
-    if resolved.stat().st_size < (tensor.offset or 0) + (tensor.length or tensor.nbytes):
-        return "is too short"
-    return ""

@@ -1,0 +1,93 @@
+"""What keeps a program whole while others work on it: the lock of its folder, and the names of its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import numpy as np
+import pytest
+
+import ortboost as ob
+from ortboost.api import train_program
+from ortboost.api.check_target import mend
+from ortboost.api.run_folder import LOCK, alone_in
+from tests.support import assert_three_lines, small_mlp
+
+PORTABLE = ob.ProgramConfig(engine="portable")
+DATA = {
+    "x": np.random.default_rng(0).standard_normal((16, 4)).astype(np.float32),
+    "labels": np.arange(16) % 3,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    ob.convert(small_mlp(), tmp_path / "run", PORTABLE)
+    return tmp_path / "run"
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_program_that_is_trained_is_not_replaced(run):
+    with alone_in(run):
+        before = content(run)
+        for work in (
+            lambda: ob.convert(small_mlp(), run, PORTABLE, overwrite=True),
+            lambda: ob.train(run, DATA, epochs=1, overwrite=True),
+        ):
+            with pytest.raises(ob.UsageError, match="training or replacing") as caught:
+                work()
+            assert_three_lines(caught.value)
+            assert f"process {os.getpid()} on {socket.gethostname()}" in caught.value.where
+        assert ob.convert(small_mlp(), run, PORTABLE, overwrite=True, dry_run=True)
+        assert content(run) == before
+    ob.convert(small_mlp(seed=1), run, PORTABLE, overwrite=True)
+    assert not (run / LOCK).exists()
+
+
+def test_the_lock_of_a_dead_process_keeps_nobody_out(run):
+    holder = {"pid": os.getpid(), "host": socket.gethostname()}  # it lives, but holds no lock
+    (run / LOCK).write_text(json.dumps(holder))
+    ob.convert(small_mlp(), run, PORTABLE, overwrite=True)
+    assert not (run / LOCK).exists()
+
+
+def test_a_program_that_was_replaced_while_it_was_opened_is_not_trained(run, monkeypatch):
+    class Slow(train_program.Stepper):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            ob.convert(small_mlp(hidden=5), run, PORTABLE, overwrite=True)
+
+    monkeypatch.setattr(train_program, "Stepper", Slow)
+    with pytest.raises(ob.UsageError, match="was replaced while it was opened") as caught:
+        ob.train(run, DATA, epochs=1)
+    assert_three_lines(caught.value)
+    assert not (run / "checkpoints").exists()
+
+
+PARTS = ("program.json", "step.onnx", "eval.onnx", "flush.onnx", "state.safetensors", "log.jsonl")
+
+
+def test_nothing_is_written_over_a_part_of_a_program(run, tmp_path):
+    ob.train(run, DATA, epochs=1, batch_size=8)
+    model = tmp_path / "model.onnx"
+    ob.export(run, model)
+    before = content(run)
+    (tmp_path / "link").symlink_to(run)
+    for write in (
+        lambda out: ob.export(run, out),
+        lambda out: ob.export(model, out),
+        lambda out: mend(model, out, "tensorrt=11"),
+        lambda out: ob.pca(run, out, components=1),
+    ):
+        for part in PARTS:
+            for folder in (run, tmp_path / "link"):
+                with pytest.raises(ob.UsageError, match="a part of the program") as caught:
+                    write(folder / part)
+        assert_three_lines(caught.value)
+    assert content(run) == before
+    ob.export(run, run / "model.onnx")  # a name of its own is free
