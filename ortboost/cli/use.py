@@ -50,6 +50,11 @@ class RunOptions:
     metric: _Metric = None
     seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
     prefetch: int = option("Batches to read ahead.", default=2, min=0)
+    workers: int | None = option(
+        "Threads that read data; one, for images one a core. The batches are the same for every number.",
+        min=1,
+        metavar="N",
+    )
     debug_overflow: bool = option(
         "Say where skipped steps overflowed: the 1st, 2nd, 4th, 8th ... of the run.",
         "--debug-overflow",
@@ -179,6 +184,7 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
         *((f"best {name}", _number(value)) for name, value in best.items()),
         ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
         ("seconds", f"{summary.seconds:.3g}"),
+        ("waited for data", f"{summary.data_wait:.1%} of the time of steps"),
         ("classes", _balance(summary.class_counts)),
         ("loss scale", summary.health),
         (
