@@ -104,6 +104,7 @@ Examples:
   ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
   ortboost train run --data train.npz --val-split 0.1
   ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
+  ortboost train run --data photos/ --images resize=256,normalize=imagenet --augment flip
   ortboost train run --data train.npz --map x=images --resume
   ortboost train run --data train.npz --debug-overflow
   ortboost train run --data train.npz --processes 2
@@ -117,6 +118,10 @@ def train(
     val: Path | None = option("Validation data."),
     val_split: float | None = option(
         "Instead: share of the training data to hold out, drawn with the seed.", metavar="SHARE"
+    ),
+    augment: str | None = option(
+        "How training images vary: flip,crop=4 or resized-crop,flip,brightness=0.4.",
+        metavar="SETTINGS",
     ),
     lr: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr"),
     resume: bool = option("Go on from the newest checkpoint.", "--resume", default=False),
@@ -150,6 +155,7 @@ def train(
         keep=keep,
         early_stop=early_stop,
         val_split=val_split,
+        augment=augment,
         progress=make_progress(progress, quiet=console.quiet),
         batch_axes=parse_inputs(None, None, batch_axis).batch_axes,
         device=device,

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ortboost.core.errors import UsageError
 from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.given import given_arrays
+from ortboost.training.data.images.array import as_images
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
 from ortboost.training.data.load import load_arrays
 from ortboost.training.data.sources import ArraySource, IterableSource, Source
 from ortboost.training.protocols import InputLike
@@ -30,6 +32,8 @@ def open_source(
     drop_last: bool = False,
     part: tuple[int, int] = (0, 1),
     what: str = "data",
+    images: ImageConfig | None = None,
+    augment: AugmentConfig | None = None,
 ) -> Source:
     """Make a source of whatever holds data.
 
@@ -45,6 +49,8 @@ def open_source(
         drop_last: Leave out the last batch when it is short.
         part: Rank and number of processes: each batch is divided among them.
         what: What they are, for errors (``validation data``).
+        images: How images become inputs: those of files, and bytes of arrays.
+        augment: How images vary from epoch to epoch.
 
     Raises:
         FileError: A file cannot be read, or does not fit the inputs.
@@ -52,7 +58,7 @@ def open_source(
     """
     arrays: Mapping[str, NDArray[Any]] | None
     if isinstance(data, (str, os.PathLike)):
-        arrays, path = load_arrays(data, split=split), str(data)
+        arrays, path = load_arrays(data, split=split, images=images, augment=augment), str(data)
     elif (arrays := given_arrays(data, inputs, mapping)) is not None:
         path = None
     elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
@@ -66,6 +72,8 @@ def open_source(
         return source
     else:
         return IterableSource(data, inputs, part, what=what)
+    if images is not None or augment is not None:
+        arrays = as_images(arrays, images or ImageConfig(), augment, path or what)
     bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path, what=what)
     return ArraySource(
         bound,
@@ -75,4 +83,5 @@ def open_source(
         drop_last=drop_last,
         inputs=inputs,
         part=part,
+        augment=augment is not None,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import write_config
 from ortboost.training.data.batches import (
     Part,
     batch_axes,
@@ -27,6 +29,8 @@ from ortboost.training.data.batches import (
     static_batch,
 )
 from ortboost.training.data.bind import convert, first_row, stray_label
+from ortboost.training.data.images.array import ImageArray
+from ortboost.training.data.images.config import ImageConfig
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
 from ortboost.training.protocols import Array, Batch, InputLike
 
@@ -211,6 +215,12 @@ class ArraySource:
             )
         return parts[0], parts[1]
 
+    @property
+    def images(self) -> ImageConfig | None:
+        """What is done to images, the size that the model sees included; None if there are none."""
+        arrays = (array for array in self._lazy.values() if isinstance(array, ImageArray))
+        return next((array.config for array in arrays), None)
+
     def counts(self, name: str, number: int) -> tuple[int, ...]:
         """How many of the labels are each class; labels that are none count nowhere.
 
@@ -308,7 +318,18 @@ class ArraySource:
             "seed": self.seed,
             "drop_last": self.drop_last,
             **({} if self._rows is None else {"rows": zlib.crc32(self._rows.tobytes())}),
+            **self._image_settings(),
         }
+
+    def _image_settings(self) -> dict[str, Any]:
+        """As JSON data, so that a run can go on, and its model be measured, with the same."""
+        found = next((a for a in self._lazy.values() if isinstance(a, ImageArray)), None)
+        if found is None:
+            return {}
+        configs = {"images": found.config, "augment": found.augment if self._augment else None}
+        written = {key: write_config(config) for key, config in configs.items() if config}
+        settings: dict[str, Any] = json.loads(json.dumps(written))
+        return settings
 
 
 def _ends(array: Array) -> Array:
