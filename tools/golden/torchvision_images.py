@@ -32,8 +32,8 @@ import PIL
 import torch
 import torchvision
 from PIL import Image
-from torchvision import transforms as T
-from torchvision.transforms import functional as F
+from torchvision import transforms as T  # noqa: N812 - as torchvision's pages call it
+from torchvision.transforms import functional as F  # noqa: N812
 
 OUT = Path("tests/golden/torch/images.npz")
 IMAGENET = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -13,7 +13,7 @@ from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.given import given_arrays
 from ortboost.training.data.images.array import as_images
 from ortboost.training.data.images.config import AugmentConfig, ImageConfig
-from ortboost.training.data.load import load_arrays
+from ortboost.training.data.load import find_table, load_arrays
 from ortboost.training.data.sources import ArraySource, IterableSource, Source
 from ortboost.training.protocols import InputLike
 
@@ -58,7 +58,12 @@ def open_source(
     """
     arrays: Mapping[str, NDArray[Any]] | None
     if isinstance(data, (str, os.PathLike)):
-        arrays, path = load_arrays(data, split=split, images=images, augment=augment), str(data)
+        path, table = str(data), find_table(data, split)
+        arrays = (
+            load_arrays(data, split=split, images=images, augment=augment)
+            if table is None
+            else table.arrays(inputs, mapping)
+        )
     elif (arrays := given_arrays(data, inputs, mapping)) is not None:
         path = None
     elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
