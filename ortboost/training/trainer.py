@@ -17,7 +17,7 @@ from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_axes, batch_length, static_batch
 from ortboost.training.data.prefetch import prefetch, work_ahead
-from ortboost.training.data.sources import ArraySource, IterableSource, Source
+from ortboost.training.data.sources import IterableSource, ParallelSource, Source
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
@@ -227,7 +227,7 @@ class Trainer:
     def _read_ahead(self, s: Session) -> Generator[Batch, None, None]:
         """The batches of the rest of an epoch, read in threads."""
         where, depth = (s.state.epoch, s.state.batch), self.config.prefetch
-        if isinstance(s.train, ArraySource):
+        if isinstance(s.train, ParallelSource):
             workers = self.config.workers or s.train.threads
             return work_ahead(s.train.tasks(*where), workers, depth)
         return prefetch(s.train.epoch(*where), depth)

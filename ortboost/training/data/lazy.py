@@ -48,9 +48,9 @@ class LazyArray(abc.ABC):
     def read(self, rows: Array) -> Array:
         """Some rows, by number and in this order, in memory; called by several threads at once."""
 
-    @abc.abstractmethod
-    def checksum(self) -> int:
-        """Of the contents, or of enough of them to tell two data sets apart."""
+    def checksum(self) -> int | None:
+        """Of the contents, or of enough of them to tell two data sets apart; None if that of a choice of rows will do."""
+        return None
 
     def in_epoch(self: Self, seed: int, epoch: int) -> Self:
         """The array as training sees it in an epoch: with that epoch's augmentations, if there are any."""

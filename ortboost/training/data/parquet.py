@@ -123,11 +123,7 @@ class ParquetTable(Table):
         kinds = [self._numeric(name) for name in names]
         for name, kind in zip(names, kinds, strict=True):
             if kind.subdtype is not None and len(names) > 1:
-                raise FileError(
-                    f"The column '{name}' holds lists, and others are to stand beside it.",
-                    where=self.where,
-                    fix=f"Say which input it is: --map INPUT={name}; or drop the other columns.",
-                )
+                raise self.not_alone(name)
         if len(names) == 1 and kinds[0].subdtype is not None:
             return self.column(names[0])
         kind = np.dtype((np.result_type(*kinds), (len(names),)))

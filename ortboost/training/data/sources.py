@@ -34,7 +34,14 @@ from ortboost.training.data.images.config import ImageConfig
 from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
 from ortboost.training.protocols import Array, Batch, InputLike
 
-__all__ = ["ArraySource", "IterableSource", "Source", "epoch_order", "window_order"]
+__all__ = [
+    "ArraySource",
+    "IterableSource",
+    "ParallelSource",
+    "Source",
+    "epoch_order",
+    "window_order",
+]
 
 _WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
 _MOST_THREADS = 8
@@ -56,6 +63,18 @@ class Source(Protocol):
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON data by which a resumed run recognises its data."""
+
+
+@runtime_checkable
+class ParallelSource(Source, Protocol):
+    """A source whose batches can be read by several threads."""
+
+    @property
+    def threads(self) -> int:
+        """How many it pays to read with."""
+
+    def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
+        """What reads each batch of an epoch from ``start`` on, in any thread and order."""
 
 
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -340,8 +359,9 @@ def _ends(array: Array) -> Array:
 def _content(array: Array) -> int:
     """A checksum of an array, or of a choice of its samples if it is large."""
     lazy = lazy_of(array)
-    if lazy is not None:
-        return lazy.checksum()
+    found = None if lazy is None else lazy.checksum()
+    if found is not None:
+        return found
     if not array.ndim or not array.nbytes:
         return zlib.crc32(np.ascontiguousarray(array).tobytes())
     chosen = None
@@ -434,6 +454,8 @@ class IterableSource:
 
     def _items(self, epoch: int) -> Iterable[Any]:
         """What the data give in an epoch."""
+        if hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(epoch)
         iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
         if not hasattr(iterable, "__iter__"):
             raise UsageError(

@@ -44,6 +44,14 @@ class Table(abc.ABC):
     def features(self, names: Sequence[str]) -> Array:
         """Several columns side by side, ``[N, len(names)]``."""
 
+    def not_alone(self, name: str) -> OrtBoostError:
+        """The error for a column of arrays that others are to stand beside."""
+        return self.kind(
+            f"The column '{name}' is not one number a row, and others are to stand beside it.",
+            where=self.where,
+            fix=f"Say which input it is: --map INPUT={name}; or drop the other columns.",
+        )
+
     def arrays(
         self,
         inputs: Sequence[InputLike] | None = None,
@@ -109,7 +117,12 @@ class MemoryTable(Table):
         return self._columns[name]
 
     def features(self, names: Sequence[str]) -> Array:
-        """Columns side by side in float32."""
+        """Columns side by side in float32; one column of arrays as it is."""
+        wide = next((name for name in names if self._columns[name].ndim > 1), None)
+        if wide is not None and len(names) > 1:
+            raise self.not_alone(wide)
+        if wide is not None:
+            return self._columns[wide]
         found = np.empty((len(self._columns[names[0]]), len(names)), np.float32)
         for place, name in enumerate(names):
             found[:, place] = self._columns[name]

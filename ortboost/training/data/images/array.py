@@ -231,7 +231,7 @@ def as_images(
     """
     found = dict(arrays)
     for name, array in arrays.items():
-        if lazy_of(array) is None and ArrayImages.suits(array):
+        if not isinstance(lazy_of(array), ImageArray) and ArrayImages.suits(array):
             found[name] = as_array_like(ImageArray(ArrayImages(array, name), config, augment))
     if not any(isinstance(lazy_of(array), ImageArray) for array in found.values()):
         if augment is not None:
