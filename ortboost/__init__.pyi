@@ -107,5 +107,7 @@ from ortboost.program.program import Program as Program
 from ortboost.runtime.stepper import Stepper as Stepper
 from ortboost.training import TrainConfig as TrainConfig
 from ortboost.training import TrainSummary as TrainSummary
+from ortboost.training.data.images import AugmentConfig as AugmentConfig
+from ortboost.training.data.images import ImageConfig as ImageConfig
 from ortboost.transforms.attach_loss import LossConfig as LossConfig
 from ortboost.transforms.precision import PrecisionConfig as PrecisionConfig

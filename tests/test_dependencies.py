@@ -18,10 +18,21 @@ else:
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Names to import by, where they are not those of the distribution.
-IMPORTED_AS = {"onnx-ir": "onnx_ir", "ml-dtypes": "ml_dtypes", "protobuf": "google"}
+IMPORTED_AS = {
+    "onnx-ir": "onnx_ir",
+    "ml-dtypes": "ml_dtypes",
+    "protobuf": "google",
+    "pillow": "PIL",
+}
 RUNTIME = "onnxruntime"  # each of the extras cpu, cuda, ort and gpu installs it
 OF_NOTEBOOKS = {"IPython"}  # where it is not, there is no notebook to show anything in
-EXTRAS = {"plot": {"matplotlib"}, "slim": {"onnxslim"}, "distributed": {"torch"}}
+EXTRAS = {
+    "plot": {"matplotlib"},
+    "images": {"PIL"},
+    "parquet": {"pyarrow"},
+    "slim": {"onnxslim"},
+    "distributed": {"torch"},
+}
 # Loaded by the runtime or by a path, never imported.
 LIBRARIES = {"cuda": re.compile("nvidia-")}
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
+from ortboost.api.image_settings import as_images
 from ortboost.core.arguments import checked
 from ortboost.core.errors import UsageError
 from ortboost.core.shown import Shown
@@ -26,6 +27,7 @@ from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import load_model
 from ortboost.graph.query import format_shape
 from ortboost.runtime.model_evaluator import ModelEvaluator, takes
+from ortboost.training.data.images import ImageConfig
 
 __all__ = ["Comparison", "compare"]
 
@@ -93,6 +95,7 @@ def compare(
     split: str = "test",
     batch_size: int = 64,
     inputs: InputConfig | None = None,
+    images: ImageConfig | str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     rtols: Mapping[str, float] | None = None,
@@ -111,6 +114,7 @@ def compare(
         split: Which part of a data file with several.
         batch_size: Samples a run.
         inputs: Lengths of made-up inputs, values of inputs that are no data, and batch axes.
+        images: How images of the data become inputs; what the training of the reference did if not given.
         rtol: Relative tolerance; if not given 1e-3, or what the precision allows that ``other`` was
             exported in.
         atol: Absolute tolerance; if not given 1e-4, or the same.
@@ -121,11 +125,12 @@ def compare(
     Raises:
         UsageError: They have no output in common, or take different inputs.
     """
+    pixels = as_images(images)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(one, checkpoint, device, inputs)
+            trained_subject(one, checkpoint, device, inputs, images=pixels)
             if Path(one).is_dir()
-            else plain_subject(one, Path(folder), device, inputs, as_it_is=True)
+            else plain_subject(one, Path(folder), device, inputs, as_it_is=True, images=pixels)
         )
         loaded = load_model(other)  # its errors are clearer than the runtime's
         precision = loaded.metadata_props.get("ortboost.precision", "fp32")

@@ -9,6 +9,7 @@ from typing import Any
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import WithConstants, batched, file_labels, score_output
+from ortboost.api.image_settings import as_images, images_of
 from ortboost.api.run_folder import load_run
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
@@ -21,6 +22,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training import evaluate as evaluate_source
 from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, open_source, static_batch
+from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 
@@ -41,6 +43,7 @@ def evaluate(
     ignore_index: int | None = None,
     shift_labels: bool = False,
     inputs: InputConfig | None = None,
+    images: ImageConfig | str | None = None,
     split: str = "test",
     update_bn: Data | None = None,
     device: str = "auto",
@@ -61,6 +64,7 @@ def evaluate(
         ignore_index: Of a file: the label that does not count.
         shift_labels: Of a file: compare each position with the next label.
         inputs: Of a file: values of inputs that are no data, and batch axes.
+        images: How images become inputs; what the training did if not given, see :func:`ortboost.train`.
         split: Which part of a file with several: ``train`` or ``test``.
         update_bn: Of a program: training data to estimate its running statistics anew from, for this
             measurement only; see :mod:`ortboost.runtime.update_bn`.
@@ -82,7 +86,8 @@ def evaluate(
                 where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )
-        program, state, _ = load_run(target, checkpoint)
+        program, state, found = load_run(target, checkpoint)
+        pixels = as_images(images) or images_of(found)
         if update_bn is not None:
             state = updated_bn(
                 program,
@@ -92,6 +97,7 @@ def evaluate(
                 mapping=mapping,
                 device=device,
                 threads=threads,
+                images=pixels,
             )
         evaluator: Any = open_evaluator(program, state, device=device, threads=threads)
         specs: Sequence[TensorSpec] = evaluator.inputs
@@ -102,6 +108,7 @@ def evaluate(
     else:
         refuse_update_bn(update_bn, target)
         model, config = load_model(target), inputs or InputConfig()
+        pixels = as_images(images) or images_of(model)
         output = score_output(model, output)
         known = file_labels(
             model,
@@ -112,9 +119,11 @@ def evaluate(
         )
         evaluator = WithConstants(ModelEvaluator(target, device=device, threads=threads), config)
         specs = [*batched(model, evaluator.inputs, config, output), known]
-    source = open_source(data, specs, split, static_batch(specs) or batch_size, mapping)
+    source = open_source(
+        data, specs, split, static_batch(specs) or batch_size, mapping, images=pixels
+    )
     wanted = [get_metric(name) for name in (("accuracy",) if metrics is None else metrics)]
-    found = evaluate_source(
+    measured = evaluate_source(
         evaluator,
         source,
         [strict(metric) for metric in wanted] if bare else wanted,
@@ -124,4 +133,4 @@ def evaluate(
         rule=LabelRule.of(specs, labels),
         axes=batch_axes(specs),
     )
-    return found or {}
+    return measured or {}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ortboost.api.data import Data
 from ortboost.api.export_subject import collect, plain_subject, trained_subject
+from ortboost.api.image_settings import as_images
 from ortboost.api.run_folder import refuse_part
 from ortboost.api.running_statistics import refuse_update_bn, updated_bn
 from ortboost.core.arguments import checked
@@ -32,6 +33,7 @@ from ortboost.deploy.verify import Parity
 from ortboost.deploy.write_verified import write_verified
 from ortboost.graph.input_config import InputConfig
 from ortboost.graph.io import external_files
+from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
 
 __all__ = ["ExportResult", "export"]
@@ -120,6 +122,7 @@ def export(
     min_sqnr: float | None = None,
     slim: bool = False,
     inputs: InputConfig | None = None,
+    images: ImageConfig | str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     rtols: Mapping[str, float] | None = None,
@@ -154,6 +157,8 @@ def export(
             dB; :data:`ortboost.deploy.verify.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
+        images: How images of the data become inputs; what the training did if not given, see
+            :func:`ortboost.train`. It is written into the file.
         rtol: Relative tolerance; that of the precision if not given.
         atol: Absolute tolerance; that of the precision if not given.
         rtols: Output name to a relative tolerance of its own.
@@ -194,7 +199,7 @@ def export(
             where=str(out),
             fix="Give the inference graph another name.",
         )
-    refresh = None
+    refresh, pixels = None, as_images(images)
     if not trained:
         refuse_update_bn(update_bn, run)
     elif update_bn is not None:
@@ -203,9 +208,9 @@ def export(
         )
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
         subject = (
-            trained_subject(run, checkpoint, device, inputs, refresh=refresh)
+            trained_subject(run, checkpoint, device, inputs, refresh=refresh, images=pixels)
             if trained
-            else plain_subject(run, Path(folder), device, inputs)
+            else plain_subject(run, Path(folder), device, inputs, images=pixels)
         )
         feeds, lengths, unused = collect(subject, verify, split, batch_size, mapping)
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from ortboost.api.image_settings import images_note, images_of
 from ortboost.api.run_folder import load_run
 from ortboost.core.errors import OrtBoostError, ParityError, UsageError, require_known
 from ortboost.deploy.export import Exported, export_model, export_network, reference_path
@@ -31,6 +32,7 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.runtime.session import resolve_device
 from ortboost.training import get_metric
 from ortboost.training.data import batch_axes, batch_length, open_source, pad_batch, static_batch
+from ortboost.training.data.images import ImageConfig
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.metrics import strict
 from ortboost.transforms.attach_loss import IGNORED
@@ -67,6 +69,7 @@ class Subject:
         classes: Whether an accuracy makes sense.
         step: Step of the checkpoint, if any.
         seed: Seed of made-up inputs.
+        images: What was done to images in its training.
     """
 
     evaluator: Any
@@ -78,6 +81,7 @@ class Subject:
     classes: bool
     step: int | None = None
     seed: int = 0
+    images: ImageConfig | None = None
 
     @property
     def rule(self) -> LabelRule:
@@ -153,6 +157,7 @@ def trained_subject(
     config: InputConfig | None = None,
     *,
     refresh: Callable[..., dict[str, NDArray[Any]]] | None = None,
+    images: ImageConfig | None = None,
 ) -> Subject:
     """A trained program.
 
@@ -162,6 +167,7 @@ def trained_subject(
         device: Where to run.
         config: Dimensions and inputs to fix in the export.
         refresh: Makes of program and state the state to use.
+        images: How images become inputs; what the training did if not given.
 
     Raises:
         FileError: It is no program folder, or the checkpoint cannot be used.
@@ -169,12 +175,13 @@ def trained_subject(
     """
     config = config or InputConfig()
     program, state, found = load_run(run, checkpoint)
+    images = images or images_of(found)
     if refresh is not None:
-        state = refresh(program, state)
+        state = refresh(program, state, images=images)
     opened = open_evaluator(program, state, device=device)
     evaluator = WithConstants(opened, config)
     step = None if found is None else int(found.step)
-    provenance = {"step": "initial" if step is None else str(step)}
+    provenance = {"step": "initial" if step is None else str(step), **images_note(images)}
     loss = program.config.loss
 
     def export(**settings: Any) -> Exported:
@@ -190,6 +197,7 @@ def trained_subject(
         loss.name == "softmax-cross-entropy" and loss.sparse,
         step,
         program.config.seed,
+        images,
     )
 
 
@@ -200,6 +208,7 @@ def plain_subject(
     config: InputConfig | None = None,
     *,
     as_it_is: bool = False,
+    images: ImageConfig | None = None,
 ) -> Subject:
     """A plain ONNX model.
 
@@ -209,6 +218,7 @@ def plain_subject(
         device: Where to run.
         config: Dimensions and inputs to fix in the export, and batch axes.
         as_it_is: Run the very file even if parts of it are in training mode.
+        images: How images become inputs; what the training did if not given.
 
     Raises:
         FileError: It is no model.
@@ -219,8 +229,11 @@ def plain_subject(
     device, config = resolve_device(device), config or InputConfig()
     evaluator = WithConstants(ModelEvaluator(reference, device=device), config)
 
+    images = images or images_of(loaded)
+
     def export(**settings: Any) -> Exported:
-        return export_network(loaded, inputs=config, **settings)
+        note = images_note(images)
+        return export_network(loaded, inputs=config, provenance=note, **settings)
 
     prediction = None
     try:
@@ -232,7 +245,14 @@ def plain_subject(
         labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
     evaluator.inputs = batched(loaded, evaluator.inputs, config)
     return Subject(
-        evaluator, [*evaluator.inputs, labels], export, device, _LABELS, prediction, classes=False
+        evaluator,
+        [*evaluator.inputs, labels],
+        export,
+        device,
+        _LABELS,
+        prediction,
+        classes=False,
+        images=images,
     )
 
 
@@ -352,7 +372,10 @@ def collect(
         data = list(data)
 
     def read(inputs: Sequence[TensorSpec]) -> list[Feeds]:
-        return list(open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0))
+        source = open_source(
+            data, inputs, split, fixed or batch_size, mapping, images=subject.images
+        )
+        return list(source.epoch(0))
 
     notes: tuple[str, ...] = ()
     try:

@@ -13,6 +13,7 @@ from ortboost.core.errors import UsageError
 from ortboost.program.program import Program
 from ortboost.runtime.update_bn import BatchStatistics
 from ortboost.training.data import open_source, static_batch
+from ortboost.training.data.images import ImageConfig
 
 __all__ = ["refuse_update_bn", "updated_bn"]
 
@@ -26,6 +27,7 @@ def updated_bn(
     mapping: Mapping[str, str] | None = None,
     device: str = "auto",
     threads: int | None = None,
+    images: ImageConfig | None = None,
 ) -> dict[str, NDArray[Any]]:
     """A state with other running statistics, see :mod:`ortboost.runtime.update_bn`.
 
@@ -37,6 +39,7 @@ def updated_bn(
         mapping: Input name to the key of its array.
         device: ``auto``, ``cpu`` or ``cuda``.
         threads: Threads within an operator.
+        images: How images become inputs.
 
     Raises:
         UsageError: The program keeps no running statistics, or the data have no batches.
@@ -54,6 +57,7 @@ def updated_bn(
         shuffle=True,  # sorted by class, each batch would have the statistics of one
         seed=program.config.seed,
         drop_last=static_batch(inputs) is not None,
+        images=images,
     )
     found: dict[str, NDArray[np.generic]] = statistics.over(source.epoch(0), state)
     return {**state, **found}

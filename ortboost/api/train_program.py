@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from ortboost.api.data import Data
+from ortboost.api.image_settings import as_augment, as_images, former_images
 from ortboost.api.learning_rates import schedules
 from ortboost.api.processes import SharedSignals, own_threads, processes, restarted
 from ortboost.api.run_folder import CHECKPOINTS, LOG, PLOT, alone_in, require_same
@@ -40,6 +41,7 @@ from ortboost.training import (
     as_callbacks,
 )
 from ortboost.training.data import ArraySource, open_source, static_batch
+from ortboost.training.data.images import AugmentConfig, ImageConfig
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
 
@@ -64,6 +66,8 @@ def train(
     keep: int = 3,
     early_stop: int | None = None,
     val_split: float | None = None,
+    images: ImageConfig | str | None = None,
+    augment: AugmentConfig | str | None = None,
     callbacks: Sequence[Callback | Adaptable] = (),
     progress: Reporter | Mode | None = "auto",
     config: TrainConfig | None = None,
@@ -97,6 +101,11 @@ def train(
         early_stop: Stop after so many validations without a gain.
         val_split: Instead of ``validation``: share of the training data, drawn with the seed, that is
             held out for it.
+        images: How images become inputs, as settings or text (``"resize=256,normalize=imagenet"``, see
+            :func:`~ortboost.training.data.images.parse_images`). It is kept in the checkpoints and exported files: what
+            evaluates them does the same.
+        augment: How training images vary, as settings or text (``"flip,crop=4"``, see
+            :func:`~ortboost.training.data.images.parse_augment`): a function of seed, epoch and sample alone.
         callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`; those with MindSpore's names
             too, where they can do without the parts of ``Model``.
         progress: Where to show the run: ``auto`` is a bar in terminals and notebooks, and elsewhere
@@ -142,6 +151,9 @@ def train(
             where="--resume and --overwrite",
             fix="Give --resume to go on, or --overwrite to remove the checkpoints that are there.",
         )
+    pixels, varied = as_images(images), as_augment(augment)
+    if resume or restarted():
+        pixels, varied = former_images(folder, pixels, varied)
     with processes(timeout) as group:
         first = group is None or group.rank == 0
         part = (0, 1) if group is None else (group.rank, group.size)
@@ -169,13 +181,21 @@ def train(
             drop_last=drop_last,
             part=part,
             what="training data",
+            images=pixels,
+            augment=varied,
         )
         held_out = None
         if val_split is not None:
             source, held_out = _split(source, val_split)
         if validation is not None:
             held_out = open_source(
-                validation, inputs, "test", batch_size, mapping, what="validation data"
+                validation,
+                inputs,
+                "test",
+                batch_size,
+                mapping,
+                what="validation data",
+                images=source.images if isinstance(source, ArraySource) else pixels,
             )
         steps = source.steps_per_epoch
         total = None if steps is None else _updates(steps, base, program.config.accumulate)

@@ -37,7 +37,7 @@ __all__ = [
     "refuse",
 ]
 
-_DATA = "Data: .npz, .csv, a folder of .npy files, IDX (MNIST) or CIFAR-10 binaries."
+_DATA = "Data: .npz, .csv, .parquet, a folder of images (DIR/CLASS/*.png) or .npy files, IDX, CIFAR-10; docs/data.md."
 Run = Annotated[Path, typer.Argument(help="Program folder made by 'ortboost convert'.")]
 DataFile = Annotated[Path, typer.Option("--data", help=_DATA)]
 Device = Annotated[
@@ -89,12 +89,20 @@ class DataOptions:
 
     batch_size: int = option("Samples in a batch.", default=64, min=1)
     mapping: Map = None
+    images: str | None = option(
+        "Settings of images: resize=256,crop=224,normalize=imagenet; kept with the run.",
+        metavar="SETTINGS",
+    )
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a verb's function."""
         from ortboost.cli.parse import parse_mapping
 
-        return {"batch_size": self.batch_size, "mapping": parse_mapping(self.mapping or [])}
+        return {
+            "batch_size": self.batch_size,
+            "mapping": parse_mapping(self.mapping or []),
+            "images": self.images,
+        }
 
 
 Dim = Annotated[

@@ -50,6 +50,11 @@ class RunOptions:
     metric: _Metric = None
     seed: int = option("Seed of shuffling and dropout.", default=0, min=0)
     prefetch: int = option("Batches to read ahead.", default=2, min=0)
+    workers: int | None = option(
+        "Threads that read data; one, for images one a core. The batches are the same for every number.",
+        min=1,
+        metavar="N",
+    )
     debug_overflow: bool = option(
         "Say where skipped steps overflowed: the 1st, 2nd, 4th, 8th ... of the run.",
         "--debug-overflow",
@@ -102,6 +107,7 @@ Examples:
   ortboost train run --data train.npz --val val.npz --epochs 20 --batch-size 64
   ortboost train run --data train.npz --val-split 0.1
   ortboost train run --data mnist/ --val mnist/ --lr cosine:0.05,warmup=100
+  ortboost train run --data photos/ --images resize=256,normalize=imagenet --augment flip
   ortboost train run --data train.npz --map x=images --resume
   ortboost train run --data train.npz --debug-overflow
   ortboost train run --data train.npz --processes 2
@@ -115,6 +121,10 @@ def train(
     val: Path | None = option("Validation data."),
     val_split: float | None = option(
         "Instead: share of the training data to hold out, drawn with the seed.", metavar="SHARE"
+    ),
+    augment: str | None = option(
+        "How training images vary: flip,crop=4 or resized-crop,flip,brightness=0.4.",
+        metavar="SETTINGS",
     ),
     lr: str | None = option("Schedule: 0.05, cosine:0.1,warmup=50, ...", "--lr"),
     resume: bool = option("Go on from the newest checkpoint.", "--resume", default=False),
@@ -148,6 +158,7 @@ def train(
         keep=keep,
         early_stop=early_stop,
         val_split=val_split,
+        augment=augment,
         progress=make_progress(progress, quiet=console.quiet),
         batch_axes=parse_inputs(None, None, batch_axis).batch_axes,
         device=device,
@@ -182,6 +193,7 @@ def _rows(summary: TrainSummary) -> list[tuple[str, Any]]:
         *((f"best {name}", _number(value)) for name, value in best.items()),
         ("steps", f"{summary.steps} ({summary.steps_per_second:.0f} a second)"),
         ("seconds", f"{summary.seconds:.3g}"),
+        ("waited for data", f"{summary.data_wait:.1%} of the time of steps"),
         ("classes", _balance(summary.class_counts)),
         ("loss scale", summary.health),
         (

@@ -21,6 +21,7 @@ __all__ = ["ARGUMENTS", "ONLY_OPTIONS", "in_python"]
 ARGUMENTS: Final[Mapping[str, str]] = {
     "around": "around",
     "atol": "atol",
+    "augment": "augment",
     "batch-axis": "batch_axes",
     "batch-size": "batch_size",
     "bisect": "bisect=True",
@@ -42,6 +43,7 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "freeze": "ProgramConfig.freeze",
     "frozen-bn": "ProgramConfig.frozen_norm",
     "graph": "graph",
+    "images": "images",
     "ignore-index": "LossConfig.ignore_index",
     "input": "InputConfig.values",
     "keep": "keep",

@@ -32,7 +32,9 @@ class TrainConfig:
             (``learning_rate``, ``learning_rate/head``); a group that is not named follows
             ``learning_rate``. Schedules count applied updates.
         seed: Seed of the run; the step seeds (dropout) derive from it.
-        prefetch: Batches to read ahead in a thread; 0 is off.
+        prefetch: Batches to hold ready, read in threads; 0 is off.
+        workers: Threads that read them; if not given one, and one for each core where images are decoded.
+            The batches are the same for every number.
         metrics: Validation metrics besides the loss (``accuracy``, ``top5``).
         labels: The input that the metrics compare with.
         output: The output that holds the class scores; None for the model's first.
@@ -59,6 +61,7 @@ class TrainConfig:
     learning_rate: Schedule | Mapping[str, Schedule] = field(default_factory=lambda: Constant(0.01))
     seed: _Count = 0
     prefetch: _Count = 2
+    workers: _Positive | None = None
     metrics: Sequence[str] = ("accuracy",)
     labels: str = "labels"
     output: str | None = None

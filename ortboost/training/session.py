@@ -36,6 +36,8 @@ class Session:
         saved: The last checkpoint.
         saved_step: Its step; -1 for none.
         stale: Whether the checkpoints of the run that this one replaces are still there.
+        waited: Seconds that steps waited for their data.
+        stepped: Seconds of the steps themselves.
     """
 
     train: Source
@@ -48,6 +50,13 @@ class Session:
     saved: Path | None = None
     saved_step: int = -1
     stale: bool = False
+    waited: float = 0.0
+    stepped: float = 0.0
+
+    @property
+    def data_wait(self) -> float:
+        """Share of the time of steps that was spent waiting for data."""
+        return self.waited / (self.waited + self.stepped) if self.stepped else 0.0
 
     def refresh_view(self) -> None:
         """Bring what callbacks see up to date."""

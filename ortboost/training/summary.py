@@ -47,6 +47,7 @@ class TrainSummary(Shown):
         plot: The picture of the curves.
         notes: What else should be known.
         class_counts: How many labels of the training data are each class, where they are classes.
+        data_wait: Share of the time of this session's steps that was spent waiting for data.
     """
 
     reason: str
@@ -68,6 +69,7 @@ class TrainSummary(Shown):
     plot: Path | None = None
     notes: tuple[str, ...] = ()
     class_counts: tuple[int, ...] = ()
+    data_wait: float = 0.0
 
     def _facts(self) -> dict[str, object]:
         best = (
@@ -78,6 +80,7 @@ class TrainSummary(Shown):
             "epochs": self.epochs,
             "steps": f"{self.steps}, {self.skipped_steps} skipped",
             "time": f"{self.seconds:.1f} s, {self.steps_per_second:.1f} steps a second",
+            "waited for data": f"{self.data_wait:.1%} of the time of steps",
             **{name: f"{value:.4g}" for name, value in self.metrics.items()},
             "best": ", ".join(best),
             "health": self.health,
@@ -194,4 +197,5 @@ def summarize(
         best_checkpoint=None if store is None or best is None else store.path(best),
         log=None if log is None else log.path,
         plot=plot,
+        data_wait=s.data_wait,
     )

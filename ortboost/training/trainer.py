@@ -7,7 +7,7 @@ import datetime
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from ortboost.core.errors import DivergedError, OrtBoostError, UsageError
@@ -16,8 +16,8 @@ from ortboost.training.callbacks import Callback
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
 from ortboost.training.data.batches import batch_axes, batch_length, static_batch
-from ortboost.training.data.prefetch import prefetch
-from ortboost.training.data.sources import IterableSource, Source
+from ortboost.training.data.prefetch import prefetch, work_ahead
+from ortboost.training.data.sources import IterableSource, ParallelSource, Source
 from ortboost.training.evaluation import evaluate
 from ortboost.training.label_rule import LabelRule
 from ortboost.training.logs import EventLog
@@ -130,7 +130,9 @@ class Trainer:
             self._loop(s)
             self._check_finite(s)
             seconds = time.perf_counter() - started
-            self.record.event(s, "end", reason=s.view.stop_reason, seconds=seconds)
+            self.record.event(
+                s, "end", reason=s.view.stop_reason, seconds=seconds, data_wait=s.data_wait
+            )
         return summarize(
             s, s.state.step - first, seconds, self.callbacks, self.store, self.log, self._draw()
         )
@@ -194,10 +196,13 @@ class Trainer:
         """The rest of an epoch; False if it was left before its end."""
         for callback in self.callbacks:
             callback.on_epoch_begin(s.view)
-        batches = s.train.epoch(s.state.epoch, s.state.batch)
-        with contextlib.closing(prefetch(batches, self.config.prefetch)) as stream:
+        with contextlib.closing(self._read_ahead(s)) as stream:
+            asked = time.perf_counter()
             for batch in stream:
+                got = time.perf_counter()
                 self._step(s, batch)
+                s.waited, asked = s.waited + got - asked, time.perf_counter()
+                s.stepped += asked - got
                 if self._at_limit(s) and s.state.batch != s.train.steps_per_epoch:
                     return False
         if s.state.batch == 0:
@@ -218,6 +223,14 @@ class Trainer:
         self.progress.result(f"epoch {epoch + 1}/{self.config.epochs}  {s.state.line()}")
         self._settle(s, due=True)
         return True
+
+    def _read_ahead(self, s: Session) -> Generator[Batch, None, None]:
+        """The batches of the rest of an epoch, read in threads."""
+        where, depth = (s.state.epoch, s.state.batch), self.config.prefetch
+        if isinstance(s.train, ParallelSource):
+            workers = self.config.workers or s.train.threads
+            return work_ahead(s.train.tasks(*where), workers, depth)
+        return prefetch(s.train.epoch(*where), depth)
 
     def _rates(self, s: Session) -> dict[str, float]:
         """The learning rates of the next update."""

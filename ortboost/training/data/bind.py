@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 from ortboost.core.errors import FileError, OrtBoostError, UsageError, nearest, require_known
 from ortboost.training.data.batches import batch_axes
 from ortboost.training.data.keys import DATA_KEYS, LABEL_KEYS
+from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
 from ortboost.training.data.load import SPLITS
+from ortboost.training.data.shapes import Wanted, fit_shape, matches
 from ortboost.training.protocols import Array, InputLike
 
 __all__ = [
@@ -188,8 +189,11 @@ class _Binder:
                 "Axis 0 counts the samples, and there must be at least one; for an input that is the "
                 f"same for all samples, --batch-axis {spec.name}=none.",
             )
+        lazy = lazy_of(array)
+        if lazy is not None:
+            array = self._fit_lazy(spec, key, lazy)
         self._check_dtype(spec, key, array)
-        shape = _fit_shape(array.shape[1:], spec.shape[1:])
+        shape = fit_shape(array.shape[1:], spec.shape[1:])
         if shape is None:
             labels = spec.name in self.labels
             shapes = array.shape[1:], spec.shape[1:]
@@ -199,12 +203,21 @@ class _Binder:
         self._check_classes(spec, key, array)
         return array if shape == array.shape[1:] else array.reshape(len(array), *shape)
 
+    def _fit_lazy(self, spec: InputLike, key: str, array: LazyArray) -> Array:
+        try:
+            fitted = array.fitted(tuple(spec.shape))
+        except UsageError as error:
+            raise self.error(error.what, error.where, error.fix) from None
+        if fitted is None:
+            raise self._misfit(spec, key, _shape_fix(array.shape[1:], spec.shape[1:]))
+        return as_array_like(fitted)
+
     def _fit_as_it_is(self, spec: InputLike, key: str, array: Array) -> Array:
         """An array with its samples in another axis than 0, or without: in the shape of the input."""
         self._check_dtype(spec, key, array)
         axis = self.axes[spec.name]
         wanted = tuple(None if i == axis else dim for i, dim in enumerate(spec.shape))
-        if not array.size or not _matches(array.shape, wanted):
+        if not array.size or not matches(array.shape, wanted):
             raise self._misfit(
                 spec,
                 key,
@@ -243,7 +256,9 @@ class _Binder:
                 f"'{key}' is {have}, the input wants {want}",
                 f"Save it as {want}.",
             )
-        if have.kind == "f" and (array.nbytes <= _SCAN_BYTES or array.ndim == 1):
+        lazy = lazy_of(array)
+        known = lazy is not None and lazy.finite
+        if have.kind == "f" and not known and (array.nbytes <= _SCAN_BYTES or array.ndim == 1):
             row = first_row(array, lambda piece: ~np.isfinite(piece))
             if row is not None:
                 raise self.error(
@@ -262,7 +277,7 @@ class _Binder:
             )
         if whole and have.kind in "iuf" and not np.can_cast(have, want):
             limits = np.iinfo(want)
-            low, high = array.min(), array.max()
+            low, high = np.min(array), np.max(array)
             if low < limits.min or high > limits.max:
                 raise self.error(
                     f"The array '{key}' has values that do not fit into {want}.",
@@ -297,7 +312,7 @@ def first_row(array: Array, strays: Callable[[Array], Array]) -> int | None:
         >>> first_row(np.array([[0, 1], [2, np.nan]]), np.isnan)
         1
     """
-    rows = np.atleast_1d(array)
+    rows = array if array.ndim else np.atleast_1d(array)
     step = max(1, _PIECE_BYTES * len(rows) // max(1, rows.nbytes))
     for start in range(0, len(rows), step):
         found = strays(rows[start : start + step])
@@ -338,29 +353,9 @@ def stray_label(spec: InputLike, array: Array) -> tuple[str, int, str] | None:
     )
 
 
-def _matches(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> bool:
-    return len(have) == len(want) and all(
-        not isinstance(w, int) or w == h for h, w in zip(have, want, strict=True)
-    )
-
-
-def _fit_shape(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> tuple[int, ...] | None:
-    """The sample shape in which ``have`` fits ``want``, or None."""
-    if _matches(have, want):
-        return have
-    squeezed = tuple(axis for axis in have if axis != 1)
-    core = tuple(axis for axis in want if axis != 1)
-    if _matches(squeezed, core):
-        rest = iter(squeezed)
-        return tuple(1 if axis == 1 else next(rest) for axis in want)
-    if len(want) == 1 and _matches((math.prod(have),), want):
-        return (math.prod(have),)
-    return None
-
-
-def _shape_fix(have: tuple[int, ...], want: tuple[int | str | None, ...]) -> str:
-    if len(have) == 3 and _matches((have[2], have[0], have[1]), want):
+def _shape_fix(have: tuple[int, ...], want: Wanted) -> str:
+    if len(have) == 3 and matches((have[2], have[0], have[1]), want):
         return "The array is channels-last; save array.transpose(0, 3, 1, 2) (N, C, H, W)."
-    if len(have) == 3 and _matches((have[1], have[2], have[0]), want):
+    if len(have) == 3 and matches((have[1], have[2], have[0]), want):
         return "The array is channels-first; save array.transpose(0, 2, 3, 1) (N, H, W, C)."
     return "Reshape the array, or map another one to this input (--map INPUT=KEY)."

@@ -1,8 +1,7 @@
 """CSV files: a header with the names of the columns, numbers below, one row a sample.
 
-The columns that are called like labels (``label``, ``y``, ``target``...) are those; all others, in the order of
-the file, are the features: ``x``, ``[N, columns]`` in float32. Each column is an array of its own, too, for models
-with an input for each. Nothing is filled in or encoded: a cell that is no number is refused with its row.
+Which column feeds which input: :mod:`ortboost.training.data.tables`. Nothing is filled in or encoded: a cell that is no
+number is refused with its row.
 """
 
 from __future__ import annotations
@@ -17,29 +16,40 @@ import numpy as np
 
 from ortboost.core.errors import FileError
 from ortboost.training.data.keys import LABEL_KEYS
+from ortboost.training.data.tables import MemoryTable
 from ortboost.training.protocols import Array
 
-__all__ = ["load_csv"]
-
-_FEATURES = "x"
+__all__ = ["load_csv", "read_csv"]
 
 
 def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
-    """Read a CSV file; commas separate, in ``.tsv`` files tabs.
+    """Read a CSV file as arrays.
 
     Args:
         path: The file, in UTF-8.
 
     Returns:
-        Column to numbers ``float64[N]``, and the features as ``x``, if no column has this name.
+        Column to numbers ``float64[N]``, and all but the labels as ``x``, ``[N, columns]`` in float32, if no column has this name.
 
     Raises:
-        FileError: The header is missing or has a name twice, no column has labels, a cell is no number,
-            or a row has another length.
+        FileError: See :func:`read_csv`.
 
     Example:
         >>> load_csv("iris.csv")["x"].shape  # doctest: +SKIP
         (150, 4)
+    """
+    return read_csv(path).arrays()
+
+
+def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
+    """Read a CSV file; commas separate, in ``.tsv`` files tabs.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Raises:
+        FileError: The header is missing or has a name twice, no column has labels, a cell is no number,
+            or a row has another length.
     """
     source, header = Path(path), list[str]()
     separator = "\t" if source.suffix.lower() == ".tsv" else ","
@@ -67,11 +77,7 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
             where=str(source),
             fix="The first row names the columns, each other one is a sample.",
         )
-    arrays: dict[str, Array] = {name: rows[:, i] for i, name in enumerate(header)}
-    if _FEATURES not in arrays:
-        features = [i for i, name in enumerate(header) if name.lower() not in LABEL_KEYS]
-        arrays[_FEATURES] = rows[:, features].astype(np.float32)
-    return arrays
+    return MemoryTable({name: rows[:, i] for i, name in enumerate(header)}, str(source))
 
 
 def _check_header(header: list[str], source: Path) -> None:

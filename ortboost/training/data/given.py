@@ -12,7 +12,7 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
-from ortboost.training.data.keys import LABEL_KEYS
+from ortboost.training.data.tables import FrameTable
 from ortboost.training.protocols import Array, InputLike
 
 __all__ = ["given_arrays"]
@@ -26,9 +26,7 @@ def given_arrays(
     - a mapping of names to arrays, tensors or lists;
     - a tuple or list of arrays, such as ``(x, y)``: in the order of the inputs, labels last;
     - one array: the first input;
-    - a table of columns, such as a pandas DataFrame: columns with the name of an input, the labels
-      under one of the usual names (``y``, ``label``, ``target``, ...), and all others, in their order,
-      as the rows of the one input that is left.
+    - a table of columns, such as a pandas DataFrame, by the rule of :mod:`ortboost.training.data.tables`.
 
     Args:
         data: Whatever the user gave.
@@ -51,7 +49,7 @@ def given_arrays(
     if isinstance(data, Mapping):
         return {name: _array(value, f"data: '{name}'") for name, value in data.items()}
     if hasattr(data, "columns") and _is_array(data):
-        return _columns(data, inputs, mapping or {})
+        return FrameTable(data).arrays(inputs, mapping)
     parts = [data] if _is_array(data) else data
     if not isinstance(parts, tuple | list) or not parts or not all(map(_is_array, parts)):
         return None
@@ -74,34 +72,3 @@ def _is_array(value: Any) -> bool:
 def _array(value: Any, where: str) -> Array:
     """An array as it is; anything else as one."""
     return value if isinstance(value, np.ndarray) else as_array(value, where)
-
-
-def _columns(
-    table: Any, inputs: Sequence[InputLike], mapping: Mapping[str, str]
-) -> dict[str, Array]:
-    known = {str(name): name for name in table.columns}
-    named: dict[str, str] = {}  # column of each input that has one of its own
-    for spec in inputs:
-        usual = LABEL_KEYS if spec.name.lower() in LABEL_KEYS else ()
-        wanted = [mapping.get(spec.name, spec.name), *usual]
-        own = next((column for column in wanted if column in known), None)
-        if own is not None:
-            named[spec.name] = own
-    rest = [name for column, name in known.items() if column not in named.values()]
-    left = [spec.name for spec in inputs if spec.name not in named]
-    if rest and len(left) != 1 and inputs:
-        listed = ", ".join(str(name) for name in rest[:6])
-        what = "no input is" if not left else f"the inputs {', '.join(left)} are"
-        raise UsageError(
-            f"It is not certain what the columns are: {what} left for {listed}.",
-            where=f"data: {type(table).__name__} of {len(known)} columns",
-            fix="Give arrays by name: {'INPUT': table[[COLUMNS]], ...}.",
-        )
-    arrays = {
-        column: as_array(table[known[column]], f"column '{column}'") for column in named.values()
-    }
-    if rest:
-        for name in rest:  # one by one first: an error names the column
-            as_array(table[name], f"column '{name}'")
-        arrays[left[0]] = as_array(table[rest], f"columns {rest[0]} to {rest[-1]}")
-    return arrays

@@ -7,30 +7,42 @@ from pathlib import Path
 
 from ortboost.core.errors import FileError, UsageError, nearest
 from ortboost.training.data.cifar import find_cifar, load_cifar
-from ortboost.training.data.csv_file import load_csv
+from ortboost.training.data.csv_file import read_csv
 from ortboost.training.data.idx import find_idx, is_idx, load_idx_pair
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.images.folder import find_images, load_images
 from ortboost.training.data.npy import load_npy
 from ortboost.training.data.npz import load_npz
+from ortboost.training.data.parquet import ParquetTable, find_parquet
+from ortboost.training.data.tables import Table
 from ortboost.training.protocols import Array
 
-__all__ = ["SPLITS", "load_arrays"]
+__all__ = ["SPLITS", "find_table", "load_arrays"]
 
 SPLITS = ("train", "test", "val")
 _KINDS = (
-    "Supported: .npz, .npy, .csv, .tsv, IDX (MNIST, also .gz), CIFAR-10 binary; or a folder of .npy files "
-    "called as the arrays (x.npy, y.npy), of IDX, or of CIFAR-10 files."
+    "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a folder of .npy files "
+    "or .parquet files, called as the arrays (x.npy, y.npy), of IDX, of CIFAR-10 files, or of images (DIR/CLASS/IMAGE.png)."
 )
 
 
-def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> dict[str, Array]:
+def load_arrays(
+    path: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    images: ImageConfig | None = None,
+    augment: AugmentConfig | None = None,
+) -> dict[str, Array]:
     """Load the arrays of a data set.
 
     Args:
         path: An ``.npz`` file (stored members are memory-mapped), an IDX file of images or labels
-            (its partner is found beside it), a CIFAR-10 ``.bin`` file, a CSV file, an ``.npy`` file, or a
-            folder of IDX, CIFAR-10 or ``.npy`` files.
+            (its partner is found beside it), a CIFAR-10 ``.bin`` file, a CSV or Parquet file, an ``.npy`` file, or a
+            folder of IDX, CIFAR-10, Parquet or ``.npy`` files, or of images in a folder for each class.
         split: "train", "test" or "val"; chooses the files of a folder ("train" when None). It does
             not touch the keys of an ``.npz`` file: ``bind_arrays(..., split=)`` chooses there.
+        images: How images become inputs.
+        augment: How images vary in training.
 
     Returns:
         Key to array; ``x`` and ``y`` for IDX and CIFAR-10, the name of the file for ``.npy``, and for CSV
@@ -44,17 +56,29 @@ def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> di
         raise UsageError(f"There is no split '{split}'.", where="split", fix=nearest(split, SPLITS))
     source = Path(path)
     if source.is_dir():
-        return _load_folder(source, split or "train")
+        table = find_table(source, split)
+        found = _load_folder(source, split or "train") if table is None else table.arrays()
+        if found is not None:
+            return found
+        folder = find_images(source, split or "train")
+        if folder is not None:
+            return load_images(folder, images or ImageConfig(), augment)
+        raise FileError(
+            f"The folder holds no data files for the split '{split or 'train'}'.",
+            where=str(source),
+            fix=_KINDS,
+        )
     if not source.is_file():
         raise FileError("A data file is missing.", where=str(source), fix="Check the path.")
     if source.stat().st_size == 0:
         raise FileError("A data file is empty.", where=str(source), fix="Write or fetch it again.")
+    table = find_table(source, split)
+    if table is not None:
+        return table.arrays()
     if source.suffix == ".npz":
         return load_npz(source)
     if source.suffix == ".npy":
         return {source.stem: load_npy(source)}
-    if source.suffix.lower() in (".csv", ".tsv"):
-        return load_csv(source)
     if source.suffix == ".bin":
         return load_cifar(source)
     if "idx" in source.name or is_idx(source):
@@ -62,16 +86,32 @@ def load_arrays(path: str | os.PathLike[str], *, split: str | None = None) -> di
     raise FileError(f"'{source.name}' is no known kind of data.", where=str(source), fix=_KINDS)
 
 
-def _load_folder(folder: Path, split: str) -> dict[str, Array]:
+def find_table(path: str | os.PathLike[str], split: str | None = None) -> Table | None:
+    """The table that a file is, or a folder of Parquet files; None if it is none.
+
+    Args:
+        path: The file or folder.
+        split: Chooses the files of a folder by how their names begin.
+
+    Raises:
+        FileError: It is damaged.
+    """
+    source = Path(path)
+    if source.is_dir():
+        files = find_parquet(source, split or "train")
+        return ParquetTable(files) if files else None
+    if not source.is_file() or not source.stat().st_size:
+        return None
+    if source.suffix.lower() in (".csv", ".tsv"):
+        return read_csv(source)
+    return ParquetTable([source]) if source.suffix.lower() in (".parquet", ".pq") else None
+
+
+def _load_folder(folder: Path, split: str) -> dict[str, Array] | None:
     images = find_idx(folder, split)
     if images is not None:
         return load_idx_pair(images)
     batches = find_cifar(folder, split)
     if batches:
         return load_cifar(batches)
-    arrays = {file.stem: load_npy(file) for file in sorted(folder.glob("*.npy"))}
-    if arrays:
-        return arrays
-    raise FileError(
-        f"The folder holds no data files for the split '{split}'.", where=str(folder), fix=_KINDS
-    )
+    return {file.stem: load_npy(file) for file in sorted(folder.glob("*.npy"))} or None

@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from ortboost.core.errors import UsageError
 from ortboost.training.data.bind import bind_arrays
 from ortboost.training.data.given import given_arrays
-from ortboost.training.data.load import load_arrays
+from ortboost.training.data.hub import (
+    DatasetTable,
+    StreamBatches,
+    chosen_split,
+    is_dataset,
+    is_stream,
+)
+from ortboost.training.data.images.array import as_images
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.load import find_table, load_arrays
+from ortboost.training.data.samples import SampleSource, gives_samples
 from ortboost.training.data.sources import ArraySource, IterableSource, Source
 from ortboost.training.protocols import InputLike
 
@@ -30,12 +40,15 @@ def open_source(
     drop_last: bool = False,
     part: tuple[int, int] = (0, 1),
     what: str = "data",
+    images: ImageConfig | None = None,
+    augment: AugmentConfig | None = None,
 ) -> Source:
     """Make a source of whatever holds data.
 
     Args:
         data: A file or folder, arrays or tensors by name or in order, a table of columns (see
-            :func:`given_arrays`), a source (given back as it is), or any iterable of batches.
+            :func:`given_arrays`), a data set of Hugging Face or one that gives samples by number (of torch), a source (given
+            back as it is), or any iterable of batches.
         inputs: The inputs to feed.
         split: Which part of a file with several, ``train`` or ``test``.
         batch_size: Samples in a batch, for files and arrays.
@@ -45,16 +58,30 @@ def open_source(
         drop_last: Leave out the last batch when it is short.
         part: Rank and number of processes: each batch is divided among them.
         what: What they are, for errors (``validation data``).
+        images: How images become inputs: those of files, and bytes of arrays.
+        augment: How images vary from epoch to epoch.
 
     Raises:
         FileError: A file cannot be read, or does not fit the inputs.
         UsageError: Arrays or arguments do not fit.
     """
     arrays: Mapping[str, NDArray[Any]] | None
+    data, path = chosen_split(data, split), None
+    order: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "part": part}
     if isinstance(data, (str, os.PathLike)):
-        arrays, path = load_arrays(data, split=split), str(data)
+        path, table = str(data), find_table(data, split)
+        arrays = (
+            load_arrays(data, split=split, images=images, augment=augment)
+            if table is None
+            else table.arrays(inputs, mapping)
+        )
+    elif is_dataset(data):
+        arrays = DatasetTable(data, images, augment).arrays(inputs, mapping)
+    elif is_stream(data):
+        data = StreamBatches(data, batch_size, inputs, mapping, drop_last=drop_last)
+        return IterableSource(data, inputs, part, what=what)
     elif (arrays := given_arrays(data, inputs, mapping)) is not None:
-        path = None
+        pass
     elif hasattr(data, "epoch") and hasattr(data, "steps_per_epoch"):
         if part[1] > 1:
             raise UsageError(
@@ -64,15 +91,11 @@ def open_source(
             )
         source: Source = data
         return source
+    elif gives_samples(data):
+        return SampleSource(data, inputs, batch_size, what=what, **order)
     else:
         return IterableSource(data, inputs, part, what=what)
+    if images is not None or augment is not None:
+        arrays = as_images(arrays, images or ImageConfig(), augment, path or what)
     bound = bind_arrays(arrays, inputs, split=split, mapping=mapping, path=path, what=what)
-    return ArraySource(
-        bound,
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        inputs=inputs,
-        part=part,
-    )
+    return ArraySource(bound, batch_size, inputs=inputs, augment=augment is not None, **order)

@@ -1,15 +1,17 @@
-"""Reading ahead in a background thread."""
+"""Reading ahead in background threads."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from ortboost.core.errors import UsageError
 
-__all__ = ["prefetch"]
+__all__ = ["prefetch", "work_ahead"]
 
 T = TypeVar("T")
 _JOIN_SECONDS = 5.0
@@ -101,3 +103,39 @@ def _threaded(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
         yield from worker.items()
     finally:
         worker.stop()
+
+
+def work_ahead(
+    tasks: Iterable[Callable[[], T]], workers: int, depth: int = 2
+) -> Generator[T, None, None]:
+    """The results of tasks in their order, while threads work on those to come.
+
+    No result depends on the number of threads as long as the tasks do not depend on each other. Threads,
+    not processes: what takes long in reading (decoding images, inflating, comparing) lets other threads run,
+    and no array has to be copied between processes. The threads are gone when the generator is
+    exhausted, closed or fails.
+
+    Args:
+        tasks: Functions without arguments.
+        workers: Threads, 1 or more.
+        depth: Results to hold ready besides the ones that are being worked on; 0 works in the caller's thread.
+
+    Example:
+        >>> list(work_ahead([lambda: 1, lambda: 2, lambda: 3], workers=2))
+        [1, 2, 3]
+    """
+    if depth == 0:
+        for task in tasks:
+            yield task()
+        return
+    waiting, left = deque[Future[T]](), iter(tasks)
+    with ThreadPoolExecutor(workers, thread_name_prefix="ortboost-read") as pool:
+        try:
+            for task in itertools.islice(left, workers + depth - 1):
+                waiting.append(pool.submit(task))
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(task) for task in itertools.islice(left, 1))
+                yield result
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -16,6 +18,7 @@ import numpy as np
 
 from ortboost.core.arrays import as_array
 from ortboost.core.errors import UsageError
+from ortboost.core.field_types import write_config
 from ortboost.training.data.batches import (
     Part,
     batch_axes,
@@ -26,12 +29,22 @@ from ortboost.training.data.batches import (
     static_batch,
 )
 from ortboost.training.data.bind import convert, first_row, stray_label
+from ortboost.training.data.images.array import ImageArray
+from ortboost.training.data.images.config import ImageConfig
+from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like, lazy_of
 from ortboost.training.protocols import Array, Batch, InputLike
 
-__all__ = ["ArraySource", "IterableSource", "Source", "epoch_order"]
+__all__ = [
+    "ArraySource",
+    "IterableSource",
+    "ParallelSource",
+    "Source",
+    "epoch_order",
+    "window_order",
+]
 
 _WHOLE, _SAMPLED, _CHUNK = 256 << 20, 64 << 20, 4 << 20  # bytes
-
+_MOST_THREADS = 8
 
 _PIECE = 1 << 24  # labels that are counted at once
 _SPLIT = 2**64 - 1  # in place of an epoch: no epoch is shuffled like that
@@ -52,6 +65,18 @@ class Source(Protocol):
         """JSON data by which a resumed run recognises its data."""
 
 
+@runtime_checkable
+class ParallelSource(Source, Protocol):
+    """A source whose batches can be read by several threads."""
+
+    @property
+    def threads(self) -> int:
+        """How many it pays to read with."""
+
+    def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
+        """What reads each batch of an epoch from ``start`` on, in any thread and order."""
+
+
 def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The shuffled order of an epoch, a function of its arguments alone.
 
@@ -65,11 +90,48 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[
     return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
 
 
-class ArraySource:
-    """Batches out of arrays in memory or mapped from disk.
+def window_order(
+    blocks: Blocks, length: int, seed: int, epoch: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The order of an epoch over rows that are read in blocks, a function of its arguments alone.
+
+    The blocks are shuffled; then each ``window`` of them in a row is shuffled row by row, so that
+    no more than one window (two, where they meet) has to be in memory. Draws as in :func:`epoch_order`.
 
     Args:
-        arrays: Input name to array ``[N, ...]``, as :func:`bind_arrays` gives it.
+        blocks: The blocks; a block may be empty.
+        length: Number of rows.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
+
+    Returns:
+        A permutation of ``0 .. length - 1``, int64.
+
+    Example:
+        >>> order = window_order(Blocks(np.array([0, 4, 8]), 1), 10, seed=0, epoch=0)
+        >>> sorted(order[:4].tolist()), sorted(order.tolist()) == list(range(10))
+        ([4, 5, 6, 7], True)
+    """
+    number = len(blocks.starts)
+    draws = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(number + length)
+    shuffled, draws = np.argsort(draws[:number], kind="stable"), draws[number:]
+    ends = np.append(blocks.starts[1:], length)
+    order = np.empty(length, np.int64)
+    filled = 0
+    for first in range(0, number, blocks.window):
+        chosen = shuffled[first : first + blocks.window]
+        rows = np.concatenate([np.arange(blocks.starts[i], ends[i]) for i in chosen])
+        order[filled : filled + len(rows)] = rows[np.argsort(draws[rows], kind="stable")]
+        filled += len(rows)
+    return order
+
+
+class ArraySource:
+    """Batches out of arrays in memory, mapped from disk, or read when they are needed.
+
+    Args:
+        arrays: Input name to array ``[N, ...]``, as :func:`bind_arrays` gives it; see also
+            :class:`~ortboost.training.data.lazy.LazyArray`.
         batch_size: Samples in a batch.
         shuffle: Give each epoch its own order, see :func:`epoch_order`.
         seed: Seed of the order, 0 or more.
@@ -80,6 +142,7 @@ class ArraySource:
             and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
         part: Rank and number of processes: each batch is divided, and this process reads its part only.
         rows: The samples to use, by number and in this order; all if not given.
+        augment: Let images vary from epoch to epoch, as their settings say.
 
     Raises:
         UsageError: No samples, unequal lengths, a batch size below 1 or one that the model or
@@ -102,7 +165,9 @@ class ArraySource:
         inputs: Sequence[InputLike] | None = None,
         part: tuple[int, int] = (0, 1),
         rows: Array | None = None,
+        augment: bool = False,
     ) -> None:
+        self._augment = augment
         self._axes = {**dict.fromkeys(arrays, 0), **batch_axes(inputs or ())}
         self._part = part
         self._rows = rows
@@ -164,9 +229,16 @@ class ArraySource:
                     inputs=self._inputs,
                     part=self._part if training else (0, 1),
                     rows=rows if self._rows is None else self._rows[rows],
+                    augment=self._augment and training,
                 )
             )
         return parts[0], parts[1]
+
+    @property
+    def images(self) -> ImageConfig | None:
+        """What is done to images, the size that the model sees included; None if there are none."""
+        arrays = (array for array in self._lazy.values() if isinstance(array, ImageArray))
+        return next((array.config for array in arrays), None)
 
     def counts(self, name: str, number: int) -> tuple[int, ...]:
         """How many of the labels are each class; labels that are none count nowhere.
@@ -193,9 +265,17 @@ class ArraySource:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from ``start`` on; the ones before it are not read."""
-        order = epoch_order(self.length, self.seed, epoch) if self.shuffle else None
-        for index in range(start, self.steps_per_epoch):
-            begin = index * self.batch_size
+        for task in self.tasks(epoch, start):
+            yield task()
+
+    def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
+        """What reads each batch of an epoch from ``start`` on, in any thread and order."""
+        order = self._order(epoch) if self.shuffle else None
+        arrays = dict(self.arrays)
+        for name, array in self._lazy.items() if self._augment else ():
+            arrays[name] = as_array_like(array.in_epoch(self.seed, epoch))
+
+        def read(begin: int) -> Batch:
             end = min(begin + self.batch_size, self.length)
             own = part_rows(end - begin, *self._part)
             rows: slice | Array = slice(begin + own.start, begin + own.stop)
@@ -205,9 +285,32 @@ class ArraySource:
                 name: convert(
                     rows_of(array, rows, self._axes[name]), self._dtypes.get(name, array.dtype)
                 )
-                for name, array in self.arrays.items()
+                for name, array in arrays.items()
             }
-            yield batch if self._part[1] == 1 else Part(batch, end - begin)
+            return batch if self._part[1] == 1 else Part(batch, end - begin)
+
+        for index in range(start, self.steps_per_epoch):
+            yield functools.partial(read, index * self.batch_size)
+
+    def _order(self, epoch: int) -> Array:
+        """The shuffled order of an epoch: of all samples, or window by window where they are read in blocks."""
+        blocks = next(filter(None, (array.blocks for array in self._lazy.values())), None)
+        if blocks is None:
+            return epoch_order(self.length, self.seed, epoch)
+        if self._rows is not None:
+            blocks = blocks._replace(starts=np.searchsorted(self._rows, blocks.starts))
+        return window_order(blocks, self.length, self.seed, epoch)
+
+    @property
+    def _lazy(self) -> dict[str, LazyArray]:
+        found = ((name, lazy_of(array)) for name, array in self.arrays.items())
+        return {name: array for name, array in found if array is not None}
+
+    @property
+    def threads(self) -> int:
+        """Threads that it pays to read with: one, and one for each core where samples are decoded."""
+        decoded = any(array.decodes for array in self._lazy.values())
+        return min(_MOST_THREADS, os.cpu_count() or 1) if decoded else 1
 
     @functools.cached_property
     def _contents(self) -> dict[str, int]:
@@ -234,7 +337,18 @@ class ArraySource:
             "seed": self.seed,
             "drop_last": self.drop_last,
             **({} if self._rows is None else {"rows": zlib.crc32(self._rows.tobytes())}),
+            **self._image_settings(),
         }
+
+    def _image_settings(self) -> dict[str, Any]:
+        """As JSON data, so that a run can go on, and its model be measured, with the same."""
+        found = next((a for a in self._lazy.values() if isinstance(a, ImageArray)), None)
+        if found is None:
+            return {}
+        configs = {"images": found.config, "augment": found.augment if self._augment else None}
+        written = {key: write_config(config) for key, config in configs.items() if config}
+        settings: dict[str, Any] = json.loads(json.dumps(written))
+        return settings
 
 
 def _ends(array: Array) -> Array:
@@ -244,6 +358,10 @@ def _ends(array: Array) -> Array:
 
 def _content(array: Array) -> int:
     """A checksum of an array, or of a choice of its samples if it is large."""
+    lazy = lazy_of(array)
+    found = None if lazy is None else lazy.checksum()
+    if found is not None:
+        return found
     if not array.ndim or not array.nbytes:
         return zlib.crc32(np.ascontiguousarray(array).tobytes())
     chosen = None
@@ -336,6 +454,8 @@ class IterableSource:
 
     def _items(self, epoch: int) -> Iterable[Any]:
         """What the data give in an epoch."""
+        if hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(epoch)
         iterable: Iterable[Any] = self._data() if callable(self._data) else self._data
         if not hasattr(iterable, "__iter__"):
             raise UsageError(

@@ -116,7 +116,7 @@ def test_batches_are_left_to_be_iterated(data):
     ("data", "kind", "what"),
     [
         ((X, Y, Y), UsageError, "3 arrays, and 2 to feed"),
-        (Table(a=Y, b=Y), UsageError, "inputs x, labels are left for a, b"),
+        (Table(a=Y, b=Y), UsageError, "No array feeds the input 'labels'"),
         (Table(x=Y, y=Y, z=Y), UsageError, "no input is left for z"),
         (Table(a=Y, name=["u"] * 4, y=Y), ArgumentTypeError, "column 'name'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import traceback
@@ -10,6 +11,7 @@ import pytest
 
 from ortboost.core.errors import UsageError
 from ortboost.training.data import prefetch
+from ortboost.training.data.prefetch import work_ahead
 
 
 def workers():
@@ -102,3 +104,49 @@ def test_an_iterable_that_cannot_be_iterated_fails_in_the_reader():
 def test_a_negative_depth_is_refused():
     with pytest.raises(UsageError, match="negative"):
         prefetch([], -1)
+
+
+def readers():
+    return [t for t in threading.enumerate() if t.name.startswith("ortboost-read")]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_in_the_order_of_the_tasks(workers, depth):
+    late = threading.Event()
+
+    def task(number):
+        if number == 0 and workers > 1 and depth:
+            assert late.wait(20)  # until a later task is done
+        if number == 1:
+            late.set()
+        return number
+
+    tasks = [functools.partial(task, number) for number in range(9)]
+    assert list(work_ahead(tasks, workers, depth)) == list(range(9))
+    assert not readers()
+
+
+def test_tasks_to_come_are_limited_and_left_when_it_is_closed():
+    begun, hold = [], threading.Event()
+
+    def task(number):
+        begun.append(number)
+        hold.wait(20 if number else 0)
+        return number
+
+    stream = work_ahead((functools.partial(task, n) for n in range(100)), 2, 2)
+    assert next(stream) == 0
+    hold.set()
+    stream.close()
+    for thread in readers():
+        thread.join(20)
+    assert max(begun) <= 3  # three at once, and the one after the first
+
+
+def test_an_error_of_a_task_comes_after_the_results_before_it():
+    stream = work_ahead([lambda: 1, lambda: 1 // 0, lambda: 3], 2)
+    assert next(stream) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+    assert not readers()

@@ -1,0 +1,91 @@
+"""What was done to images in training is done again: kept in checkpoints and in exported files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import onnx_ir as ir
+
+from ortboost.api.run_folder import CHECKPOINTS
+from ortboost.core.errors import FileError, OrtBoostError
+from ortboost.core.field_types import read_config, write_config
+from ortboost.core.files import read_json
+from ortboost.training import Checkpoint, CheckpointStore
+from ortboost.training.data.images import (
+    AugmentConfig,
+    ImageConfig,
+    parse_augment,
+    parse_images,
+)
+
+__all__ = ["as_augment", "as_images", "former_images", "images_note", "images_of"]
+
+_KEY: Final = "images"
+
+
+def as_images(images: ImageConfig | str | None) -> ImageConfig | None:
+    """The settings that a text stands for, see :func:`~ortboost.training.data.images.parse_images`."""
+    return parse_images(images) if isinstance(images, str) else images
+
+
+def as_augment(augment: AugmentConfig | str | None) -> AugmentConfig | None:
+    """The settings that a text stands for, see :func:`~ortboost.training.data.images.parse_augment`."""
+    return parse_augment(augment) if isinstance(augment, str) else augment
+
+
+def images_of(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
+    """What was done to images in the training that wrote a checkpoint, or of which a file was exported.
+
+    Args:
+        found: The checkpoint, or the model; ``None`` has no settings.
+
+    Raises:
+        FileError: The settings of a file are damaged.
+    """
+    if isinstance(found, Checkpoint):
+        return _read(found.progress.get("data", {}).get(_KEY))
+    note = None if found is None else found.metadata_props.get(f"ortboost.{_KEY}")
+    if note is None:
+        return None
+    try:
+        return _read(json.loads(note))
+    except (ValueError, OrtBoostError) as error:
+        raise FileError(
+            "The image settings in a model cannot be read.",
+            where=f"metadata ortboost.{_KEY}: {note[:100]}",
+            fix="Export it again, or give the settings (--images).",
+        ) from error
+
+
+def images_note(images: ImageConfig | None) -> dict[str, str]:
+    """The entry of an exported file; its classes are there for whoever shows answers."""
+    return {} if images is None else {_KEY: json.dumps(write_config(images))}
+
+
+def former_images(
+    folder: Path, images: ImageConfig | None, augment: AugmentConfig | None
+) -> tuple[ImageConfig | None, AugmentConfig | None]:
+    """The settings of a run that goes on: what is given now, else those of its newest checkpoint.
+
+    Args:
+        folder: The program folder.
+        images: What is given now.
+        augment: What is given now.
+    """
+    store = CheckpointStore(folder / CHECKPOINTS, writes=False)
+    for step in reversed(store.steps()):
+        with contextlib.suppress(OrtBoostError, KeyError, TypeError, AttributeError):
+            data: Mapping[str, Any] = read_json(store.path(step))["progress"]["data"]
+            before = data.get("augment")
+            if augment is None and before is not None:
+                augment = read_config(AugmentConfig, before, "augment")
+            return images or _read(data.get(_KEY)), augment
+    return images, augment
+
+
+def _read(data: Any) -> ImageConfig | None:
+    return None if data is None else read_config(ImageConfig, data, _KEY)

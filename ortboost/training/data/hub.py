@@ -1,0 +1,193 @@
+"""Objects of Hugging Face ``datasets``, recognised by what they can do; the package is not imported.
+
+A ``Dataset`` is a table (:mod:`ortboost.training.data.tables`): numbers, lists of a fixed length, ``Array2D`` and
+their kind, and images, which are decoded when they are needed. Of a ``DatasetDict`` the split is taken that is asked for. An
+``IterableDataset`` is a stream of batches; with ``set_epoch`` where it has it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ortboost.core.errors import UsageError
+from ortboost.training.data.bind import bind_arrays
+from ortboost.training.data.images.array import ImageArray
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.images.stores import ItemImages
+from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
+from ortboost.training.data.tables import MemoryTable, Table
+from ortboost.training.protocols import Array, Batch, InputLike
+
+__all__ = ["DatasetTable", "StreamBatches", "chosen_split", "is_dataset", "is_stream"]
+
+_SPLITS: Final = {
+    "train": ("train",),
+    "test": ("test", "validation", "val"),
+    "val": ("validation", "val", "test"),
+}
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether it is a ``datasets.Dataset``, or answers as one."""
+    return _speaks(data, "features", "select_columns", "__getitem__", "__len__")
+
+
+def is_stream(data: Any) -> bool:
+    """Whether it is a ``datasets.IterableDataset``, or answers as one."""
+    return _speaks(data, "iter", "__iter__") and not is_dataset(data)
+
+
+def chosen_split(data: Any, split: str) -> Any:
+    """One of several data sets by name, such as a ``DatasetDict``; anything else as it is.
+
+    Raises:
+        UsageError: There is none for this split.
+    """
+    if not isinstance(data, Mapping) or not data:
+        return data
+    if not all(is_dataset(one) or is_stream(one) for one in data.values()):
+        return data
+    for name in _SPLITS[split]:
+        if name in data:
+            return data[name]
+    raise UsageError(
+        f"The data sets have no split '{_SPLITS[split][0]}'.",
+        where=f"data: {', '.join(map(str, data))}",
+        fix="Give one of them: data['NAME'].",
+    )
+
+
+class DatasetTable(Table):
+    """The columns of a data set.
+
+    Args:
+        dataset: The data set.
+        images: What is done to images.
+        augment: How they vary in training.
+    """
+
+    kind = UsageError
+
+    def __init__(
+        self, dataset: Any, images: ImageConfig | None, augment: AugmentConfig | None
+    ) -> None:
+        super().__init__(list(dataset.column_names), f"data: {type(dataset).__name__}")
+        self._dataset, self._images, self._augment = dataset, images or ImageConfig(), augment
+
+    def column(self, name: str) -> Array:
+        """A column, read when rows of it are asked for."""
+        feature, only = self._dataset.features[name], self._dataset.select_columns([name])
+        if type(feature).__name__ == "Image":
+            plain = only.with_format(None)
+            store = ItemImages(lambda row: plain[row][name], len(plain), f"column '{name}'")
+            return as_array_like(ImageArray(store, self._named(), self._augment))
+        return as_array_like(_DatasetArray(only, name, self._number(name)))
+
+    def features(self, names: Sequence[str]) -> Array:
+        """Columns side by side in their common type."""
+        columns = [self.column(name) for name in names]
+        wide = None
+        for name, column in zip(names, columns, strict=True):
+            if column.ndim > 1 or isinstance(lazy_of(column), ImageArray):
+                wide = name
+        if len(names) == 1 and wide is not None:
+            return columns[0]
+        if wide is not None:
+            raise self.not_alone(wide)
+        return np.stack([np.asarray(column) for column in columns], axis=1)
+
+    def _number(self, name: str) -> np.dtype[Any]:
+        """The type of the numbers of a column, also in lists."""
+        feature = self._dataset.features[name]
+        inner = feature
+        while hasattr(inner, "feature"):
+            inner = inner.feature
+        try:
+            kind: np.dtype[Any] = np.dtype(getattr(inner, "dtype", None))
+        except TypeError:
+            kind = np.dtype("V")
+        if kind.kind not in "biuf" or getattr(inner, "dtype", None) is None:
+            raise UsageError(
+                f"The column '{name}' holds no numbers.",
+                where=f"{self.where}: {feature}",
+                fix="Encode it (class_encode_column, map), or drop it (remove_columns).",
+            )
+        return kind
+
+    def _named(self) -> ImageConfig:
+        """The settings of images with the names of the classes, which are in the order of their numbers."""
+        known = [f.names for f in self._dataset.features.values() if getattr(f, "names", None)]
+        names = tuple(known[0]) if len(known) == 1 else ()
+        if names and self._images.classes and names != self._images.classes:
+            raise UsageError(
+                "The classes are not those that were trained.",
+                where=f"{self.where}: {', '.join(names[:8])}; trained: {', '.join(self._images.classes[:8])}",
+                fix="Give the labels the same names and numbers (cast_column, align_labels_with_mapping).",
+            )
+        return dataclasses.replace(self._images, classes=self._images.classes or names)
+
+
+class _DatasetArray(LazyArray):
+    """A column of numbers."""
+
+    def __init__(self, dataset: Any, name: str, kind: np.dtype[Any]) -> None:
+        self._name, self._where = name, f"column '{name}'"
+        self._dataset = dataset.with_format("numpy", dtype=kind)
+        first = np.asarray(self._dataset[0][name]) if len(dataset) else np.empty(0, kind)
+        self._sample = first.shape
+        super().__init__((len(dataset), *first.shape), kind)
+
+    def read(self, rows: Array) -> Array:
+        """Ask the data set for rows."""
+        found = np.asarray(self._dataset[rows.tolist()][self._name])
+        if found.shape[1:] != self._sample or found.dtype != self.dtype:
+            raise UsageError(
+                "The rows of a column differ in shape, or lack values.",
+                where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to {rows.max()}",
+                fix="Pad or crop them to one shape, and fill or drop rows without a value (map, filter).",
+            )
+        return found
+
+
+class StreamBatches:
+    """The batches of a stream of samples, as often as they are asked for.
+
+    Args:
+        stream: A ``datasets.IterableDataset``.
+        batch_size: Samples in a batch.
+        inputs: The inputs to feed.
+        mapping: Input name to column.
+        drop_last: Leave out the last batch when it is short.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        batch_size: int,
+        inputs: Sequence[InputLike],
+        mapping: Mapping[str, str] | None,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self._stream, self._inputs, self._mapping = stream, inputs, mapping
+        self._how = {"batch_size": batch_size, "drop_last_batch": drop_last}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let a stream that is shuffled give another order."""
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._stream.with_format("numpy").iter(**self._how):
+            columns = {name: np.asarray(values) for name, values in batch.items()}
+            arrays = MemoryTable(columns, "data").arrays(self._inputs, self._mapping)
+            yield bind_arrays(arrays, self._inputs, mapping=self._mapping)
+
+
+def _speaks(data: Any, *names: str) -> bool:
+    needed = ("column_names", "with_format", *names)
+    return not isinstance(data, type) and all(hasattr(data, name) for name in needed)

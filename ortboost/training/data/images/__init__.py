@@ -1,0 +1,9 @@
+"""Images as data: what is done to them, what varies from epoch to epoch, where they come from."""
+
+from __future__ import annotations
+
+from ortboost.training.data.images.array import ImageArray
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.images.config_text import parse_augment, parse_images
+
+__all__ = ["AugmentConfig", "ImageArray", "ImageConfig", "parse_augment", "parse_images"]

@@ -1,0 +1,317 @@
+"""Images as an array: decoded, brought to size and to numbers when rows of it are asked for.
+
+For an image of w x h pixels and a crop of tw x th:
+
+    colour:   as it is, or Pillow's ``convert("RGB")``, ``convert("L")``
+    size:     resize=s: the shorter side s, the longer int(s * longer / shorter); resize=HxW: both; none, and not the size
+              of the crop: times max(tw / w, th / h), rounded, which covers it. Pillow's ``Image.resize``, with its antialiasing
+    crop:     from round((w - tw) / 2), round((h - th) / 2), half to even
+    numbers:  (pixel / 255 - mean) / std in float32, or the bytes
+
+which is what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` give for an image of Pillow, bit by bit
+(``tools/golden/torchvision_images.py``). As there, the orientation in EXIF is not looked at. Training images vary before
+the numbers, see :mod:`ortboost.training.data.images.augment`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from ortboost.core.errors import FileError, UsageError
+from ortboost.training.data.images.augment import Draws, crop_box, jittered, random_crop
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.images.stores import ArrayImages, Header, Store
+from ortboost.training.data.lazy import LazyArray, as_array_like, lazy_of
+from ortboost.training.data.shapes import Wanted
+from ortboost.training.protocols import Array
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageArray", "as_images"]
+
+_KINDS: Final = {"1": "gray", "L": "gray", "RGB": "rgb", "P": "rgb"}
+_CONVERTIBLE: Final = {*_KINDS, "LA", "PA", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+_CHANNELS: Final = {"gray": 1, "rgb": 3}
+_MODES: Final = {"gray": "L", "rgb": "RGB"}
+_log = logging.getLogger(__name__)
+_FIX: Final = "Say color=rgb or color=gray (--images color=rgb) to convert all images"
+
+
+class ImageArray(LazyArray):
+    """Images that become an input ``[N, C, H, W]``, ``[N, H, W, C]``, or ``[N, H, W]`` and ``[N, H * W]`` of gray ones.
+
+    Args:
+        store: Where they come from.
+        config: What is done to each.
+        augment: How they vary in training, if they do.
+
+    It has its shape once it was :meth:`fitted` to an input.
+    """
+
+    decodes: ClassVar[bool] = True
+    finite: ClassVar[bool] = True
+
+    def __init__(self, store: Store, config: ImageConfig, augment: AugmentConfig | None = None):
+        super().__init__((len(store),), np.dtype(np.float32 if config.mean else np.uint8))
+        self._store, self.config, self.augment = store, config, augment
+        self._epoch: tuple[int, int] | None = None
+        self._kind, self._layout, self._numbers = "rgb", "nchw", _numbers(config, 3)
+
+    def in_epoch(self, seed: int, epoch: int) -> ImageArray:
+        """With the augmentations of an epoch."""
+        if self.augment is None:
+            return self
+        found = copy.copy(self)
+        found._epoch = (seed, epoch)
+        return found
+
+    def fitted(self, wanted: Wanted) -> ImageArray:
+        """With the axes, channels and size that an input wants; all headers that are known are held to them.
+
+        Raises:
+            UsageError: The layout or size is not certain, or an image has not what is wanted.
+        """
+        found, headers = copy.copy(self), self._store.headers()
+        config = self.config
+        found._layout = config.layout if len(wanted) == 4 else ("nhw" if len(wanted) == 3 else "n")
+        if found._layout == "auto":
+            found._layout = _layout(wanted)
+        places = {"nchw": (1, 2, 3), "nhwc": (3, 1, 2), "nhw": (None, 1, 2), "n": (None,) * 3}
+        channels, height, width = (
+            None if place is None else wanted[place] for place in places[found._layout]
+        )
+        flat = found._layout in ("nhw", "n")
+        found._kind = _kind(config, 1 if flat else channels, headers[0])
+        size = _size(config, height, width, headers)
+        if len(config.resize) == 1 and config.resize[0] < max(size):
+            raise UsageError(
+                f"Images of {config.resize[0]} pixels do not cover a crop of {size[0]}x{size[1]}.",
+                where=f"images: resize={config.resize[0]}",
+                fix=f"Use resize={max(size)} or more (--images).",
+            )
+        if len(config.resize) == 2 and (config.resize[0] < size[0] or config.resize[1] < size[1]):
+            raise UsageError(
+                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of {size[0]}x{size[1]}.",
+                where="images: resize",
+                fix=f"Use resize={size[0]}x{size[1]} or more (--images).",
+            )
+        found.config = dataclasses.replace(config, crop=size)
+        for header in headers:
+            found._check(header)
+        number = _CHANNELS[found._kind]
+        axes = {"c": number, "h": size[0], "w": size[1], "n": len(self)}
+        shape: tuple[int, ...] = (len(self), size[0] * size[1])
+        if found._layout != "n":
+            shape = tuple(axes[axis] for axis in found._layout)
+        found.shape, found._numbers = shape, _numbers(config, number)
+        if found._layout == "n" and isinstance(wanted[1], int) and wanted[1] != shape[1]:
+            raise UsageError(
+                f"Images of {size[0]}x{size[1]} pixels have not {wanted[1]} numbers.",
+                where=headers[0].name,
+                fix="Say the size that the model was made for, such as crop=28 (--images).",
+            )
+        return found
+
+    def read(self, rows: Array) -> Array:
+        """Decode images."""
+        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for place, row in enumerate(rows.tolist()):
+            found[place] = self._pixels(row).reshape(self.shape[1:])
+        return found
+
+    def checksum(self) -> int:
+        """Of the images; what is done to them is :attr:`config` and :attr:`augment`."""
+        return self._store.checksum()
+
+    def _pixels(self, row: int) -> Array:
+        image = self._store.load(row)
+        transparent = image.mode == "P" and "transparency" in image.info
+        mode = "PA" if transparent else image.mode
+        self._check(Header(*image.size, mode, self._store.name(row)))
+        if image.mode != _MODES[self._kind]:
+            image = image.convert(_MODES[self._kind])
+        if self._epoch is not None and self.augment is not None:
+            image = self._varied(image, Draws(*self._epoch, row), self.augment)
+        else:
+            image = self._centre(self._resized(image))
+        pixels = np.asarray(image)
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        if self._numbers is not None:  # 256 numbers a channel are all that there are
+            pixels = self._numbers[pixels, np.arange(pixels.shape[2])]
+        return pixels.transpose(2, 0, 1) if self._layout == "nchw" else pixels
+
+    def _varied(self, image: Image, draws: Draws, augment: AugmentConfig) -> Image:
+        tall, wide = self.config.crop
+        if augment.resized_crop is not None:
+            box = crop_box(draws, *image.size, augment.resized_crop)
+            image = image.crop(box).resize((wide, tall), self._filter)
+        elif augment.crop is not None:
+            image = random_crop(draws, self._resized(image), (tall, wide), augment.crop)
+        else:
+            image = self._centre(self._resized(image))
+        if draws.uniform(0, 1) < augment.flip:
+            from PIL.Image import Transpose
+
+            image = image.transpose(Transpose.FLIP_LEFT_RIGHT)
+        return jittered(draws, image, augment)
+
+    @property
+    def _filter(self) -> Any:
+        from PIL.Image import Resampling
+
+        return Resampling[self.config.interpolation.upper()]
+
+    def _resized(self, image: Image) -> Image:
+        tall, wide = self.config.crop
+        width, height = image.size
+        if len(self.config.resize) == 2:
+            size = self.config.resize[1], self.config.resize[0]
+        elif self.config.resize:
+            short = self.config.resize[0]
+            if width <= height:
+                size = short, int(short * height / width)
+            else:
+                size = int(short * width / height), short
+        else:
+            scale = max(wide / width, tall / height)
+            size = max(wide, round(width * scale)), max(tall, round(height * scale))
+        return image if size == image.size else image.resize(size, self._filter)
+
+    def _centre(self, image: Image) -> Image:
+        tall, wide = self.config.crop
+        left, top = round((image.width - wide) / 2), round((image.height - tall) / 2)
+        return image.crop((left, top, left + wide, top + tall))
+
+    def _check(self, header: Header) -> None:
+        """Whether an image has the colours that are wanted.
+
+        Raises:
+            FileError: It has not.
+        """
+        kind = _KINDS.get(header.mode)
+        if header.mode in _CONVERTIBLE if self.config.color != "auto" else kind == self._kind:
+            return
+        if header.mode not in _CONVERTIBLE:
+            raise FileError(
+                f"An image has pixels of another kind than 8 bits ({header.mode}).",
+                where=header.name,
+                fix="Write it with 8 bits a channel, or store arrays (.npz).",
+            )
+        words = {"gray": "grayscale", "rgb": "in colour"}
+        raise FileError(
+            f"An image is {words.get(kind or '', header.mode)}, and the input takes {words[self._kind]} ones.",
+            where=header.name,
+            fix=f"{_FIX}, or take it out of the data.",
+        )
+
+
+def as_images(
+    arrays: Mapping[str, Array],
+    config: ImageConfig,
+    augment: AugmentConfig | None,
+    where: str,
+) -> dict[str, Array]:
+    """Arrays of which those that hold bytes of images are treated as images.
+
+    Args:
+        arrays: Name to array; images of files are treated already.
+        config: What is done to each image.
+        augment: How they vary in training.
+        where: What the arrays are, for the error.
+
+    Raises:
+        UsageError: Images are to vary, and there are none.
+    """
+    found = dict(arrays)
+    for name, array in arrays.items():
+        if not isinstance(lazy_of(array), ImageArray) and ArrayImages.suits(array):
+            found[name] = as_array_like(ImageArray(ArrayImages(array, name), config, augment))
+    if not any(isinstance(lazy_of(array), ImageArray) for array in found.values()):
+        if augment is not None:
+            raise UsageError(
+                "There are no images that could vary.",
+                where=where,
+                fix="Give a folder of images or an array of bytes (uint8, [N, H, W, C]); or leave --augment out.",
+            )
+        _log.warning(
+            "%s: no images: the settings of images do not apply, numbers are taken as they are",
+            where,
+        )
+    return found
+
+
+def _numbers(config: ImageConfig, channels: int) -> Array | None:
+    """What each byte of each channel becomes, ``[256, channels]``."""
+    if not config.mean:
+        return None
+    if len(config.mean) not in (1, channels):
+        raise UsageError(
+            f"There are means of {len(config.mean)} channels, and the images have {channels}.",
+            where="images: normalize",
+            fix="Give one number, or one a channel: normalize=0.5/0.5 (--images).",
+        )
+    pixels = np.arange(256, dtype=np.float32)[:, None] / np.float32(255)
+    mean, std = np.array(config.mean, np.float32), np.array(config.std, np.float32)
+    found: Array = np.broadcast_to((pixels - mean) / std, (256, channels))
+    return found
+
+
+def _layout(wanted: Wanted) -> str:
+    first, last = wanted[1] in (1, 3), wanted[3] in (1, 3)
+    if first == last:
+        raise UsageError(
+            "Which axis of the input counts the channels is not certain.",
+            where=f"input [{', '.join(map(str, wanted))}]",
+            fix="Say layout=nchw or layout=nhwc (--images).",
+        )
+    return "nchw" if first else "nhwc"
+
+
+def _kind(config: ImageConfig, channels: int | str | None, first: Header) -> str:
+    """``rgb`` or ``gray``: as the channels of the input are, as was said, or as the first image is."""
+    named = {1: "gray", 3: "rgb"}
+    kind = config.color if config.color != "auto" else _KINDS.get(first.mode, "rgb")
+    if isinstance(channels, int):
+        wanted = named.get(channels)
+        if wanted is None or (config.color != "auto" and wanted != kind):
+            raise UsageError(
+                f"An input of {channels} channels takes no {'' if wanted is None else kind + ' '}images.",
+                where="images: color",
+                fix="Leave color out." if wanted else "Give arrays (.npz, .npy).",
+            )
+        return wanted
+    return kind
+
+
+def _size(
+    config: ImageConfig, height: int | str | None, width: int | str | None, headers: Any
+) -> tuple[int, int]:
+    """Height and width of the crop."""
+    fixed = tuple(side if isinstance(side, int) else None for side in (height, width))
+    said = config.crop or (config.resize if len(config.resize) == 2 else ())
+    if not config.crop and None not in fixed:
+        said = fixed  # type: ignore[assignment]
+    if not said:
+        sizes = {(header.height, header.width) for header in headers}
+        if len(sizes) > 1 or config.resize:
+            raise UsageError(
+                "The model takes images of any size, and these differ.",
+                where=f"images: {', '.join(f'{h}x{w}' for h, w in sorted(sizes)[:3])}, ...",
+                fix="Say the size: crop=224 (--images).",
+            )
+        said = next(iter(sizes))
+    if any(want is not None and want != have for want, have in zip(fixed, said, strict=True)):
+        raise UsageError(
+            f"The input takes {'x'.join('?' if s is None else str(s) for s in fixed)} pixels, not "
+            f"{said[0]}x{said[1]}.",
+            where="images: crop",
+            fix="Leave crop out: the size is that of the input.",
+        )
+    return said[0], said[1]

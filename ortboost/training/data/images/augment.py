@@ -1,0 +1,106 @@
+"""What varies in training images: a crop, a mirror, colours.
+
+Draws come from raw 64-bit numbers of Philox seeded with (seed, epoch, sample + 1), which numpy promises to keep
+(NEP 19). So a sample looks the same in the same epoch whoever reads it: a resumed run, another number of
+threads or processes, another batch size.
+
+Random resized crop (Szegedy et al., "Going deeper with convolutions", 2015, section 6): a share of the area uniform in
+[least, 1] and a ratio of the sides log-uniform in [3/4, 4/3], drawn anew (10 times at most) until the crop fits; then the largest crop in the
+middle with a ratio in the range. It and the colours are what torchvision's ``RandomResizedCrop`` and ``ColorJitter``
+compute for the same draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ortboost.training.data.images.config import AugmentConfig
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Draws", "crop_box", "jittered", "random_crop"]
+
+_TRIES: Final = 10
+_RATIOS: Final = (3 / 4, 4 / 3)
+_NUMBERS: Final = 4 * _TRIES + 8  # more than one image needs
+
+
+class Draws:
+    """Random numbers of one sample in one epoch.
+
+    Args:
+        seed: Seed of the run.
+        epoch: Number of the epoch.
+        sample: Number of the sample in its data.
+    """
+
+    def __init__(self, seed: int, epoch: int, sample: int) -> None:
+        bits = np.random.Philox(np.random.SeedSequence([seed, epoch, sample + 1]))
+        self._raw: Iterator[int] = iter(bits.random_raw(_NUMBERS).tolist())
+
+    def uniform(self, low: float, high: float) -> float:
+        """A number from ``low`` to below ``high``."""
+        return low + (high - low) * (next(self._raw) >> 11) * 2.0**-53
+
+    def below(self, end: int) -> int:
+        """A whole number from 0 to below ``end``."""
+        return min(int(self.uniform(0, end)), end - 1)
+
+
+def crop_box(draws: Draws, width: int, height: int, least: float) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a random resized crop.
+
+    Args:
+        draws: The random numbers.
+        width: Of the image.
+        height: Of the image.
+        least: Least share of the area.
+    """
+    low, high = _RATIOS
+    for _ in range(_TRIES):
+        area = width * height * draws.uniform(least, 1.0)
+        ratio = math.exp(draws.uniform(math.log(low), math.log(high)))
+        wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            top, left = draws.below(height - tall + 1), draws.below(width - wide + 1)
+            return left, top, left + wide, top + tall
+    wide, tall = min(width, round(height * high)), min(height, round(width / low))
+    left, top = (width - wide) // 2, (height - tall) // 2
+    return left, top, left + wide, top + tall
+
+
+def random_crop(draws: Draws, image: Image, size: tuple[int, int], padding: int) -> Image:
+    """A crop at a random place, of the image with zeros around it.
+
+    Args:
+        draws: The random numbers.
+        image: The image, at least as large as the crop.
+        size: Height and width of the crop.
+        padding: Zeros on each side.
+    """
+    tall, wide = size
+    top = draws.below(image.height + 2 * padding - tall + 1) - padding
+    left = draws.below(image.width + 2 * padding - wide + 1) - padding
+    return image.crop((left, top, left + wide, top + tall))  # Pillow fills with zeros outside
+
+
+def jittered(draws: Draws, image: Image, config: AugmentConfig) -> Image:
+    """Other brightness, contrast and saturation, in an order that is drawn, too."""
+    from PIL import ImageEnhance
+
+    kinds = {
+        "brightness": ImageEnhance.Brightness,
+        "contrast": ImageEnhance.Contrast,
+        "saturation": ImageEnhance.Color,
+    }
+    chosen = [(draws.uniform(0, 1), name) for name in kinds if getattr(config, name)]
+    for _, name in sorted(chosen):
+        spread = getattr(config, name)
+        factor = draws.uniform(max(0.0, 1.0 - spread), 1.0 + spread)
+        image = kinds[name](image).enhance(factor)
+    return image

@@ -1,0 +1,110 @@
+"""Folders of images, one folder a class: ``DIR/cat/1.png``, as torchvision's ``ImageFolder`` reads them.
+
+The classes are the names of the folders, sorted, and the files of a class are found in its sub-folders too, in the order of
+their paths. ``DIR/train`` and ``DIR/val`` (or ``test``, ``validation``) are taken where all folders are called so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ortboost.core.errors import FileError, nearest
+from ortboost.training.data.images.array import ImageArray
+from ortboost.training.data.images.config import AugmentConfig, ImageConfig
+from ortboost.training.data.images.stores import FileImages
+from ortboost.training.data.lazy import as_array_like
+from ortboost.training.protocols import Array
+
+__all__ = ["find_images", "load_images"]
+
+SUFFIXES: Final = frozenset(
+    {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+_SPLITS: Final = {
+    "train": ("train",),
+    "test": ("test", "val", "validation"),
+    "val": ("val", "validation", "test"),
+}
+_log = logging.getLogger(__name__)
+
+
+def find_images(folder: Path, split: str) -> Path | None:
+    """The folder with a folder for each class, or None if there are no images in any.
+
+    Args:
+        folder: Where to look.
+        split: ``train``, ``test`` or ``val``.
+    """
+    names = {entry.name for entry in os.scandir(folder) if entry.is_dir()}
+    if names and names <= {name for known in _SPLITS.values() for name in known}:
+        chosen = next((name for name in _SPLITS[split] if name in names), None)
+        return None if chosen is None else find_images(folder / chosen, split)
+    for name in sorted(names):
+        for _, _, files in os.walk(folder / name):
+            if any(_is_image(file) for file in files):
+                return folder
+    return None
+
+
+def load_images(
+    folder: Path, config: ImageConfig, augment: AugmentConfig | None = None
+) -> dict[str, Array]:
+    """The images of a folder and the numbers of their classes.
+
+    Args:
+        folder: It holds a folder for each class.
+        config: What is done to images; its classes, if it has any, are the ones that count.
+        augment: How they vary in training.
+
+    Returns:
+        ``images``, an :class:`ImageArray`, and ``labels``, int64.
+
+    Raises:
+        FileError: A file is no image, a folder is no class or empty, or there is one class only.
+    """
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    if not config.classes and len(classes) < 2:
+        raise FileError(
+            f"The images are of one class only, '{classes[0]}'.",
+            where=str(folder),
+            fix="Give a folder for each class: DIR/cat/1.png, DIR/dog/2.png.",
+        )
+    numbers = {name: number for number, name in enumerate(config.classes or classes)}
+    paths, labels, others = list[str](), list[int](), 0
+    for name in classes:
+        if name not in numbers:
+            raise FileError(
+                f"The folder '{name}' is no class that was trained.",
+                where=str(folder / name),
+                fix=nearest(name, numbers),
+            )
+        files = [
+            os.path.join(root, file)
+            for root, _, found in sorted(os.walk(folder / name))
+            for file in sorted(found)
+        ]
+        found = [file for file in files if _is_image(os.path.basename(file))]
+        others += len(files) - len(found)
+        if not found:
+            raise FileError(
+                f"The folder of the class '{name}' holds no images.",
+                where=str(folder / name),
+                fix=f"Fill or remove it; images are {', '.join(sorted(SUFFIXES))}.",
+            )
+        paths += found
+        labels += [numbers[name]] * len(found)
+    if others:
+        _log.warning("%s: %d files that are no images were left out", folder, others)
+    named = dataclasses.replace(config, classes=config.classes or tuple(classes))
+    images = ImageArray(FileImages(paths, folder), named, augment)
+    return {"images": as_array_like(images), "labels": np.array(labels, np.int64)}
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES

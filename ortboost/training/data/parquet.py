@@ -1,0 +1,248 @@
+"""Parquet files, and folders of them: columns by name, read row group by row group.
+
+A row group is the unit that Parquet compresses and that is read at once. No more of them are held than two windows of
+128 MiB (:data:`WINDOW`; one row group at least), so that a file may be larger than the memory; training shuffles the row groups, and
+the rows within each window of them (:func:`~ortboost.training.data.sources.window_order`). A file of one window is shuffled as a whole.
+
+Types: integers, floats and booleans; lists of a fixed length become a further axis. What is no number, or not there (null), is refused. The index of a pandas
+table is no column.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ortboost.core.errors import DependencyError, FileError
+from ortboost.core.limits import LIMITS_VARIABLE, Limits
+from ortboost.training.data.lazy import Blocks, LazyArray, as_array_like
+from ortboost.training.data.tables import Table
+from ortboost.training.protocols import Array
+
+__all__ = ["WINDOW", "ParquetTable", "find_parquet"]
+
+WINDOW: Final = 128 << 20
+"""Bytes of row groups that are shuffled with each other."""
+
+_SAMPLED: Final = 64 << 20
+_INDEX: Final = re.compile(r"__index_level_\d+__")  # pandas writes the index of a table so
+_SPLITS: Final = {"train": ("train",), "test": ("test", "val"), "val": ("val", "test")}
+
+
+def find_parquet(folder: Path, split: str) -> list[Path]:
+    """The Parquet files of a folder, sorted: those whose names begin with the split where any name does (``train-00000.parquet``).
+
+    Args:
+        folder: Where to look.
+        split: ``train``, ``test`` or ``val``.
+    """
+    files = sorted(folder.glob("*.parquet"))
+    known = [[file for file in files if file.name.startswith(name)] for name in _SPLITS[split]]
+    if any(file.name.startswith(("train", "test", "val")) for file in files):
+        return next(filter(None, known), [])
+    return files
+
+
+class ParquetTable(Table):
+    """The rows of Parquet files, one after the other.
+
+    Args:
+        paths: The files; all have the same columns.
+
+    Raises:
+        FileError: One is damaged, without rows, or of other columns, or a row group is beyond the limit ``tensor_bytes``.
+        DependencyError: pyarrow is not installed.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise DependencyError(
+                "Parquet files are read with pyarrow, which is not installed.",
+                where=f"{paths[0]}: {error}",
+                fix="pip install 'ortboost[parquet]'",
+            ) from error
+        self._errors: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError)
+        self._files, self._groups = list[Any](), list[tuple[int, int]]()
+        lengths, self._lock = [0], threading.Lock()
+        self._held: OrderedDict[tuple[int, tuple[str, ...]], Array] = OrderedDict()
+        self._readers = set[tuple[str, ...]]()
+        for number, path in enumerate(paths):
+            try:
+                file = pq.ParquetFile(path)
+            except self._errors as error:
+                raise self._damaged(path, error) from error
+            if self._files and not file.schema_arrow.equals(self._files[0].schema_arrow):
+                raise FileError(
+                    "Two Parquet files have other columns.",
+                    where=f"{paths[0]} and {path}",
+                    fix="Write them with one schema, or give one of them.",
+                )
+            self._files.append(file)
+            for group in range(file.metadata.num_row_groups):
+                self._groups.append((number, group))
+                lengths.append(file.metadata.row_group(group).num_rows)
+        self._paths, self._schema = paths, self._files[0].schema_arrow
+        where = str(paths[0] if len(paths) == 1 else paths[0].parent)
+        super().__init__([n for n in self._schema.names if not _INDEX.fullmatch(n)], where)
+        if len(set(self.columns)) < len(self.columns):
+            raise FileError(
+                "Two columns have one name.",
+                where=f"{where}: {', '.join(self.columns)[:200]}",
+                fix="Give each column a name of its own.",
+            )
+        self._starts = np.cumsum(lengths)
+        if not self._starts[-1]:
+            raise FileError(
+                "The table has no rows.", where=self.where, fix="Write it again, with rows."
+            )
+        kinds = [self._kind(name) for name in self.columns]
+        row = sum(kind.itemsize for kind in kinds if kind is not None)
+        largest = max(lengths) * row
+        self._check_size(largest, max(lengths))
+        self.blocks = Blocks(self._starts[:-1], max(1, WINDOW // max(1, largest)))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def column(self, name: str) -> Array:
+        """A column, read when rows of it are asked for."""
+        return as_array_like(_ParquetArray(self, (name,), self._numeric(name)))
+
+    def features(self, names: Sequence[str]) -> Array:
+        """Columns side by side in their common type."""
+        kinds = [self._numeric(name) for name in names]
+        for name, kind in zip(names, kinds, strict=True):
+            if kind.subdtype is not None and len(names) > 1:
+                raise self.not_alone(name)
+        if len(names) == 1 and kinds[0].subdtype is not None:
+            return self.column(names[0])
+        kind = np.dtype((np.result_type(*kinds), (len(names),)))
+        return as_array_like(_ParquetArray(self, tuple(names), kind))
+
+    def rows(self, names: tuple[str, ...], rows: Array, kind: np.dtype[Any]) -> Array:
+        """Some rows of some columns, side by side if there are several."""
+        found = np.empty((len(rows), *kind.shape), kind.base)
+        groups = np.searchsorted(self._starts, rows, side="right") - 1
+        for group in np.unique(groups).tolist():
+            chosen = groups == group
+            found[chosen] = self._group(group, names, kind)[rows[chosen] - self._starts[group]]
+        return found
+
+    def checksum(self, names: tuple[str, ...]) -> int:
+        """Of the schema, the row groups' sizes, and the values of a seeded choice of row groups, 64 MiB of them."""
+        found, left = zlib.crc32(str((names, self._starts.tolist())).encode()), _SAMPLED
+        kinds = [self._numeric(name) for name in names]
+        for group in np.random.Philox(0).random_raw(len(self._groups)).argsort().tolist():
+            for name, kind in zip(names, kinds, strict=True):
+                values = self._read(group, (name,), kind)
+                found = zlib.crc32(np.ascontiguousarray(values).data.cast("B"), found)
+                left -= values.nbytes
+            if left < 0:
+                break
+        return found
+
+    def _group(self, group: int, names: tuple[str, ...], kind: np.dtype[Any]) -> Array:
+        """A row group of columns, kept while it is needed."""
+        with self._lock:
+            self._readers.add(names)
+            key = (group, names)
+            if key not in self._held:
+                self._held[key] = self._read(group, names, kind)
+                while len(self._held) > 2 * self.blocks.window * len(self._readers):
+                    self._held.popitem(last=False)
+            self._held.move_to_end(key)
+            return self._held[key]
+
+    def _read(self, group: int, names: tuple[str, ...], kind: np.dtype[Any]) -> Array:
+        number, own = self._groups[group]
+        try:
+            table = self._files[number].read_row_group(own, columns=list(names))
+        except self._errors as error:
+            raise self._damaged(self._paths[number], error, f", row group {own}") from error
+        found = np.empty((table.num_rows, *kind.shape), kind.base)
+        for place, name in enumerate(names):
+            values = table.column(name).combine_chunks()
+            nulls = values.null_count
+            while hasattr(values.type, "list_size"):
+                values = values.flatten()
+                nulls += values.null_count
+            if nulls:
+                raise FileError(
+                    f"The column '{name}' has cells without a value (null).",
+                    where=f"{self._paths[number]}, row group {own}",
+                    fix="Fill or drop these rows.",
+                )
+            numbers = values.to_numpy(zero_copy_only=False)
+            if len(names) > 1 or kind.shape == (1,):
+                found[:, place] = numbers
+            else:
+                found[...] = numbers.reshape(found.shape)
+        return found
+
+    def _kind(self, name: str) -> np.dtype[Any] | None:
+        """The type of a cell, an array type for lists; None if it is no number."""
+        import pyarrow as pa
+
+        kind, shape = self._schema.field(name).type, list[int]()
+        while pa.types.is_fixed_size_list(kind):
+            shape.append(kind.list_size)
+            kind = kind.value_type
+        numeric = (
+            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        )
+        return np.dtype((kind.to_pandas_dtype(), tuple(shape))) if numeric else None
+
+    def _numeric(self, name: str) -> np.dtype[Any]:
+        kind = self._kind(name)
+        if kind is None:
+            raise FileError(
+                f"The column '{name}' holds {self._schema.field(name).type}, not numbers.",
+                where=self.where,
+                fix="Write it as numbers (lists with a fixed length), or drop it.",
+            )
+        return kind
+
+    def _check_size(self, size: int, rows: int) -> None:
+        limit = Limits.from_environment().tensor_bytes
+        if size > limit:
+            raise FileError(
+                f"A row group has {size:,} bytes, more than {limit:,}.",
+                where=self.where,
+                fix=f"Write the file with row_group_size={max(1, rows * WINDOW // size)}; or set "
+                f"{LIMITS_VARIABLE}=tensor_bytes={size}.",
+            )
+
+    @staticmethod
+    def _damaged(path: Path, error: Exception, more: str = "") -> FileError:
+        return FileError(
+            f"'{path.name}' is no Parquet file that can be read.",
+            where=f"{path}{more}: {' '.join(str(error).split())[:200]}",
+            fix="The file is cut, damaged or of another kind; write it again.",
+        )
+
+
+class _ParquetArray(LazyArray):
+    """Columns of a table as an array."""
+
+    def __init__(self, table: ParquetTable, names: tuple[str, ...], kind: np.dtype[Any]) -> None:
+        super().__init__((len(table), *kind.shape), kind.base)
+        self._table, self._names, self._kind = table, names, kind
+        self.blocks = table.blocks
+
+    def read(self, rows: Array) -> Array:
+        """Read rows out of their row groups."""
+        return self._table.rows(self._names, rows, self._kind)
+
+    def checksum(self) -> int:
+        """Of enough of the file."""
+        return self._table.checksum(self._names)

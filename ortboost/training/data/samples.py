@@ -1,0 +1,122 @@
+"""Data sets that give one sample at a time, such as a map-style ``torch.utils.data.Dataset``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ortboost.core.arrays import as_array
+from ortboost.core.errors import ArgumentTypeError
+from ortboost.training.data.sources import ArraySource, IterableSource
+from ortboost.training.protocols import Array, Batch, InputLike
+
+__all__ = ["SampleSource", "gives_samples"]
+
+
+def gives_samples(data: Any) -> bool:
+    """Whether it is asked for samples by number, and nothing else."""
+    return (
+        hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+        and not hasattr(data, "__iter__")
+        and not isinstance(data, type)
+    )
+
+
+class SampleSource(IterableSource):
+    """Batches of samples ``data[i]``: tuples in the order of the inputs, or dicts by their names.
+
+    Args:
+        data: It has ``len`` and gives a sample by number; by several threads at once if more ``workers`` are asked for.
+        inputs: The model's inputs.
+        batch_size: Samples in a batch.
+        shuffle: Give each epoch its own order, that of :class:`ArraySource`.
+        seed: Seed of the order.
+        drop_last: Leave out the last batch when it is short.
+        part: Rank and number of processes.
+        what: What the data are, for errors.
+
+    Resuming reads only what is left. It is bit-exact if a sample is the same whenever it is asked for: random
+    transforms of the data set are its own.
+
+    Raises:
+        UsageError: There are no samples, or they do not fill a batch.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        inputs: Sequence[InputLike],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        part: tuple[int, int] = (0, 1),
+        what: str = "data",
+    ) -> None:
+        super().__init__([], inputs, part, what=what)
+        self._samples = data
+        self._order = ArraySource(
+            {"row": np.arange(len(data))},
+            batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+        )
+
+    threads = 1  # the data set is not ours: who knows that it bears more asks for them
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self._order.steps_per_epoch
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from ``start`` on; samples before it are not read."""
+        for task in self.tasks(epoch, start):
+            yield task()
+
+    def tasks(self, epoch: int, start: int = 0) -> Iterator[Callable[[], Batch]]:
+        """What reads each batch of an epoch from ``start`` on."""
+        for index, batch in enumerate(self._order.epoch(epoch, start), start):
+            where = f"{self._what}: epoch {epoch}, batch {index}"
+            yield functools.partial(self._read, batch["row"].tolist(), where)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Number and order of the samples; the contents are the caller's."""
+        return {**super().fingerprint(), "order": self._order.fingerprint()}
+
+    def _items(self, epoch: int) -> Iterator[Any]:
+        for batch in self._order.epoch(epoch):
+            yield self._collated(batch["row"].tolist(), f"{self._what}: epoch {epoch}")
+
+    def _read(self, rows: Sequence[int], where: str) -> Batch:
+        return self._batch(self._collated(rows, where), where)
+
+    def _collated(self, rows: Sequence[int], where: str) -> Any:
+        samples = [self._samples[row] for row in rows]
+        if isinstance(samples[0], Mapping):
+            return {
+                key: _stacked([sample[key] for sample in samples], f"{where}: '{key}'")
+                for key in samples[0]
+            }
+        if isinstance(samples[0], tuple | list):
+            parts = zip(*samples, strict=True)
+            return tuple(_stacked(part, f"{where}: part {i}") for i, part in enumerate(parts))
+        return (_stacked(samples, where),)
+
+
+def _stacked(values: Sequence[Any], where: str) -> Array:
+    arrays = [as_array(value, where) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise ArgumentTypeError(
+            "The samples of a batch differ in shape.",
+            where=f"{where}: {', '.join(map(str, sorted(shapes)[:4]))}",
+            fix="Pad or crop them to one shape.",
+        )
+    return np.stack(arrays)

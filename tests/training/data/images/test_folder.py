@@ -1,0 +1,155 @@
+"""Folders of images: classes, files, and what is wrong with one of them."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ortboost.core.errors import DependencyError, FileError
+from ortboost.training.data import load_arrays, open_source
+from ortboost.training.data.images import ImageConfig, parse_augment, parse_images
+from ortboost.training.protocols import InputSpec
+from tests.support import assert_three_lines
+
+SPECS = [
+    InputSpec("x", np.dtype(np.float32), ("N", 3, 6, 6)),
+    InputSpec("labels", np.dtype(np.int64), ("N",)),
+]
+
+
+def picture(path, size=(6, 6), mode="RGB", seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    channels = len(Image.new(mode, (1, 1)).getbands())
+    data = np.random.Generator(np.random.PCG64(seed)).integers(
+        0, 256, (size[1], size[0], channels), dtype=np.uint8
+    )
+    Image.fromarray(data[:, :, 0] if channels == 1 else data).save(path)
+    return data
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for seed, name in enumerate(("dog/b.png", "cat/2.png", "cat/10.bmp", "cat/more/1.png")):
+        picture(tmp_path / name, seed=seed)
+    return tmp_path
+
+
+def source(path, **arguments):
+    return open_source(path, SPECS, "train", 2, None, **arguments)
+
+
+def test_classes_are_sorted_and_so_are_files(folder):
+    found = source(folder)
+    batches = list(found.epoch(0))
+    assert np.concatenate([batch["labels"] for batch in batches]).tolist() == [0, 0, 0, 1]
+    assert found.images.classes == ("cat", "dog")
+    wanted = [np.asarray(Image.open(folder / name)) for name in ("cat/10.bmp", "cat/2.png", "cat/more/1.png", "dog/b.png")]  # fmt: skip
+    pixels = np.concatenate([batch["x"] for batch in batches])
+    np.testing.assert_array_equal(pixels, np.stack(wanted).transpose(0, 3, 1, 2) / np.float32(255))
+
+
+def test_what_is_no_image_is_left_out_and_told(folder, caplog):
+    (folder / "cat" / "notes.txt").write_text("x")
+    (folder / "cat" / ".hidden.png").write_text("x")
+    assert source(folder).length == 4
+    assert "2 files that are no images" in caplog.text
+
+
+def test_classes_that_were_trained_keep_their_numbers(folder):
+    known = ImageConfig(classes=("ape", "cat", "dog"))
+    labels = np.concatenate([batch["labels"] for batch in source(folder, images=known).epoch(0)])
+    assert labels.tolist() == [1, 1, 1, 2]
+    with pytest.raises(FileError, match="'dog' is no class that was trained") as caught:
+        source(folder, images=ImageConfig(classes=("cat", "dogs")))
+    assert "did you mean 'dogs'" in caught.value.fix
+    assert_three_lines(caught.value)
+
+
+def test_splits_are_folders_too(folder, tmp_path_factory):
+    parent = tmp_path_factory.mktemp("both")
+    for seed, name in enumerate(("train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png", "val/b/5.png")):  # fmt: skip
+        picture(parent / name, seed=seed)
+    assert len(load_arrays(parent, split="train")["labels"]) == 2
+    assert len(load_arrays(parent, split="test")["labels"]) == 3
+
+
+def bad(folder, kind):
+    path = folder / "dog" / "bad.png"
+    if kind == "gray":
+        picture(path, mode="L")
+    elif kind == "16 bits":
+        Image.fromarray(np.zeros((6, 6), np.uint16)).save(path)
+    elif kind == "transparent":
+        picture(path, mode="RGBA")
+    elif kind == "cut":  # its header is whole
+        picture(path, size=(60, 60))
+        path.write_bytes(path.read_bytes()[:3000])
+    elif kind == "bomb":
+        Image.new("1", (20_000, 20_000)).save(path)
+    else:
+        path.write_bytes(b"no image" * 9)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("gray", "An image is grayscale, and the input takes in colour ones"),
+        ("16 bits", "another kind than 8 bits"),
+        ("transparent", "An image is RGBA"),
+        ("bomb", "more pixels than Pillow decodes"),
+        ("text", "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_named_before_anything_is_decoded(folder, kind, what):
+    path = bad(folder, kind)
+    with pytest.raises(FileError, match=what) as caught:
+        source(folder)
+    assert str(path) in caught.value.where
+    assert_three_lines(caught.value)
+
+
+def test_a_file_that_is_cut_is_named_when_it_is_decoded(folder):
+    path = bad(folder, "cut")
+    with pytest.raises(FileError, match="cannot be read") as caught:
+        list(source(folder).epoch(0))
+    assert str(path) in caught.value.where
+
+
+@pytest.mark.parametrize("kind", ["gray", "transparent"])
+def test_all_are_converted_where_it_is_said(folder, kind):
+    bad(folder, kind)
+    assert source(folder, images=parse_images("color=rgb")).length == 5
+
+
+def test_one_class_is_none_and_an_empty_one_too(tmp_path):
+    picture(tmp_path / "only" / "1.png")
+    with pytest.raises(FileError, match="of one class only, 'only'") as caught:
+        source(tmp_path)
+    assert_three_lines(caught.value)
+    (tmp_path / "void").mkdir()
+    with pytest.raises(FileError, match="'void' holds no images"):
+        source(tmp_path)
+
+
+def test_a_changed_file_is_another_data_set(folder):
+    before = source(folder).fingerprint()
+    assert source(folder).fingerprint() == before
+    picture(folder / "cat" / "2.png", seed=9)
+    assert source(folder).fingerprint() != before
+
+
+def test_without_pillow_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(DependencyError, match="read with Pillow") as caught:
+        source(folder)
+    assert "ortboost[images]" in caught.value.fix
+    assert_three_lines(caught.value)
+
+
+def test_images_vary_from_files_too(folder):
+    varied = source(folder, augment=parse_augment("resized-crop=0.3,flip"), shuffle=True)
+    assert next(varied.epoch(0))["x"].shape == (2, 3, 6, 6)

@@ -1,0 +1,74 @@
+"""Data sets that give samples by number, as those of torch do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ortboost.core.errors import OrtBoostError
+from ortboost.training.data import open_source
+from ortboost.training.data.prefetch import work_ahead
+from ortboost.training.protocols import InputSpec
+from tests.support import assert_same_bits, assert_three_lines
+
+N = 11
+X = np.arange(N * 3, dtype=np.float32).reshape(N, 3)
+SPECS = [
+    InputSpec("x", np.dtype(np.float32), ("N", 3)),
+    InputSpec("labels", np.dtype(np.int64), ("N",)),
+]
+
+
+class Samples:
+    """A map-style data set; what was asked for is written down."""
+
+    def __init__(self, make=lambda i: (X[i], i % 4)):
+        self._make, self.asked = make, []
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return self._make(index)
+
+
+def source(data, **arguments):
+    return open_source(data, SPECS, "train", 4, None, **arguments)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda i: (X[i], i % 4), lambda i: {"labels": i % 4, "x": X[i].tolist()}]
+)
+def test_batches_are_those_of_arrays(make):
+    for how in ({}, {"shuffle": True, "seed": 2}, {"drop_last": True}):
+        found = source(Samples(make), **how)
+        wanted = list(source((X, np.arange(N) % 4), **how).epoch(1))
+        assert found.steps_per_epoch == len(wanted)
+        for batch, other in zip(found.epoch(1), wanted, strict=True):
+            assert_same_bits(batch, other)
+        for batch, other in zip(work_ahead(found.tasks(1), 3), wanted, strict=True):
+            assert_same_bits(batch, other)
+
+
+def test_what_was_seen_is_not_read_again():
+    data = Samples()
+    whole, rest = list(source(data).epoch(0)), list(source(Samples()).epoch(0, 2))
+    assert_same_bits(whole[2], rest[0])
+    data.asked.clear()
+    list(source(data).epoch(0, 2))
+    assert data.asked == [8, 9, 10]
+
+
+def test_processes_share_a_batch():
+    parts = [list(source(Samples(), part=(rank, 2)).epoch(0)) for rank in range(2)]
+    first = [part[0]["labels"].tolist() for part in parts]
+    assert first == [[0, 1], [2, 3]]
+
+
+def test_samples_of_other_shapes_are_told():
+    data = Samples(lambda i: (X[i][: 2 + i % 2], 0))
+    with pytest.raises(OrtBoostError, match="differ in shape") as caught:
+        next(source(data).epoch(0))
+    assert "batch 0: part 0" in caught.value.where
+    assert_three_lines(caught.value)
