@@ -217,6 +217,16 @@ def train(
                 progress=shown if first else None,
                 program=program.fingerprint,
                 plot=folder / PLOT if first else None,
+                about={
+                    "run": folder.resolve().name,
+                    **_about(program),
+                    "batch_size": batch_size,
+                    "epochs": settled.epochs,
+                    "seed": settled.seed,
+                    **({"learning_rate": learning_rate} if learning_rate else {}),
+                    "device": stepper.device,
+                    "processes": part[1],
+                },
                 signals=SignalGuard
                 if stepper.shared is None
                 else partial(SharedSignals, stepper.shared),
@@ -227,6 +237,22 @@ def train(
                 notes=_notes(program, summary, held_out),
                 class_counts=_class_counts(program, source),
             )
+
+
+def _about(program: Program) -> dict[str, Any]:
+    """What a program is, in words for logs."""
+    config = program.config
+    boosts = [boost.name for boost in config.enabled_boosts if boost is not config.scaler]
+    return {
+        "source": program.source,
+        "engine": program.engine,
+        "loss": config.loss.name,
+        "optimizer": config.optimizer.name,
+        "learning_rate": str(config.learning_rate),
+        "boosts": ", ".join(boosts),
+        "loss_scale": config.scaler.name if config.scaler else "off",
+        "fingerprint": program.fingerprint,
+    }
 
 
 def _split(source: Source, share: float) -> tuple[Source, Source]:

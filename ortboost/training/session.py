@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Session:
         saved: The last checkpoint.
         saved_step: Its step; -1 for none.
         stale: Whether the checkpoints of the run that this one replaces are still there.
+        started: When it began, in seconds of :func:`time.perf_counter`.
     """
 
     train: Source
@@ -48,6 +50,7 @@ class Session:
     saved: Path | None = None
     saved_step: int = -1
     stale: bool = False
+    started: float = field(default_factory=time.perf_counter)
 
     def refresh_view(self) -> None:
         """Bring what callbacks see up to date."""
@@ -83,6 +86,12 @@ class Recorder:
         """Write an event to the log."""
         if self.log is not None:
             self.log.write(event, s.state.step, **fields)
+
+    def end(self, s: Session, reason: str | None, **fields: object) -> float:
+        """Write that the session ends, and why; how many seconds it took."""
+        seconds = time.perf_counter() - s.started
+        self.event(s, "end", reason=reason, seconds=seconds, **fields)
+        return seconds
 
     def warn(self, s: Session, text: str) -> None:
         """Say a warning and write it to the log."""
