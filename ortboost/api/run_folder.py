@@ -19,7 +19,7 @@ from ortboost.core.files import read_json, write_json
 from ortboost.program.program import Program
 from ortboost.training import Checkpoint, CheckpointStore
 
-__all__ = ["CHECKPOINTS", "LOCK", "LOG", "PLOT", "alone_in", "load_run"]
+__all__ = ["CHECKPOINTS", "LOCK", "LOG", "PLOT", "alone_in", "in_training", "load_run"]
 
 CHECKPOINTS, LOG, PLOT, LOCK = "checkpoints", "log.jsonl", "curves.png", "train.lock"
 _log = logging.getLogger(__name__)
@@ -60,6 +60,12 @@ def alone_in(folder: Path) -> Iterator[None]:
             note.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+def in_training(folder: Path) -> bool:
+    """Whether a process trains the program, as far as its note in the folder tells."""
+    holder = _holder(folder / LOCK)
+    return holder is not None and _may_live(holder)
 
 
 def _holder(note: Path) -> Mapping[str, Any] | None:
