@@ -21,7 +21,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 IMPORTED_AS = {"onnx-ir": "onnx_ir", "ml-dtypes": "ml_dtypes", "protobuf": "google"}
 RUNTIME = "onnxruntime"  # each of the extras cpu, cuda, ort and gpu installs it
 OF_NOTEBOOKS = {"IPython"}  # where it is not, there is no notebook to show anything in
-EXTRAS = {"plot": {"matplotlib"}, "slim": {"onnxslim"}, "distributed": {"torch"}}
+EXTRAS = {
+    "plot": {"matplotlib"},
+    "slim": {"onnxslim"},
+    "distributed": {"torch"},
+    "tensorboard": {"tensorboardX"},
+}
 # Loaded by the runtime or by a path, never imported.
 LIBRARIES = {"cuda": re.compile("nvidia-")}
 

@@ -112,7 +112,7 @@ def runs(
         metric = found.most_common(1)[0][0] if found else "val_loss"
     else:
         measured = sorted({curve for run in histories.values() for curve in run.curves})
-        require_known(metric, measured, f"No run has a metric '{metric}'.", "--metric")
+        require_known(metric, measured, f"No run has a metric '{metric}'.", "metric")
     differs = _differences(settings)
     listed = [
         _info(name, folder, manifests[name], differs[name], histories.get(name), metric)

@@ -41,6 +41,7 @@ from ortboost.training import (
 from ortboost.training.data import ArraySource, open_source, static_batch
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
+from ortboost.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
 
@@ -69,6 +70,7 @@ def train(
     exchange_dtype: WireType = "float32",
     check_sync: int = 0,
     timeout: float = 600.0,
+    tensorboard: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> TrainSummary:
     """Train a program folder.
@@ -103,6 +105,7 @@ def train(
         exchange_dtype: In what type gradients travel: ``float32``, ``float16`` or ``bfloat16``.
         check_sync: Compare the parameters of all processes every so many steps; 0 for never.
         timeout: Seconds that a process waits for the others.
+        tensorboard: Write event files for TensorBoard below this folder, by the run's name.
         **settings: Fields of :class:`~ortboost.training.TrainConfig`, as ``epochs=10``.
 
     Returns:
@@ -195,6 +198,8 @@ def train(
         best: list[Callback] = [BestModel(goal)] if held_out is not None else []
         if early_stop is not None:
             best.append(EarlyStopping(goal, patience=early_stop))
+        if tensorboard is not None and first:
+            listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         with alone_in(folder) if first else contextlib.nullcontext():
             store = CheckpointStore(folder / CHECKPOINTS, keep=keep, writes=first)
             if group is not None:
