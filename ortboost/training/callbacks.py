@@ -98,7 +98,10 @@ class Callback:
         """After the last step of a run that was not interrupted and did not diverge."""
 
     def on_close(self, run: RunView) -> None:
-        """When this session ends, however it does: after the last step, or after an error or Ctrl-C."""
+        """When a session that has begun ends, however it does.
+
+        ``run.stop_reason`` is why; None after an error, Ctrl-C or divergence.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart, as JSON data."""

@@ -82,9 +82,7 @@ class TensorBoard(Callback):
 
     def on_close(self, run: RunView) -> None:
         """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._writer.close()
 
     def _write(self, kind: str, numbers: Mapping[str, float], step: int) -> None:
         for name, value in numbers.items():

@@ -173,8 +173,8 @@ class Trainer:
         s.view.epochs, s.view.steps_per_epoch = self.config.epochs, per_epoch
         s.refresh_view()
         for callback in self.callbacks:
-            stack.callback(callback.on_close, s.view)
             callback.on_train_begin(s.view)
+            stack.callback(callback.on_close, s.view)
 
     def _loop(self, s: Session) -> None:
         while s.state.epoch < self.config.epochs and not self._at_limit(s):
