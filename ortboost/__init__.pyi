@@ -20,6 +20,7 @@ from ortboost.api import inspect as inspect
 from ortboost.api import load_run as load_run
 from ortboost.api import pca as pca
 from ortboost.api import plot as plot
+from ortboost.api import runs as runs
 from ortboost.api import train as train
 from ortboost.api.inspect_model import ModelDescription as ModelDescription
 from ortboost.api.inspect_model import ProgramDescription as ProgramDescription

@@ -33,7 +33,9 @@ settings.load_profile("fixed")  # --hypothesis-profile=random comes before it wh
 # Folders and files whose tests read graphs, texts and numbers, and never ask a runtime.
 WITHOUT_RUNTIME = (
     "api/test_cards.py",
+    "api/test_list_runs.py",
     "cli/test_parse.py",
+    "cli/test_watching.py",
     "core",
     "drawing/test_layout.py",
     "drawing/test_picture.py",

@@ -32,6 +32,7 @@ EXTRAS = {
     "parquet": {"pyarrow"},
     "slim": {"onnxslim"},
     "distributed": {"torch"},
+    "tensorboard": {"tensorboardX"},
 }
 # Loaded by the runtime or by a path, never imported.
 LIBRARIES = {"cuda": re.compile("nvidia-")}

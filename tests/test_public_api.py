@@ -119,6 +119,7 @@ NAMES = [
     "nn",
     "pca",
     "plot",
+    "runs",
     "save_checkpoint",
     "set_auto_parallel_context",
     "train",

@@ -11,6 +11,9 @@ from ortboost.api.evaluate_model import evaluate as evaluate
 from ortboost.api.export_model import ExportResult as ExportResult
 from ortboost.api.export_model import export as export
 from ortboost.api.inspect_model import inspect as inspect
+from ortboost.api.list_runs import RunInfo as RunInfo
+from ortboost.api.list_runs import follow as follow
+from ortboost.api.list_runs import runs as runs
 from ortboost.api.plot_graph import Drawing as Drawing
 from ortboost.api.plot_graph import plot as plot
 from ortboost.api.run_components import pca as pca

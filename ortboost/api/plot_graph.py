@@ -12,7 +12,16 @@ from ortboost.api.run_folder import LOG, PLOT
 from ortboost.core.arguments import checked
 from ortboost.core.errors import FileError
 from ortboost.core.field_types import Range
-from ortboost.drawing import EVAL_GRAPH, MAX_NODES, Picture, draw, to_svg, write
+from ortboost.drawing import (
+    EVAL_GRAPH,
+    MAX_NODES,
+    Part,
+    Picture,
+    draw,
+    draw_parts,
+    to_svg,
+    write,
+)
 from ortboost.training.plot import plot_log
 
 __all__ = ["Drawing", "plot"]
@@ -24,7 +33,7 @@ class Drawing:
 
     Args:
         path: The file, if one was written.
-        nodes: Nodes of the graph in it; 0 for curves.
+        nodes: Nodes of the graph in it, or layers; 0 for curves.
         marked: Node to what was done to it.
         notes: What else there is to say.
         picture: Boxes and arrows; ``None`` for curves.
@@ -53,18 +62,21 @@ def plot(
     around: str | None = None,
     hops: Annotated[int, Range(0)] = 3,
     max_nodes: Annotated[int, Range(1)] = MAX_NODES,
+    whole: bool = False,
 ) -> Drawing:
     """Draw a graph with the rewritten nodes marked, or the curves of a training run.
 
     Args:
         source: ONNX file or program folder.
-        out: The file: ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves of a run.
-            Without one a model is only shown, and a folder gives its curves.
+        out: The file: ``.html``, ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves of a
+            run. Without one a model is only shown, and a folder gives its curves. A page shows layers, and
+            the nodes of the one that is clicked.
         before: Mark what differs from this model or program.
         graph: Which graph of a program folder: ``eval``, ``step``, ...
         around: Only what is near this node.
         hops: How near, in arrows.
         max_nodes: Refuse more nodes than this.
+        whole: Draw all nodes, where layers would be drawn: of graphs that train, and in pages.
 
     Raises:
         FileError: A file cannot be read or written, or the run has no curves yet.
@@ -85,9 +97,16 @@ def plot(
                 fix="Train it, or draw its graph: give a file that ends in .svg.",
             )
         return Drawing(plot_log(run / LOG, file or run / PLOT))
-    picture = draw(run, before=before, graph=graph, focus=around, hops=hops, max_nodes=max_nodes)
+    page = file is not None and file.suffix.lower() == ".html"
+    parts: list[Part] = []
+    if (graph != EVAL_GRAPH or page) and around is None and not whole:
+        picture, parts = draw_parts(run, before=before, graph=graph)
+    else:
+        picture = draw(
+            run, before=before, graph=graph, focus=around, hops=hops, max_nodes=max_nodes
+        )
     return Drawing(
-        None if file is None else write(picture, file),
+        None if file is None else write(picture, file, parts),
         sum(box.kind == "node" for box in picture.boxes),
         {box.key: box.mark for box in picture.boxes if box.mark},
         tuple(picture.notes),

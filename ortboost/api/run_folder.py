@@ -25,6 +25,7 @@ __all__ = [
     "LOG",
     "PLOT",
     "alone_in",
+    "in_training",
     "load_run",
     "refuse_part",
     "require_same",
@@ -99,6 +100,12 @@ def refuse_part(path: str | os.PathLike[str]) -> None:
             where=str(path),
             fix="Give the file another name.",
         )
+
+
+def in_training(folder: Path) -> bool:
+    """Whether a process trains the program, as far as its note in the folder tells."""
+    holder = _holder(folder / LOCK)
+    return holder is not None and _may_live(holder)
 
 
 def _holder(note: Path) -> Mapping[str, Any] | None:

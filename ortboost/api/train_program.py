@@ -44,6 +44,7 @@ from ortboost.training.data import ArraySource, open_source, static_batch
 from ortboost.training.data.images import AugmentConfig, ImageConfig
 from ortboost.training.progress import Mode, make_progress, session_progress
 from ortboost.training.signals import SignalGuard
+from ortboost.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
 
@@ -75,6 +76,7 @@ def train(
     check_sync: int = 0,
     segments: Annotated[int, Range(1)] | None = None,
     timeout: float = 600.0,
+    tensorboard: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> TrainSummary:
     """Train a program folder.
@@ -116,6 +118,7 @@ def train(
         segments: In how many segments the backward pass is cut, so that the gradients of one travel while the
             next runs; if not given, one on a single machine and four between machines.
         timeout: Seconds that a process waits for the others.
+        tensorboard: Write event files for TensorBoard below this folder, by the run's name.
         **settings: Fields of :class:`~ortboost.training.TrainConfig`, as ``epochs=10``.
 
     Returns:
@@ -219,6 +222,8 @@ def train(
         best: list[Callback] = [BestModel(goal)] if held_out is not None else []
         if early_stop is not None:
             best.append(EarlyStopping(goal, patience=early_stop))
+        if tensorboard is not None and first:
+            listeners.append(TensorBoard(Path(tensorboard) / folder.resolve().name))
         with alone_in(folder) if first else contextlib.nullcontext():
             if first:
                 require_same(folder, program)
@@ -243,6 +248,16 @@ def train(
                 progress=shown if first else None,
                 program=program.fingerprint,
                 plot=folder / PLOT if first else None,
+                about={
+                    "run": folder.resolve().name,
+                    **_about(program),
+                    "batch_size": batch_size,
+                    "epochs": settled.epochs,
+                    "seed": settled.seed,
+                    **({"learning_rate": learning_rate} if learning_rate else {}),
+                    "device": stepper.device,
+                    "processes": part[1],
+                },
                 signals=SignalGuard
                 if stepper.shared is None
                 else partial(SharedSignals, stepper.shared),
@@ -253,6 +268,22 @@ def train(
                 notes=_notes(program, summary, held_out),
                 class_counts=_class_counts(program, source),
             )
+
+
+def _about(program: Program) -> dict[str, Any]:
+    """What a program is, in words for logs."""
+    config = program.config
+    boosts = [boost.name for boost in config.enabled_boosts if boost is not config.scaler]
+    return {
+        "source": program.source,
+        "engine": program.engine,
+        "loss": config.loss.name,
+        "optimizer": config.optimizer.name,
+        "learning_rate": str(config.learning_rate),
+        "boosts": ", ".join(boosts),
+        "loss_scale": config.scaler.name if config.scaler else "off",
+        "fingerprint": program.fingerprint,
+    }
 
 
 def _split(source: Source, share: float) -> tuple[Source, Source]:

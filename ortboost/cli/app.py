@@ -19,6 +19,7 @@ from ortboost.cli import (
     measure,
     picture,
     use,
+    watching,
 )
 
 __all__ = ["app", "run"]
@@ -59,6 +60,8 @@ for _verb in (
     convert.convert,
     use.train,
     components.pca,
+    watching.watch,
+    watching.list_runs,
     use.evaluate,
     deploy.export,
     deploy.compare,

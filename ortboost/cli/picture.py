@@ -23,21 +23,24 @@ Examples:
   ortboost plot model.onnx -o graph.svg
   ortboost plot model.opt.onnx -o graph.svg --before model.onnx
   ortboost plot run -o graph.svg
-  ortboost plot run -o step.svg --graph step --around conv1 --hops 2
+  ortboost plot run -o step.html --graph step
+  ortboost plot run -o near.svg --graph step --around conv1 --hops 2
   ortboost plot run -o curves.png
 \b
-.svg for a browser, .dot for Graphviz. Of a program, what the rewrites changed is marked.""",
+.html for a page that shows layers, and the nodes of the one that is clicked; .svg for a browser, .dot for
+Graphviz. Of a program, what the rewrites changed is marked. Graphs that train are drawn as layers.""",
 )
 def plot(
     source: Annotated[Path, typer.Argument(help="ONNX file or program folder.")],
     out: Path | None = option(
-        "graph.svg or graph.dot; of a trained program curves.png.", "--out", "-o"
+        "graph.html, .svg or .dot; of a trained program curves.png.", "--out", "-o"
     ),
     before: Path | None = option("Mark what differs from this model or program."),
     graph: str = option("Graph of a program folder: eval, step, ...", default="eval"),
     around: str | None = option("Draw only what is near this node.", metavar="NODE"),
     hops: int = option("How near, in arrows.", default=3, min=0),
     max_nodes: int = option("Refuse to draw more nodes.", default=300, min=1),
+    whole: bool = option("Draw all nodes, not layers.", "--whole", default=False),
     *,
     console: Console,
 ) -> None:
@@ -52,7 +55,14 @@ def plot(
             fix=f"ortboost plot {quote(str(source))} -o graph.svg",
         )
     drawing = draw(
-        source, out, before=before, graph=graph, around=around, hops=hops, max_nodes=max_nodes
+        source,
+        out,
+        before=before,
+        graph=graph,
+        around=around,
+        hops=hops,
+        max_nodes=max_nodes,
+        whole=whole,
     )
     if drawing.picture is None:
         printer.result({"path": str(drawing.path)})
@@ -67,7 +77,7 @@ def plot(
         }
     )
     printer.pairs(
-        [("picture", drawing.path), ("nodes", drawing.nodes), ("marked", len(drawing.marked))]
+        [("picture", drawing.path), ("boxes", drawing.nodes), ("marked", len(drawing.marked))]
     )
     for note in drawing.notes:
         printer.line(f"note: {note}")

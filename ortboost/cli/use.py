@@ -110,6 +110,7 @@ Examples:
   ortboost train run --data photos/ --images resize=256,normalize=imagenet --augment flip
   ortboost train run --data train.npz --map x=images --resume
   ortboost train run --data train.npz --debug-overflow
+  ortboost train run --data train.npz --tensorboard boards
   ortboost train run --data train.npz --processes 2
 \b
 Ctrl-C saves and leaves with exit status 130; --resume continues, bit-identically on a CPU.
@@ -131,6 +132,9 @@ def train(
     keep: int = option("Checkpoints to keep.", default=3, min=1),
     early_stop: int | None = option("Stop after N validations without a gain.", min=1, metavar="N"),
     progress: str = option("auto, bar, plain or off.", default="auto"),
+    tensorboard: Path | None = option(
+        "Write event files for TensorBoard below this folder, by the run's name.", metavar="FOLDER"
+    ),
     batch_axis: BatchAxis = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -160,6 +164,7 @@ def train(
         val_split=val_split,
         augment=augment,
         progress=make_progress(progress, quiet=console.quiet),
+        tensorboard=tensorboard,
         batch_axes=parse_inputs(None, None, batch_axis).batch_axes,
         device=device,
         threads=threads,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -17,13 +18,15 @@ import onnx_ir as ir
 from ortboost.core.errors import UsageError, require_known
 from ortboost.core.files import atomic_path
 from ortboost.core.report import Report
+from ortboost.drawing.collapse import Part, collapse
 from ortboost.drawing.dot import to_dot
-from ortboost.drawing.marks import marks_against, marks_of_reports
+from ortboost.drawing.html import to_html
+from ortboost.drawing.marks import BOOKKEEPING, marks_against, marks_of_reports
 from ortboost.drawing.picture import Box, Picture, around, picture_of
 from ortboost.drawing.svg import to_svg
 from ortboost.graph.io import load_model
 from ortboost.graph.shape_inference import infer_shapes
-from ortboost.program.catalogue import METADATA_KEY, read_catalogue
+from ortboost.program.catalogue import METADATA_KEY, TensorSpec, read_catalogue
 from ortboost.program.program import Program
 
 __all__ = [
@@ -31,12 +34,15 @@ __all__ = [
     "FORMATS",
     "MAX_NODES",
     "Box",
+    "Part",
     "Picture",
     "draw",
+    "draw_parts",
     "marks_against",
     "marks_of_reports",
     "picture_of",
     "to_dot",
+    "to_html",
     "to_svg",
     "write",
 ]
@@ -45,8 +51,8 @@ MAX_NODES = 300
 """More than these are hard to read in one picture."""
 EVAL_GRAPH = "eval"
 """The evaluation graph of a program folder; the others have the names of ``Program.graphs``."""
-FORMATS = {".svg": to_svg, ".dot": to_dot, ".gv": to_dot}
-"""End of a file name to what writes it."""
+FORMATS = (".html", ".svg", ".dot", ".gv")
+"""Ends of file names that :func:`write` knows."""
 
 _LISTED = 6  # names of what is gone
 
@@ -60,7 +66,7 @@ def draw(
     hops: int = 3,
     max_nodes: int = MAX_NODES,
 ) -> Picture:
-    """The picture of a model file, or of a graph of a program folder.
+    """The picture of all nodes of a model file, or of a graph of a program folder.
 
     Marked are: with ``before``, the nodes that differ from that model; else, in a program folder,
     what the reports of its rewrites name.
@@ -78,25 +84,7 @@ def draw(
         UsageError: Too many nodes; no such node or graph.
     """
     path = Path(source)
-    model, reports, weights = _open(path, graph)
-    notes: list[str] = []
-    marks: Mapping[str, str] = {}
-    if before is not None:
-        other, _, _ = _open(Path(before), graph)
-        marks, gone = marks_against(other, model)
-        notes.append(f"compared with {Path(before).name}: {len(marks)} new or different")
-        if gone:
-            counts = Counter(gone.values()).most_common()
-            few = len(gone) <= _LISTED
-            items = [f"{name} ({op})" for name, op in gone.items()] if few else []
-            notes.append(_listing("gone", items or [f"{count} {op}" for op, count in counts]))
-    elif reports:
-        marks, missing = marks_of_reports(model, reports)
-        if missing:
-            names = [f"{rewrite} {count}" for rewrite, count in missing.items()]
-            notes.append(_listing("changed too, and not a node here", names))
-    title = f"{path.name}: {graph}.onnx" if path.is_dir() else path.name
-    picture = picture_of(model, marks=marks, weights=weights, title=title, notes=notes)
+    picture = _whole(path, graph, before, _open(path, graph))
     if focus is not None:
         picture = around(picture, focus, hops)
     count = sum(box.kind == "node" for box in picture.boxes)
@@ -109,46 +97,125 @@ def draw(
     return picture
 
 
-def write(picture: Picture, path: str | os.PathLike[str]) -> Path:
+def draw_parts(
+    source: str | os.PathLike[str],
+    *,
+    before: str | os.PathLike[str] | None = None,
+    graph: str = EVAL_GRAPH,
+) -> tuple[Picture, list[Part]]:
+    """The picture of the layers of a graph, and one of each layer; see :mod:`ortboost.drawing.collapse`.
+
+    Args:
+        source: ONNX file or program folder.
+        before: The model or program that it was made from.
+        graph: Which graph of a program folder: ``eval``, ``step``, or another one that it has.
+
+    Raises:
+        FileError: A file cannot be read.
+        UsageError: There is no such graph.
+    """
+    path = Path(source)
+    opened = _open(path, graph)
+    whole = _whole(path, graph, before, opened, missed=False)
+    changed: dict[str, list[str]] = {}
+    for report in opened.reports if before is None else ():
+        if report.rewrite not in BOOKKEEPING:
+            changed.setdefault(report.rewrite, []).extend(report.changed)
+    if before is not None:
+        changed = {"new or different": [box.key for box in whole.boxes if box.mark]}
+    labels = [spec.name for spec in opened.batch if spec.classes is not None]
+    return collapse(
+        opened.model,
+        whole,
+        weights={*opened.weights, *opened.model.graph.initializers},
+        loss="loss" if opened.batch else None,
+        labels=labels[0] if labels else None,
+        changed=changed,
+    )
+
+
+def _whole(
+    path: Path,
+    graph: str,
+    before: str | os.PathLike[str] | None,
+    opened: _Opened,
+    *,
+    missed: bool = True,
+) -> Picture:
+    notes: list[str] = []
+    marks: Mapping[str, str] = {}
+    if before is not None:
+        other = _open(Path(before), graph).model
+        marks, gone = marks_against(other, opened.model)
+        notes.append(f"compared with {Path(before).name}: {len(marks)} new or different")
+        if gone:
+            counts = Counter(gone.values()).most_common()
+            few = len(gone) <= _LISTED
+            items = [f"{name} ({op})" for name, op in gone.items()] if few else []
+            notes.append(_listing("gone", items or [f"{count} {op}" for op, count in counts]))
+    elif opened.reports:
+        marks, missing = marks_of_reports(opened.model, opened.reports)
+        if missing and missed:
+            names = [f"{rewrite} {count}" for rewrite, count in missing.items()]
+            notes.append(_listing("changed too, and not a node here", names))
+    title = f"{path.name}: {graph}.onnx" if path.is_dir() else path.name
+    return picture_of(opened.model, marks=marks, weights=opened.weights, title=title, notes=notes)
+
+
+def write(picture: Picture, path: str | os.PathLike[str], parts: Sequence[Part] = ()) -> Path:
     """Write a picture; the end of the name says how.
 
     Args:
         picture: The picture.
-        path: A file that ends in ``.svg``, ``.dot`` or ``.gv``.
+        path: A file that ends in ``.html``, ``.svg``, ``.dot`` or ``.gv``.
+        parts: What a page opens when a box is clicked.
 
     Raises:
         UsageError: It ends in something else.
         FileError: The folder is missing or not writable.
     """
     target = Path(path)
-    if target.suffix.lower() not in FORMATS:
+    kind = target.suffix.lower()
+    if kind not in FORMATS:
         raise UsageError(
             f"A graph cannot be drawn as '{target.suffix or target.name}'.",
             where=str(target),
             fix=f"Give a name that ends in {' or '.join(FORMATS)}.",
         )
-    text = FORMATS[target.suffix.lower()](picture)
+    if kind == ".html":
+        text = to_html(picture, parts)
+    else:
+        text = to_svg(picture) if kind == ".svg" else to_dot(picture)
     with atomic_path(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return target
 
 
-def _open(path: Path, graph: str) -> tuple[ir.Model, tuple[Report, ...], frozenset[str]]:
-    """A model with shapes, what was done to it, and the inputs that are weights."""
+@dataclass(frozen=True)
+class _Opened:
+    """A model with shapes, what was done to it, the inputs that are weights, and those that are data."""
+
+    model: ir.Model
+    reports: tuple[Report, ...] = ()
+    weights: frozenset[str] = frozenset()
+    batch: tuple[TensorSpec, ...] = ()
+
+
+def _open(path: Path, graph: str) -> _Opened:
     if path.is_dir():
         program = Program.load(path)
         graphs = {EVAL_GRAPH: program.evaluation, **program.graphs}
         require_known(graph, graphs, f"The program has no graph '{graph}'.", f"{path}: --graph")
-        model = graphs[graph]
-        state = frozenset(entry.name for entry in program.catalogue.state)
-        infer_shapes(model)
-        return model, program.reports, state
-    model = load_model(path)
-    state = frozenset[str]()
-    if METADATA_KEY in model.metadata_props:
-        state = frozenset(entry.name for entry in read_catalogue(model).state)
+        model, reports, catalogue = graphs[graph], program.reports, program.catalogue
+    else:
+        model, reports, catalogue = load_model(path), (), None
+        if METADATA_KEY in model.metadata_props:
+            catalogue = read_catalogue(model)
     infer_shapes(model)
-    return model, (), state
+    if catalogue is None:
+        return _Opened(model)
+    state = frozenset(entry.name for entry in catalogue.state)
+    return _Opened(model, reports, state, tuple(catalogue.batch))
 
 
 def _listing(what: str, items: list[str]) -> str:

@@ -11,12 +11,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ortboost.core.report import Report
-from ortboost.graph.query import label
+from ortboost.graph.query import input_at, label, producer_of, sole_consumer
 
-__all__ = ["marks_against", "marks_of_reports"]
+__all__ = ["BOOKKEEPING", "marks_against", "marks_of_reports"]
 
-_BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
+BOOKKEEPING = ("choose_trainable", "strip_training", "weights_are_not_inputs")
 """Their reports name weights, of which nothing changed for the node that uses them."""
+
+_FOLDED = frozenset(("BatchNormalization", "Mul", "Add", "Sub", "Div", "Pad", "Relu", "Clip"))
 
 
 def marks_of_reports(
@@ -50,7 +52,7 @@ def marks_of_reports(
     missing: dict[str, int] = {}
     for report in reports:
         for name, what in report.changed.items():
-            if report.rewrite in _BOOKKEEPING and name not in known:
+            if report.rewrite in BOOKKEEPING and name not in known:
                 continue
             text = f"{report.rewrite}: {what}"
             for node_name in known.get(name) or used.get(name, set()):
@@ -77,17 +79,17 @@ def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], di
     """
     old, new = ([n for n in model.graph if not _constant(n)] for model in (before, after))
     pairs = _paired(old, new)
+    kept = set(pairs.values())
+    lost = {n for i, n in enumerate(old) if i not in kept}
     marks = {}
     for index, node in enumerate(new):
         if index not in pairs:
             marks[label(node)] = "new"
             continue
-        what = _different(old[pairs[index]], node)
+        what = _different(old[pairs[index]], node, lost)
         if what:
             marks[label(node)] = what
-    kept = set(pairs.values())
-    gone = {label(n): n.op_type for i, n in enumerate(old) if i not in kept}
-    return marks, gone
+    return marks, {label(n): n.op_type for n in old if n in lost}
 
 
 def _constant(node: ir.Node) -> bool:
@@ -133,18 +135,36 @@ def _signature(node: ir.Node) -> Hashable:
     return (_op(node), _attributes(node), _weights(node))
 
 
-def _different(old: ir.Node, new: ir.Node) -> str | None:
-    if _op(old) != _op(new):
-        return f"was {old.op_type}"
-    found = []
+def _different(old: ir.Node, new: ir.Node, lost: Collection[ir.Node]) -> str | None:
+    found = [] if _op(old) == _op(new) else [f"was {old.op_type}"]
     names = {name for name, _ in _attributes(old) ^ _attributes(new)}
-    if names:
+    if names and not found:
         found.append("attributes: " + ", ".join(sorted(names)))
-    if len(old.inputs) != len(new.inputs):
+    other = len(old.inputs) != len(new.inputs) or _weights(old) != _weights(new)
+    folded = _folded(old, lost) if other or found else []
+    if folded:
+        found.append(", ".join(f"{n.op_type} '{label(n)}'" for n in folded) + " folded in")
+    elif len(old.inputs) != len(new.inputs):
         found.append(f"{len(old.inputs)} inputs became {len(new.inputs)}")
-    elif _weights(old) != _weights(new):
+    elif other and _op(old) == _op(new):
         found.append("other weights")
     return "; ".join(found) or None
+
+
+def _folded(node: ir.Node, lost: Collection[ir.Node]) -> list[ir.Node]:
+    """Nodes that are gone, that can be folded, and that alone read from a changed node or fed it."""
+    gone = {n for n in lost if n.op_type in _FOLDED}
+    before: list[ir.Node] = []
+    producer = producer_of(input_at(node, 0))
+    while producer in gone and sole_consumer(producer.outputs[0]) is not None:
+        before.insert(0, producer)
+        producer = producer_of(input_at(producer, 0))
+    after: list[ir.Node] = []
+    reader = sole_consumer(node.outputs[0]) if node.outputs else None
+    while reader in gone:
+        after.append(reader)
+        reader = sole_consumer(reader.outputs[0])
+    return [*before, *after]
 
 
 def _op(node: ir.Node) -> tuple[str, str]:

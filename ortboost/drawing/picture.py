@@ -13,7 +13,7 @@ from ortboost.drawing.captions import cut, family, middle, settings, times, type
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
 
-__all__ = ["Box", "Picture", "around", "picture_of"]
+__all__ = ["Box", "Picture", "around", "part_of", "picture_of"]
 
 _FEW = 3  # weights that a box lists
 
@@ -125,23 +125,37 @@ def around(picture: Picture, name: str, hops: int) -> Picture:
         ends = [(s, t) for s, t in picture.arrows if s in front or t in front]
         front = {end for pair in ends for end in pair} - near
         near |= front
-    kept = sorted(near)
-    place = {old: new for new, old in enumerate(kept)}
-    boxes = [picture.boxes[index] for index in kept]
-    arrows = [(place[s], place[t]) for s, t in picture.arrows if s in place and t in place]
-    for index in kept:  # one box with dots above and one below, however much is there
-        before = sum(1 for s, t in picture.arrows if t == index and s not in near)
-        after = sum(1 for s, t in picture.arrows if s == index and t not in near)
-        if before:
-            arrows.append((len(boxes), place[index]))
-            boxes.append(Box("", f"{before} more", kind="more"))
-        if after:
-            arrows.append((place[index], len(boxes)))
-            boxes.append(Box("", f"{after} more", kind="more"))
+    part = part_of(picture, sorted(near))
     nodes = sum(box.kind == "node" for box in picture.boxes)
-    shown = sum(box.kind == "node" for box in boxes)
+    shown = sum(box.kind == "node" for box in part.boxes)
     note = f"{shown} of {nodes} nodes: {hops} steps around {middle(name)}"
-    return Picture(boxes, arrows, picture.title, (note, *picture.notes))
+    return Picture(part.boxes, part.arrows, picture.title, (note, *picture.notes))
+
+
+def part_of(picture: Picture, kept: Sequence[int], names: Sequence[str] | None = None) -> Picture:
+    """Some boxes of a picture, and boxes with dots for what is left out around them.
+
+    Args:
+        picture: The whole picture.
+        kept: Indices of the boxes.
+        names: What each box of the picture is called where it is left out; those of one name are one
+            box. Without names there is one for what comes before each box, and one for what comes after.
+    """
+    place = {old: new for new, old in enumerate(kept)}
+    arrows = [(place[s], place[t]) for s, t in picture.arrows if s in place and t in place]
+    outside: dict[tuple[str, bool, int], list[int]] = {}
+    for source, target in picture.arrows:
+        if (source in place) != (target in place):
+            after = source in place
+            inner, outer = (source, target) if after else (target, source)
+            key = (names[outer], after, 0) if names else ("", after, inner)
+            outside.setdefault(key, []).append(place[inner])
+    boxes = [picture.boxes[index] for index in kept]
+    for (name, after, _), ends in outside.items():
+        arrows += [(n, len(boxes)) if after else (len(boxes), n) for n in dict.fromkeys(ends)]
+        where = f"to {name}" if after else f"from {name}"
+        boxes.append(Box("", where if names else f"{len(ends)} more", kind="more"))
+    return Picture(boxes, arrows, picture.title)
 
 
 def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Box:

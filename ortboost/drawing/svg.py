@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ortboost.core.printable import printable
 from ortboost.drawing.layout import Point, arrange
@@ -54,11 +54,12 @@ text { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans 
 """
 
 
-def to_svg(picture: Picture) -> str:
+def to_svg(picture: Picture, links: Mapping[str, str] | None = None) -> str:
     """Draw a picture.
 
     Args:
         picture: The picture.
+        links: Key of a node to where a click on its box leads.
 
     Returns:
         A complete SVG file.
@@ -88,7 +89,9 @@ def to_svg(picture: Picture) -> str:
         *(_arrow(route) for route in layout.routes),
     ]
     for box, lines, size, center in zip(picture.boxes, texts, sizes, layout.centers, strict=True):
-        parts += _draw(box, lines, size, center)
+        link = (links or {}).get(box.key) if box.kind == "node" else None
+        drawn = _draw(box, lines, size, center)
+        parts += [f'<a href="{escape(link)}">', *drawn, "</a>"] if link else drawn
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 

@@ -27,6 +27,7 @@ from ortboost.training.data import (
     prefetch,
 )
 from ortboost.training.evaluation import evaluate
+from ortboost.training.history import RunHistory
 from ortboost.training.logs import EventLog, read_log
 from ortboost.training.metrics import Metric, get_metric
 from ortboost.training.plot import plot_log
@@ -54,6 +55,7 @@ __all__ = [
     "IterableSource",
     "Metric",
     "Reporter",
+    "RunHistory",
     "RunView",
     "Schedule",
     "Source",

@@ -42,6 +42,8 @@ class RunView:
         steps_per_epoch: Batches in an epoch; None where that is not known before its end.
         applied_steps: Updates applied.
         metrics: The newest of ``train_loss``, ``val_loss``, ``val_accuracy``, ...
+        learning_rates: Learning-rate input to its value in the newest step.
+        about: What the run is, by name: its ``run``, ``engine``, ``optimizer``, ``batch_size``, ...
         stop_reason: Why the run is asked to stop after this step or epoch; None to go on.
         keep_best: Set to keep the present state as the best model.
     """
@@ -53,6 +55,8 @@ class RunView:
     steps_per_epoch: int | None = None
     applied_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
     keep_best: bool = False
 
@@ -92,6 +96,12 @@ class Callback:
 
     def on_train_end(self, run: RunView) -> None:
         """After the last step of a run that was not interrupted and did not diverge."""
+
+    def on_close(self, run: RunView) -> None:
+        """When a session that has begun ends, however it does.
+
+        ``run.stop_reason`` is why; None after an error, Ctrl-C or divergence.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart, as JSON data."""

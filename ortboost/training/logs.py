@@ -3,7 +3,8 @@ r"""The event log of a run: one JSON object a line (JSONL), written at once.
 Every line has ``event`` and ``step`` (steps done when it was written). Numbers that are not finite
 are written as null. The events and their further keys:
 
-- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``, ``steps_per_epoch`` (or null)
+- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``, ``steps_per_epoch`` (or null),
+  ``steps`` (of the whole run, or null), ``about`` (what the run is, by name: its ``run``, ``engine``, ``optimizer``, ...)
 - ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a grouped scale
   that of the first group, and all of them as ``loss_scales``), ``learning_rate`` (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
 - ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
@@ -14,7 +15,7 @@ are written as null. The events and their further keys:
 - ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``, ``node``,
   ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
 - ``warning``: ``text``
-- ``end``: ``reason``, ``seconds``
+- ``end``: ``reason``, ``seconds`` (of this session)
 
 A checkpoint knows how many events there were when it was taken. A resumed run drops the ones after
 that, so every curve has one value a step; a half line that a killed process left is dropped too.
@@ -27,11 +28,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from ortboost.core.errors import FileError
 
-__all__ = ["EventLog", "finite_or_none", "read_log"]
+__all__ = ["EventLog", "LogFollower", "finite_or_none", "read_log"]
+
+_TAIL: Final = 200  # bytes before the place that was reached: other ones there mean another log
 
 
 def finite_or_none(value: Any) -> Any:
@@ -142,9 +145,49 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8", errors="replace") as stream:
             return list(_events(stream))
     except OSError as error:
-        raise FileError(
-            "A log cannot be read.", where=f"{path}: {error}", fix="Check the path."
-        ) from error
+        raise _unread(path, error) from error
+
+
+class LogFollower:
+    """Reads what is added to a log that another process writes.
+
+    Args:
+        path: The log; it need not be there yet.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._length = 0
+        self._tail = b""
+
+    def read(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether the log begins anew (a resumed run cuts it), and the events since the last call.
+
+        A line that has no end yet waits for it; one that is no event is left out.
+
+        Raises:
+            FileError: The log is there and cannot be read.
+        """
+        try:
+            with open(self.path, "rb") as stream:
+                stream.seek(self._length - len(self._tail))
+                anew = stream.read(len(self._tail)) != self._tail
+                if anew:
+                    self._length, self._tail = stream.seek(0), b""
+                whole, end, _ = stream.read().rpartition(b"\n")
+        except FileNotFoundError:
+            anew, self._length, self._tail = self._length > 0, 0, b""
+            return anew, []
+        except OSError as error:
+            raise _unread(self.path, error) from error
+        if whole or end:
+            self._length += len(whole) + 1
+            self._tail = whole[-_TAIL:] + end
+        return anew, list(_events(whole.decode(errors="replace").split("\n")))
+
+
+def _unread(path: str | os.PathLike[str], error: OSError) -> FileError:
+    return FileError("A log cannot be read.", where=f"{path}: {error}", fix="Check the path.")
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:

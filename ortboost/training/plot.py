@@ -1,27 +1,38 @@
-"""A picture of a run: loss, loss scale, skipped steps and validation accuracy over the steps."""
+"""Pictures of runs: loss, validation, learning rate and loss scale over the steps.
+
+A panel in which nothing moves is left out, and its value told in a line instead.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortboost.core.errors import DependencyError, UsageError
 from ortboost.core.files import atomic_path
-from ortboost.training.logs import read_log
+from ortboost.core.loss_scale import scale_text
+from ortboost.core.printable import printable
+from ortboost.training.history import Curve, RunHistory
 
-__all__ = ["plot_log"]
+__all__ = ["plot_log", "plot_runs"]
 
-_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#2563a8", "#d97706", "#2f855a", "#b83232", "#8a8f98"
+_RED, _GREY, _DARK = "#b83232", "#8a8f98", "#24272c"
+_COLORS = ("#2563a8", "#d97706", "#2f855a", "#8250df", "#b83280", "#0e7490", "#854d0e", "#4a4f57")
+_STROKES = ("-", "--", ":", "-.")  # of runs beyond the colors
 _SMOOTH_FROM = 50  # fewer steps than this are shown as they are
-_MOST = 1e200  # matplotlib adds a margin, and raises where that overflows
+_PLACES = 2000
+_MOSAICS: Final = {1: "A", 2: "AB", 3: "AA;BC", 4: "AB;CD"}
+_TITLED = ("engine", "device", "optimizer", "boosts")
 
 
 def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
-    """Draw four panels from an event log.
+    """Draw the curves of one run from its event log.
 
     Args:
         log: The JSONL file of a run, see :mod:`ortboost.training.logs`.
@@ -35,13 +46,26 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
         UsageError: The log has no steps.
         FileError: The log cannot be read, or the picture not written.
     """
-    events = read_log(log)
-    steps = [event for event in events if event["event"] == "step"]
-    validations = [event for event in events if event["event"] == "validation"]
-    if not steps:
+    return plot_runs([RunHistory.read(log)], path)
+
+
+def plot_runs(runs: Sequence[RunHistory], path: str | os.PathLike[str]) -> Path:
+    """Draw the curves of one run, or of several in one picture.
+
+    Args:
+        runs: The runs.
+        path: The PNG to write; its folder must exist.
+
+    Raises:
+        DependencyError: matplotlib is not installed.
+        UsageError: None of them has steps.
+        FileError: The picture cannot be written.
+    """
+    drawn = [run for run in runs if "loss" in run.curves]
+    if not drawn:
         raise UsageError(
             "There is nothing to draw: the log has no steps.",
-            where=str(log),
+            where=", ".join(run.name for run in runs) or str(path),
             fix="Train first, or give the log of another run.",
         )
     try:
@@ -54,179 +78,208 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
             fix='pip install "ortboost[plot]"',
         ) from error
 
+    panels = [("loss", _draw_loss)]
+    metric = next((m for m in map(_metric, drawn) if m), None)
+    if metric is not None:
+        panels.append((metric, _draw_metric))
+    for name, draw in (("learning_rate", _draw_rate), ("loss_scale", _draw_scale)):
+        if any(_moves(curve) for run in drawn for curve in _family(run, name)):
+            panels.append((name, draw))
     # Figure and canvas without pyplot: no global state, no display, safe in threads.
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = Figure(figsize=(11, 7 if len(panels) > 2 else 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2, sharex=True)
-    _draw_loss(axes[0, 0], steps, validations)
-    _draw_accuracy(axes[0, 1], validations)
-    _draw_scale(axes[1, 0], steps)
-    _draw_skips(axes[1, 1], steps)
-    for axis in axes.flat:
+    axes: dict[str, Any] = figure.subplot_mosaic(_MOSAICS[len(panels)], sharex=True)
+    for (name, draw), axis in zip(panels, axes.values(), strict=True):
+        draw(axis, drawn, name)
         axis.grid(visible=True, color="#e3e6ea", linewidth=0.8)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color(_GREY)
-        axis.tick_params(colors="#4a4f57")
+        axis.tick_params(colors="#4a4f57", labelbottom=True)
         axis.margins(x=0.01)
-    for axis in axes[1]:
         axis.set_xlabel("step")
         axis.xaxis.get_major_locator().set_params(integer=True)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+    _head(figure, drawn, [name for name, _ in panels])
+    if len(drawn) > 1:
+        figure.legend(
+            *axes["A"].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=min(4, len(drawn)),
+            frameon=False,
+        )
     target = Path(path)
     with atomic_path(target) as temporary:
         figure.savefig(str(temporary), format="png", dpi=120)
     return target
 
 
-def _column(events: list[dict[str, Any]], key: str) -> NDArray[np.float64]:
-    """One key of all events; NaN where it is missing or no number."""
-    return np.array([_number(event.get(key)) for event in events])
+def _plain(text: str) -> str:
+    """Text as it is: between dollars matplotlib sees formulas."""
+    return printable(text).replace("$", r"\$")
 
 
-def _number(value: object) -> float:
-    fits = isinstance(value, (int, float)) and abs(value) < _MOST
-    return float(value) if fits else np.nan  # type: ignore[arg-type]
+def _head(figure: Any, runs: Sequence[RunHistory], panels: Sequence[str]) -> None:
+    if len(runs) > 1:
+        figure.suptitle(f"{len(runs)} runs", x=0.01, ha="left", fontweight="bold", color=_DARK)
+        return
+    run = runs[0]
+    words = [run.name, *(str(run.about[key]) for key in _TITLED if run.about.get(key))]
+    figure.suptitle(
+        _plain("  ·  ".join(words)[:110]), x=0.01, ha="left", fontweight="bold", color=_DARK
+    )
+    latest, said = run.latest, []
+    for name, told in (("learning_rate", "learning rate {:.4g}"), ("loss_scale", "loss scale {}")):
+        value = latest.get(name, math.nan)
+        if name not in panels and math.isfinite(value):
+            said.append(told.format(scale_text(value) if name == "loss_scale" else value))
+    if not any(name.startswith("val_") for name in panels):
+        said += [f"{n} {v:.4g}" for n, v in latest.items() if n.startswith("val_")]
+    share = f" ({run.skips / max(run.step, 1):.1%})" if run.skips else ""
+    said.append(
+        f"{run.skips} of {run.step} steps skipped{share}" if run.skips else "no step skipped"
+    )
+    said.append(run.reason or "not ended")
+    figure.text(
+        0.01, 0.0, _plain("  ·  ".join(said)), fontsize=9, color="#4a4f57", ha="left", va="bottom"
+    )
+    figure.set_layout_engine("constrained", rect=(0, 0.03, 1, 0.97), w_pad=0.12, h_pad=0.12)
+
+
+def _metric(run: RunHistory) -> str | None:
+    """The metric of the validation that moves, if any does."""
+    name = run.monitored
+    moves = name.startswith("val_") and name != "val_loss" and _moves(run.curves[name])
+    return name if moves else None
+
+
+def _family(run: RunHistory, name: str) -> list[Curve]:
+    """A curve with those of its groups: ``learning_rate`` and ``learning_rate/head``."""
+    plural = (f"{name}/", f"{name}s/")
+    return [curve for key, curve in run.curves.items() if key == name or key.startswith(plural)]
+
+
+def _moves(curve: Curve) -> bool:
+    finite = curve.y[np.isfinite(curve.y)]
+    return len(finite) > 0 and bool(finite.min() < finite.max())
+
+
+def _style(runs: Sequence[RunHistory], index: int) -> dict[str, Any]:
+    """Color, stroke and name of a run's lines; the name for a legend of several."""
+    stroke = _STROKES[index // len(_COLORS) % len(_STROKES)]
+    label = f" {_plain(runs[index].name)}" if len(runs) > 1 else "_"  # with "_" there is no entry
+    return {"color": _COLORS[index % len(_COLORS)], "linestyle": stroke, "label": label}
 
 
 def _title(axis: Any, text: str) -> None:
-    axis.set_title(text, loc="left", fontsize=11, fontweight="bold", color="#24272c")
+    axis.set_title(text, loc="left", fontsize=11, fontweight="bold", color=_DARK)
 
 
-def _smooth(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """A centred running mean over ``width`` values, of the finite ones; narrower at both ends."""
+def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """A centred running mean of the finite values, narrower at both ends, at no more than 2,000 places."""
+    values, width = curve.y, max(5, len(curve) // 30)
+    at = np.unique(np.linspace(0, len(values) - 1, _PLACES).round().astype(np.int64))
+    half = np.minimum(np.minimum(at, len(values) - 1 - at), width // 2)
+    windows = np.stack([at - half, at + half + 1], axis=1).ravel()
     finite = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
-    index = np.arange(len(values))
-    half = np.minimum(np.minimum(index, len(values) - 1 - index), width // 2)
-    low, high = index - half, index + half + 1
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((sums[high] - sums[low]) / (counts[high] - counts[low]))
-
-
-def _draw_loss(axis: Any, steps: list[dict[str, Any]], validations: list[dict[str, Any]]) -> None:
-    _title(axis, "loss")
-    x, loss = _column(steps, "step"), _column(steps, "loss")
-    smooth = len(x) >= _SMOOTH_FROM
-    axis.plot(
-        x,
-        loss,
-        color=_BLUE,
-        linewidth=0.8 if smooth else 1.6,
-        alpha=0.3 if smooth else 1.0,
-        label="_" if smooth else "training",
+    # Each window is summed by itself: of differences of running sums a value like 1e30 leaves nothing.
+    counts, sums = (
+        np.add.reduceat(np.append(terms, 0.0), windows)[::2]
+        for terms in (finite.astype(np.float64), np.where(finite, values, 0.0))
     )
-    if smooth:
-        width = max(5, len(x) // 30)
-        axis.plot(x, _smooth(loss, width), color=_BLUE, linewidth=1.8, label="training")
-    values = _column(validations, "val_loss")
-    if np.isfinite(values).any():
-        axis.plot(
-            _column(validations, "step"),
-            values,
-            color=_ORANGE,
-            linewidth=1.6,
-            marker="o",
-            markersize=4,
-            label="validation",
-        )
-    finite = loss[np.isfinite(loss) & (loss > 0)]
-    if len(finite) and finite.max() > 50 * finite.min() and not (loss <= 0).any():
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return curve.x[at], np.asarray(sums / counts)
+
+
+def _draw_loss(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
+    single = len(runs) == 1
+    seen = []
+    for index, run in enumerate(runs):
+        curve, style = run.curves[name], _style(runs, index)
+        if single:
+            style["label"] = "training"
+        smooth = len(curve) >= _SMOOTH_FROM
+        if single or not smooth:
+            thin = {"alpha": 0.3, "linewidth": 0.8, "label": "_"} if smooth else {}
+            axis.plot(curve.x, curve.y, **{"linewidth": 1.6, **style, **thin})
+        if smooth:
+            axis.plot(*_smooth(curve), linewidth=1.8, **style)
+        seen.append(curve.y)
+    _title(axis, "loss" if single else "training loss")
+    validation = runs[0].curves.get("val_loss", Curve())
+    if single and np.isfinite(validation.y).any():
+        style = {"color": _COLORS[1], "marker": "o", "markersize": 4, "label": "validation"}
+        axis.plot(validation.x, validation.y, linewidth=1.6, **style)
+        seen.append(validation.y)
+    values = np.concatenate(seen)
+    values = values[np.isfinite(values)]
+    if len(values) and values.min() > 0 and values.max() > 50 * values.min():
         axis.set_yscale("log")
-    axis.legend(frameon=False, loc="upper right")
+    if single:
+        _mark_skips(axis, runs[0])
+        axis.legend(frameon=False, loc="upper right")
 
 
-def _draw_accuracy(axis: Any, validations: list[dict[str, Any]]) -> None:
-    _title(axis, "validation accuracy (%)")
-    values = _column(validations, "val_accuracy") * 100
-    if not np.isfinite(values).any():
-        axis.text(
-            0.5,
-            0.5,
-            "no validation accuracy in the log",
-            color=_GREY,
-            ha="center",
-            va="center",
-            transform=axis.transAxes,
-        )
-        axis.set_yticks([])
-        return
-    x = _column(validations, "step")
-    axis.plot(x, values, color=_GREEN, linewidth=1.6, marker="o", markersize=4)
-    best = int(np.nanargmax(values))
-    axis.plot(x[best], values[best], color=_GREEN, marker="o", markersize=9, fillstyle="none")
-    _title(axis, f"validation accuracy (%), best {values[best]:.2f} at step {x[best]:.0f}")
+def _mark_skips(axis: Any, run: RunHistory) -> None:
+    """A tick at the foot of the panel for each step that was skipped."""
+    if run.skipped:
+        foot = axis.get_xaxis_transform()
+        style = {"marker": "|", "markersize": 9, "color": _RED, "linestyle": "none"}
+        axis.plot(run.skipped, [0.025] * len(run.skipped), transform=foot, label="skipped", **style)
 
 
-def _draw_scale(axis: Any, steps: list[dict[str, Any]]) -> None:
+def _draw_metric(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
+    words = name.removeprefix("val_")
+    for index, run in enumerate(runs):
+        curve = run.curves.get(name)
+        if curve is not None:
+            style = _style(runs, index)
+            axis.plot(curve.x, curve.y * 100, linewidth=1.6, marker="o", markersize=4, **style)
+            best = run.best(name)
+            if best is not None:
+                step, value = best
+                axis.plot(
+                    [step],
+                    [value * 100],
+                    color=style["color"],
+                    marker="o",
+                    markersize=9,
+                    fillstyle="none",
+                )
+                if len(runs) == 1:
+                    words += f", best {value * 100:.2f} at step {step}"
+    _title(axis, f"validation (%): {words}")
+
+
+def _draw_rate(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
+    _title(axis, "learning rate")
+    for index, run in enumerate(runs):
+        style = _style(runs, index)
+        for place, curve in enumerate(_family(run, name)):
+            alpha = 1.0 if not place else 0.5
+            axis.plot(curve.x, curve.y, linewidth=1.6, alpha=alpha, **style)
+
+
+def _draw_scale(axis: Any, runs: Sequence[RunHistory], name: str) -> None:
     _title(axis, "loss scale (log2)")
-    scale = _column(steps, "loss_scale")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        exponents = np.log2(scale)
-    x = _column(steps, "step")
-    given = [event.get("loss_scales") for event in steps]
-    groups = [row if isinstance(row, list) else [] for row in given]
-    if any(groups):
-        exponents = _draw_groups(axis, x, groups)
-    else:
-        axis.step(x, exponents, where="post", color=_BLUE, linewidth=1.6)
-    overflow = np.array([bool(event.get("overflow")) for event in steps])
-    if overflow.any():
-        axis.plot(
-            x[overflow],
-            exponents[overflow] if exponents.ndim == 1 else _guilty(exponents)[overflow],
-            linestyle="none",
-            marker="v",
-            markersize=5,
-            color=_RED,
-            label="overflow",
-        )
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, loc="best")
+    seen: list[NDArray[np.float64]] = []
+    for index, run in enumerate(runs):
+        curves = _family(run, name)
+        groups = [curve for curve in curves if curve is not run.curves[name]]
+        style = _style(runs, index)
+        exponents = []
+        for group, curve in enumerate(groups or curves):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                exponents.append(np.log2(curve.y))
+            fade = 1.0 - 0.7 * group / max(len(groups) - 1, 1)
+            label = {"label": f"group {group + 1}"} if groups and len(runs) == 1 else {}
+            line = {**style, **label, "alpha": fade, "linewidth": 1.6}
+            axis.step(curve.x, exponents[-1], where="post", **line)
+        seen += [found[np.isfinite(found)] for found in exponents]
+    if len(runs) == 1:
+        _mark_skips(axis, runs[0])
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(frameon=False, loc="best")
     axis.yaxis.get_major_locator().set_params(integer=True)
-    finite = exponents[np.isfinite(exponents)]
+    finite = np.concatenate(seen)
     if len(finite):
         axis.set_ylim(finite.min() - 1, finite.max() + 1)
-
-
-def _draw_groups(axis: Any, x: NDArray[Any], groups: list[list[Any]]) -> NDArray[Any]:
-    """A line for each group of a grouped scale; the exponents, ``[steps, groups]``."""
-    number = max(map(len, groups))
-    rows = [[_number(scale) for scale in row] for row in groups]
-    rows = [row + [np.nan] * (number - len(row)) for row in rows]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        exponents: NDArray[Any] = np.log2(np.array(rows, np.float64))
-    for group in range(number):
-        shade = 1.0 - 0.7 * group / max(number - 1, 1)
-        label = f"group {group + 1}" if group in (0, number - 1) else None
-        axis.step(
-            x,
-            exponents[:, group],
-            where="post",
-            color=_BLUE,
-            alpha=shade,
-            linewidth=1.4,
-            label=label,
-        )
-    return exponents
-
-
-def _guilty(exponents: NDArray[Any]) -> NDArray[Any]:
-    """At each step the exponent of the group whose scale fell, or the highest one."""
-    moved = np.diff(exponents, axis=0, prepend=exponents[:1])
-    group = np.where(moved.min(axis=1) < 0, moved.argmin(axis=1), exponents.argmax(axis=1))
-    found: NDArray[Any] = exponents[np.arange(len(group)), group]
-    return found
-
-
-def _draw_skips(axis: Any, steps: list[dict[str, Any]]) -> None:
-    skips = _column(steps, "total_skips")
-    last = 0 if not np.isfinite(skips).any() else int(np.nanmax(skips))
-    count = int(_column(steps, "step")[-1])
-    _title(axis, f"skipped steps, total ({last} of {count}, {last / max(count, 1):.1%})")
-    x = _column(steps, "step")
-    axis.fill_between(x, skips, step="post", color=_RED, alpha=0.15, linewidth=0)
-    axis.step(x, skips, where="post", color=_RED, linewidth=1.6)
-    axis.yaxis.get_major_locator().set_params(integer=True)
-    axis.set_ylim(0, max(1.0, last * 1.1))

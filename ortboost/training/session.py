@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ class Session:
         stale: Whether the checkpoints of the run that this one replaces are still there.
         waited: Seconds that steps waited for their data.
         stepped: Seconds of the steps themselves.
+        started: When it began, in seconds of :func:`time.perf_counter`.
     """
 
     train: Source
@@ -52,6 +54,7 @@ class Session:
     stale: bool = False
     waited: float = 0.0
     stepped: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
 
     @property
     def data_wait(self) -> float:
@@ -92,6 +95,12 @@ class Recorder:
         """Write an event to the log."""
         if self.log is not None:
             self.log.write(event, s.state.step, **fields)
+
+    def end(self, s: Session, reason: str | None, **fields: object) -> float:
+        """Write that the session ends, and why; how many seconds it took."""
+        seconds = time.perf_counter() - s.started
+        self.event(s, "end", reason=reason, seconds=seconds, **fields)
+        return seconds
 
     def warn(self, s: Session, text: str) -> None:
         """Say a warning and write it to the log."""

@@ -7,8 +7,9 @@ import datetime
 import math
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ortboost.core.errors import DivergedError, OrtBoostError, UsageError
 from ortboost.core.loss_scale import scale_text
@@ -48,6 +49,7 @@ class Trainer:
         progress: Where to show the run; None shows nothing.
         program: Fingerprint of the program, written into checkpoints and checked on resuming.
         plot: Where to draw the curves of the log at the end.
+        about: What the run is, by name, for people: its log and callbacks hold it.
         signals: Makes what notices requests to leave.
 
     Raises:
@@ -73,6 +75,7 @@ class Trainer:
         progress: Reporter | None = None,
         program: str = "",
         plot: str | os.PathLike[str] | None = None,
+        about: Mapping[str, Any] | None = None,
         signals: Callable[[], SignalGuard] = SignalGuard,
     ) -> None:
         self.stepper, self.evaluator, self.config = stepper, evaluator, config
@@ -81,6 +84,7 @@ class Trainer:
         self.progress: Reporter = progress or QuietProgress()
         self.record = Recorder(stepper, config, self.callbacks, store, log, self.progress, program)
         self.plot = None if plot is None else Path(plot)
+        self.about = dict(about or {})
         self._signals = signals
         self._schedules = config.schedules(stepper.groups)
         self._metrics = [get_metric(name) for name in config.metrics]
@@ -118,27 +122,28 @@ class Trainer:
             UsageError: The folder holds another run; or, resuming, seed or data changed.
             FileError: Resuming, and none of the checkpoints can be used.
         """
-        started = time.perf_counter()
         with contextlib.ExitStack() as stack:
             signals = stack.enter_context(self._signals())
             stack.callback(self.progress.close)
             if self.log is not None:
                 stack.callback(self.log.close)
             s = Session(train, validation, signals, StopRule(self.config))
-            self._begin(s, resume)
+            s.view.about = self.about
+            self._begin(s, resume, stack)
             first = s.state.step
-            self._loop(s)
-            self._check_finite(s)
-            seconds = time.perf_counter() - started
-            self.record.event(
-                s, "end", reason=s.view.stop_reason, seconds=seconds, data_wait=s.data_wait
-            )
+            try:
+                self._loop(s)
+                self._check_finite(s)
+            except DivergedError:
+                self._draw()  # when are curves wanted, if not now
+                raise
+            seconds = self.record.end(s, s.view.stop_reason, data_wait=s.data_wait)
         return summarize(
             s, s.state.step - first, seconds, self.callbacks, self.store, self.log, self._draw()
         )
 
-    def _begin(self, s: Session, resume: bool) -> None:
-        """Load a checkpoint or start anew."""
+    def _begin(self, s: Session, resume: bool, stack: contextlib.ExitStack) -> None:
+        """Load a checkpoint or start anew; what has to be closed goes on the stack."""
         s.state.loss_scale = first_scale(self.config.loss_scale)
         position = self.record.restore(s) if resume else 0
         if self.config.debug_overflow and isinstance(self.stepper, Diagnosable):
@@ -154,7 +159,8 @@ class Trainer:
         per_epoch = s.train.steps_per_epoch
         total = None if per_epoch is None else per_epoch * self.config.epochs
         limits = [n for n in (total, self.config.max_steps) if n is not None]
-        self.progress.start(min(limits, default=None), s.state.step)
+        total = min(limits, default=None)
+        self.progress.start(total, s.state.step)
         self.record.event(
             s,
             "start",
@@ -162,11 +168,14 @@ class Trainer:
             resumed=None if s.resumed is None else str(s.resumed),
             epochs=self.config.epochs,
             steps_per_epoch=per_epoch,
+            steps=total,
+            about=self.about,
         )
         s.view.epochs, s.view.steps_per_epoch = self.config.epochs, per_epoch
         s.refresh_view()
         for callback in self.callbacks:
             callback.on_train_begin(s.view)
+            stack.callback(callback.on_close, s.view)
 
     def _loop(self, s: Session) -> None:
         while s.state.epoch < self.config.epochs and not self._at_limit(s):
@@ -246,6 +255,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_step_begin(s.view)
         hyper, scale = self._rates(s), state.loss_scale
+        s.view.learning_rates = hyper
         result = self.stepper.step(batch, hyper, seed=step_seed(config.seed, state.step))
         self._discard_stale(s)
         state.add(result, batch_length(batch, axes=batch_axes(self.stepper.inputs)))
@@ -341,7 +351,7 @@ class Trainer:
     def _interrupt(self, s: Session) -> None:
         if s.saved_step != s.state.step:
             self.record.save(s)
-        self.record.event(s, "end", reason="interrupted", seconds=None)
+        self.record.end(s, "interrupted")
         raise s.signals.error(s.state.step, None if s.saved is None else str(s.saved))
 
     def _diagnose(self, s: Session, batch: Batch, hyper: dict[str, float]) -> None:
@@ -362,7 +372,7 @@ class Trainer:
         seed = step_seed(self.config.seed, s.state.step - 1)
         names = self.stepper.nonfinite(batch, hyper, seed=seed)
         self.record.save(s)
-        self.record.event(s, "end", reason="diverged", seconds=None, nonfinite=names)
+        self.record.end(s, "diverged", nonfinite=names)
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         best = None if self.store is None else self.store.best_step()
         if math.isinf(s.state.loss_scale):
@@ -384,7 +394,7 @@ class Trainer:
         names = [n for n in ("val_loss", "train_loss") if math.isnan(s.state.metrics.get(n, 0.0))]
         if not names:
             return
-        self.record.event(s, "end", reason="diverged", seconds=None)
+        self.record.end(s, "diverged")
         best = None if self.store is None else self.store.best_step()
         raise DivergedError(
             f"Training diverged: at the end {names[0]} is nan.",

@@ -57,6 +57,8 @@ def error_lines(capsys):
         "bench",
         "plot",
         "compare",
+        "watch",
+        "runs",
     ],
 )
 def test_help_shows_examples(verb, capsys):

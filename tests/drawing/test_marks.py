@@ -60,7 +60,22 @@ def test_a_folded_normalization():
     assert len(marks) == 1
     label, what = marks.popitem()
     assert next(n for n in after.graph if n.name == label).op_type == "Conv"
-    assert "inputs" in what or what == "other weights"
+    assert what == "BatchNormalization 'bn' folded in"
+
+
+def test_what_is_gone_beside_other_weights_is_folded_only_where_it_can_be():
+    after = small_mlp()
+    fc1, act, fc2 = list(after.graph)
+    fc1.inputs[1].const_value = ir.tensor(np.zeros((6, 4), np.float32))
+    fc2.replace_input_with(0, fc1.outputs[0])
+    after.graph.remove(act)
+    before = small_mlp()
+    assert marks_against(before, after)[0] == {"fc1": "Relu 'act' folded in"}
+    before.graph.node(1).op_type = "Tanh"
+    assert marks_against(before, after)[0] == {"fc1": "other weights"}
+    before.graph.node(1).op_type = "Relu"
+    before.graph.outputs.append(before.graph.node(0).outputs[0])  # read elsewhere, too
+    assert marks_against(before, after)[0] == {"fc1": "other weights"}
 
 
 def test_what_is_different_is_said():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ortboost.core.errors import FileError
-from ortboost.training.logs import EventLog, finite_or_none, read_log
+from ortboost.training.logs import EventLog, LogFollower, finite_or_none, read_log
 
 
 def test_each_event_is_one_line_at_once(tmp_path):
@@ -88,3 +88,34 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         read_log(tmp_path / "none.jsonl")
     with pytest.raises(FileError, match="cannot be written"):
         EventLog(tmp_path / "no" / "log.jsonl").write("step", 1)
+
+
+def test_a_follower_reads_what_is_added_and_notices_a_new_beginning(tmp_path):
+    path = tmp_path / "log.jsonl"
+    follower = LogFollower(path)
+    assert follower.read() == (False, [])
+
+    def told():
+        anew, events = follower.read()
+        return anew, [event["step"] for event in events]
+
+    log = EventLog(path)
+    log.write("step", 1)
+    log.write("step", 2)
+    assert told() == (False, [1, 2])
+    assert told() == (False, [])
+    with open(path, "a") as stream:
+        stream.write('noise\n{"event": "step", "st')
+    assert told() == (False, [])
+    with open(path, "a") as stream:
+        stream.write('ep": 3}\n')
+    assert told() == (False, [3])
+    log.rewind(1)  # as a resumed run does, and goes on before anybody looks
+    for step in range(4, 40):
+        log.write("step", step)
+    assert told() == (True, [1, *range(4, 40)])
+    log.rewind(0)
+    assert told() == (True, [])
+    log.write("start", 0)
+    log.close()
+    assert told() == (False, [0])

@@ -6,13 +6,16 @@ import builtins
 import json
 import struct
 import sys
+from array import array
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from ortboost.core.errors import DependencyError, UsageError
+from ortboost.training.history import Curve, RunHistory
 from ortboost.training.logs import EventLog
-from ortboost.training.plot import _draw_scale, _smooth, plot_log
+from ortboost.training.plot import _smooth, plot_log, plot_runs
 
 
 def write_log(path, steps, *, validate=True):
@@ -40,31 +43,94 @@ def test_draws_a_png(tmp_path, steps, validate):
     assert raw[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", raw[16:24])
     assert width > 1000
-    assert height > 600
+    assert height > 500
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "log.jsonl"]
 
 
-def test_a_grouped_scale_has_a_line_for_each_group(tmp_path):
-    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
-    scales = [[8.0, 2.0, 4.0], [8.0, 1.0, 4.0], [None, 1.0, 2.0]]
+def history(*events, **about):
+    run = RunHistory("a run")
+    for event in [{"event": "start", "step": 0, "about": about}, *events]:
+        run.add(event)
+    return run
+
+
+def drawn(monkeypatch, runs, tmp_path):
+    """The figure that is saved."""
+    figures = []
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    monkeypatch.setattr(figure, "savefig", lambda self, path, **_: figures.append(self))
+    monkeypatch.setattr("ortboost.training.plot.atomic_path", lambda p: nullcontext(p))
+    plot_runs(runs, tmp_path / "curves.png")
+    return figures[0]
+
+
+def step(number, **fields):
+    usual = {"loss": 1 / number, "overflow": False, "loss_scale": 8.0, "learning_rate": {"lr": 0.1}}
+    return {"event": "step", "step": number, **usual, **fields}
+
+
+def panels(figure):
+    return [axis.get_title(loc="left").split(",")[0] for axis in figure.axes]
+
+
+def test_what_does_not_move_is_told_and_not_drawn(tmp_path, monkeypatch):
+    rate = {"learning_rate": 0.05}
+    validation = {"event": "validation", "step": 2, "val_loss": 0.5, "val_accuracy": 0.75}
+    end = {"event": "end", "step": 2, "reason": "all epochs done"}
+    run = history(
+        step(1, learning_rate=rate),
+        step(2, learning_rate=rate),
+        validation,
+        end,
+        run="mine",
+        engine="portable",
+        boosts="less-bn",
+    )
+    figure = drawn(monkeypatch, [run], tmp_path)
+    assert panels(figure) == ["loss"]
+    assert figure.get_suptitle() == "mine  ·  portable  ·  less-bn"
+    (text,) = (text.get_text() for text in figure.texts if text.get_text() != figure.get_suptitle())
+    assert text == (
+        "learning rate 0.05  ·  loss scale 8  ·  val_loss 0.5  ·  val_accuracy 0.75  ·  "
+        "no step skipped  ·  all epochs done"
+    )
+
+
+def test_what_moves_has_a_panel_and_skips_are_marked(tmp_path, monkeypatch):
     steps = [
-        {
-            "step": i + 1,
-            "loss_scale": row[0],
-            "loss_scales": row,
-            "overflow": True,
-            "total_skips": i,
-        }
-        for i, row in enumerate(scales)
+        step(i, overflow=i == 3, loss_scale=8.0 / i, learning_rate={"learning_rate": 0.1 * i})
+        for i in range(1, 5)
     ]
-    _draw_scale(axes, steps[:2])
-    *groups, marks = axes.get_lines()
-    assert [line.get_ydata().tolist() for line in groups] == [[3, 3], [1, 0], [2, 2]]
-    assert marks.get_ydata().tolist() == [
-        3,
-        0,
-    ]  # where nothing is known, the highest; the one that fell
-    _draw_scale(axes, steps)
+    values = [{"event": "validation", "step": i, "val_accuracy": i / 10} for i in (2, 4)]
+    figure = drawn(monkeypatch, [history(*steps, *values)], tmp_path)
+    assert panels(figure) == [
+        "loss",
+        "validation (%): accuracy",
+        "learning rate",
+        "loss scale (log2)",
+    ]
+    assert figure.axes[1].get_title(loc="left").endswith("best 40.00 at step 4")
+    for place in (0, 3):
+        marks = figure.axes[place].get_lines()[-1]
+        assert marks.get_label() == "skipped"
+        assert list(marks.get_xdata()) == [3]
+    assert any("1 of 4 steps skipped (25.0%)" in text.get_text() for text in figure.texts)
+
+
+def test_several_runs_are_one_picture_with_a_legend(tmp_path, monkeypatch):
+    runs = [history(step(1), step(2), run=name) for name in ("one", "_two", "$three$")]
+    figure = drawn(monkeypatch, runs, tmp_path)
+    labels = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+    assert labels == ["one", "_two", r"\$three\$"]
+    assert len({line.get_color() for line in figure.axes[0].get_lines()}) == 3
+
+
+def test_a_grouped_scale_has_a_line_for_each_group(tmp_path, monkeypatch):
+    scales = [[8.0, 2.0, 4.0], [8.0, 1.0, 4.0], [None, 1.0, 2.0]]
+    steps = [step(i, loss_scales=row) for i, row in enumerate(scales, 1)]
+    figure = drawn(monkeypatch, [history(*steps)], tmp_path)
+    lines = [line.get_ydata() for line in figure.axes[1].get_lines()]
+    np.testing.assert_array_equal(lines, [[3, 3, np.nan], [1, 0, 0], [2, 2, 1]])
 
 
 def test_no_global_state_of_matplotlib_is_touched(tmp_path):
@@ -98,9 +164,15 @@ def test_an_empty_log_is_refused(tmp_path):
 
 
 def test_smoothing_is_a_centred_mean_of_the_finite_values():
-    values = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
-    assert _smooth(values, 3).tolist() == [1.0, 1.5, 3.0, 6.5, 9.0]
-    assert _smooth(np.full(9, 2.0), 5).tolist() == [2.0] * 9
+    def smooth(values):
+        x, y = _smooth(Curve(array("q", range(len(values))), array("d", values)))
+        assert list(x) == list(range(len(values)))
+        return y.tolist()
+
+    values = [1.0, 2.0, np.nan, 4.0, 9.0]
+    assert smooth(values) == [1.0, 1.5, 4.0, 6.5, 9.0]
+    assert smooth([2.0] * 9) == [2.0] * 9
+    assert smooth([1e30] * 3 + [2.0] * 9)[6:] == [2.0] * 6  # a large value leaves no trace
 
 
 JUNK = ["text", [1], {}, True, None, -1, 10**400, 1e308, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -29,7 +30,9 @@ def train_source(stepper, length=24, batch=4, **options):
     return ArraySource(make_data(length), batch, shuffle=True, inputs=stepper.inputs, **options)
 
 
-def trainer_for(stepper, *, callbacks=(), store=None, log=None, progress=None, **options):
+def trainer_for(
+    stepper, *, callbacks=(), store=None, log=None, progress=None, about=None, **options
+):
     config = TrainConfig(**{"epochs": 2, "learning_rate": Constant(0.05), "metrics": (), **options})
     return Trainer(
         stepper,
@@ -39,6 +42,7 @@ def trainer_for(stepper, *, callbacks=(), store=None, log=None, progress=None, *
         store=store,
         log=log,
         progress=progress,
+        about=about,
     )
 
 
@@ -145,9 +149,12 @@ def test_the_log_tells_everything(tmp_path):
         store=CheckpointStore(tmp_path / "c"),
         loss_scale=FixedScaleConfig(4.0),
         log_every=4,
+        about={"run": "mine", "seed": 0},
     )
     trainer.fit(train_source(stepper), ArraySource(make_data(8), 8))
     events = read_log(tmp_path / "log.jsonl")
+    assert events[0]["about"] == {"run": "mine", "seed": 0}
+    assert events[0]["steps"] == 12
     kinds = [event["event"] for event in events if event["event"] != "step"]
     each = ["validation", "epoch", "checkpoint"]
     assert kinds == ["start", *each, *each, "end"]
@@ -528,3 +535,40 @@ def test_unknown_metrics_and_goals_are_refused():
     trainer = trainer_for(stepper, callbacks=[BestModel(Goal("val_lost"))])
     with pytest.raises(UsageError, match="no metric 'val_lost'"):
         trainer.fit(train_source(stepper), ArraySource(make_data(8), 8))
+
+
+class Witness(Callback):
+    """Notes what it sees when a session ends."""
+
+    def __init__(self):
+        self.closed, self.rates = [], []
+
+    def on_step_end(self, run, result):
+        self.rates.append(dict(run.learning_rates))
+        if run.step == 3 and self.name in run.about.get("faulty", ()):
+            raise RuntimeError
+
+    def on_close(self, run):
+        self.closed.append(run.step)
+
+
+@pytest.mark.parametrize("faulty", [(), ("Witness",)])
+def test_callbacks_see_rates_and_what_the_run_is_and_are_closed_whatever_comes(faulty):
+    stepper, witness = LinearStepper(), Witness()
+    trainer = trainer_for(stepper, callbacks=[witness], epochs=1, about={"faulty": faulty})
+    with pytest.raises(RuntimeError) if faulty else contextlib.nullcontext():
+        trainer.fit(train_source(stepper))
+    assert witness.closed == [3 if faulty else 6]
+    assert witness.rates[-1] == {"learning_rate": 0.05, "learning_rate/bias": 0.05}
+
+
+def test_a_run_that_diverged_is_drawn_too(tmp_path):
+    pytest.importorskip("matplotlib")
+    stepper = LinearStepper(FixedScaleConfig(1.0), overflow=lambda step: step > 1)
+    config = TrainConfig(loss_scale=FixedScaleConfig(1.0), max_skips_at_min=3, metrics=())
+    log, curves = EventLog(tmp_path / "log.jsonl"), tmp_path / "curves.png"
+    with pytest.raises(DivergedError):
+        Trainer(stepper, None, config, log=log, plot=curves).fit(train_source(stepper))
+    assert read_log(log.path)[-1]["reason"] == "diverged"
+    assert read_log(log.path)[-1]["seconds"] > 0
+    assert curves.is_file()

@@ -1,0 +1,277 @@
+"""``ortboost runs`` and ``watch`` as functions: what became of trainings, and what becomes of one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ortboost.api.run_folder import LOG, in_training
+from ortboost.core.arguments import checked
+from ortboost.core.errors import FileError, require_known
+from ortboost.core.files import read_json
+from ortboost.program.program import MANIFEST
+from ortboost.training import Goal, RunHistory
+from ortboost.training.history import write_csv
+from ortboost.training.logs import LogFollower, finite_or_none
+from ortboost.training.plot import plot_runs
+
+__all__ = ["RunInfo", "follow", "runs"]
+
+_DEEP: Final = 3  # folders below the one that is named
+_STOPPED: Final = "stopped: no process trains it, as far as its folder tells"
+_OF_TRAINING: Final = ("batch_size", "seed", "processes", "device", "learning_rate")
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run.
+
+    Args:
+        name: Its folder, as seen from the one that was named.
+        path: The folder.
+        engine: What made its gradients.
+        source: The model that it was made of.
+        differs: Settings in which the runs are not alike, as this one has them.
+        status: ``running``, ``not trained``, ``stopped`` (it was killed), or why it ended.
+        epochs: Whole epochs done.
+        planned: Epochs that it was to have.
+        steps: Steps done.
+        skipped: Steps skipped.
+        metric: What the runs are compared by; None if nothing was measured.
+        best: The best value of it.
+        best_step: The step of that.
+        seconds: What the last session took; None if it was killed or goes on.
+        sessions: How often it was started or resumed.
+        about: What the log says that the run is.
+    """
+
+    name: str
+    path: Path
+    engine: str = ""
+    source: str = ""
+    differs: Mapping[str, Any] = field(default_factory=dict)
+    status: str = "not trained"
+    epochs: int = 0
+    planned: int = 0
+    steps: int = 0
+    skipped: int = 0
+    metric: str | None = None
+    best: float | None = None
+    best_step: int | None = None
+    seconds: float | None = None
+    sessions: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as JSON data."""
+        data: dict[str, Any] = finite_or_none({**asdict(self), "path": str(self.path)})
+        return data
+
+
+@checked
+def runs(
+    *sources: str | os.PathLike[str],
+    metric: str | None = None,
+    plot: str | os.PathLike[str] | None = None,
+    csv: str | os.PathLike[str] | None = None,
+) -> list[RunInfo]:
+    """Compare runs: the best one comes first.
+
+    Args:
+        *sources: Program folders, or folders that hold some, up to three levels below.
+        metric: What to compare by; of what the runs measured, the first metric of the validation.
+        plot: Draw all curves into one picture, a PNG.
+        csv: Write the numbers of all steps, see :func:`ortboost.training.history.write_csv`.
+
+    Raises:
+        FileError: There are no runs, or one of them or a log cannot be read, or a file not written.
+        UsageError: No run has such a metric, or there is nothing to draw.
+        DependencyError: The picture needs matplotlib.
+
+    Example:
+        >>> runs("experiments", metric="val_loss")[0].name  # doctest: +SKIP
+        'less-bn'
+    """
+    folders = _find(sources)
+    manifests = {name: _manifest(folder) for name, folder in folders.items()}
+    settings = {name: _settings(manifest) for name, manifest in manifests.items()}
+    histories: dict[str, RunHistory] = {}
+    for name, folder in folders.items():
+        if (folder / LOG).is_file():
+            histories[name] = RunHistory.read(folder / LOG)
+            histories[name].name = name
+            about = histories[name].about
+            settings[name] |= {key: about[key] for key in _OF_TRAINING if key in about}
+    if metric is None:
+        found = Counter(run.monitored for run in histories.values() if run.curves)
+        metric = found.most_common(1)[0][0] if found else "val_loss"
+    else:
+        measured = sorted({curve for run in histories.values() for curve in run.curves})
+        require_known(metric, measured, f"No run has a metric '{metric}'.", "metric")
+    differs = _differences(settings)
+    listed = [
+        _info(name, folder, manifests[name], differs[name], histories.get(name), metric)
+        for name, folder in folders.items()
+    ]
+    if csv is not None:
+        write_csv(histories.values(), csv)
+    if plot is not None:
+        plot_runs(list(histories.values()), plot)
+    sign = -1 if Goal(metric).rising else 1
+    return sorted(listed, key=lambda run: (run.best is None, sign * (run.best or 0.0), run.name))
+
+
+def follow(
+    run: str | os.PathLike[str],
+    *,
+    seconds: float = 0.5,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[tuple[RunHistory, Sequence[Mapping[str, Any]]]]:
+    """Watch a training by its log: the run so far, whenever something happened, until it ends.
+
+    A run that does not go on is given at once. One that has not begun is waited for, its folder too. When
+    a run begins anew there is a new history.
+
+    Args:
+        run: The program folder.
+        seconds: How often to look.
+        wait: What waits.
+
+    Yields:
+        The run so far, and the events since the last time.
+
+    Raises:
+        FileError: The log cannot be read.
+
+    Example:
+        >>> for history, events in follow("run"):  # doctest: +SKIP
+        ...     print(history.step, history.latest["loss"])
+    """
+    folder = Path(run)
+    follower = LogFollower(folder / LOG)
+    history, under_way, begun = RunHistory(folder.name), False, False
+    while True:
+        trained = in_training(folder)  # asked first: what is written until then is read
+        anew, events = follower.read()
+        if anew:
+            history = RunHistory(folder.name)
+        for event in events:
+            history.add(event)
+        if events or anew or not begun:
+            yield history, events
+        begun = True
+        if history.step + history.sessions and (not trained or (under_way and history.reason)):
+            if history.reason is None:
+                stopped = {"event": "end", "step": history.step, "reason": _STOPPED}
+                history.add(stopped)
+                yield history, [stopped]
+            return
+        under_way = history.sessions > 0 and history.reason is None
+        wait(seconds)
+
+
+def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
+    """The program folders by name."""
+    found: dict[str, Path] = {}
+    for source in map(Path, sources or (".",)):
+        inside = [folder.parent for n in range(_DEEP + 1) for folder in _at_depth(source, n)]
+        for folder in sorted(inside):
+            name = str(folder.relative_to(source)) if folder != source else source.resolve().name
+            found[str(folder) if name in found else name] = folder
+        if not inside:
+            raise FileError(
+                "There are no runs here.",
+                where=f"{source}: no folder with a {MANIFEST}, {_DEEP} levels down",
+                fix="Name program folders, or a folder that holds some.",
+            )
+    return found
+
+
+def _at_depth(source: Path, depth: int) -> Iterator[Path]:
+    return source.glob("/".join([*["*"] * depth, MANIFEST]))
+
+
+def _manifest(folder: Path) -> Mapping[str, Any]:
+    manifest = read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("config"), dict):
+        raise FileError(
+            "The manifest of the program is damaged.",
+            where=str(folder / MANIFEST),
+            fix="Convert the model again.",
+        )
+    return manifest
+
+
+def _settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What can differ; the boosts that are listed come by their names."""
+    config = dict(manifest["config"])
+    boosts = config.pop("boosts", None) or ()
+    named = {str(b["name"]): b for b in boosts if isinstance(b, dict) and "name" in b}
+    told = {"source": manifest.get("source"), "engine": manifest.get("engine")}
+    return {**config, **named, **told}
+
+
+def _differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What each has of the settings that are not the same in all."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in settings}
+    for key in dict.fromkeys(key for one in settings.values() for key in one):
+        values = {name: one.get(key) for name, one in settings.items()}
+        first = next(iter(values.values()))
+        if all(value == first for value in values.values()):
+            continue
+        groups = [value for value in values.values() if isinstance(value, Mapping)]
+        for name, value in values.items():
+            if value not in (None, False, [], ()):
+                found[name][key] = _part(value, groups) if isinstance(value, Mapping) else value
+    return found
+
+
+def _part(group: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> Any:
+    """Of settings in a group: its kind if there are several, and in what others of its kind differ."""
+    tag = next((tag for tag in ("kind", "name", "compute") if tag in group), "kind")
+    kinds = [other.get(tag) for other in groups]
+    alike = [other for other in groups if other.get(tag) == group.get(tag)]
+    kind = {} if kinds.count(kinds[0]) == len(kinds) else {"kind": group.get(tag)}
+    other = {k: v for k, v in group.items() if any(o.get(k) != v for o in alike)}
+    return {**kind, **other} or True
+
+
+def _info(
+    name: str,
+    folder: Path,
+    manifest: Mapping[str, Any],
+    differs: Mapping[str, Any],
+    history: RunHistory | None,
+    metric: str,
+) -> RunInfo:
+    found = RunInfo(
+        name,
+        folder,
+        engine=str(manifest.get("engine", "")),
+        source=str(manifest.get("source", "")),
+        differs=differs,
+        status="running" if in_training(folder) else "not trained",
+    )
+    if history is None:
+        return found
+    step, best = history.best(metric) or (None, None)
+    data = {
+        **vars(found),
+        "status": history.reason or (found.status if found.status == "running" else "stopped"),
+        "epochs": history.epoch,
+        "planned": history.epochs,
+        "steps": history.step,
+        "skipped": history.skips,
+        "metric": metric if best is not None else None,
+        "best": best,
+        "best_step": step,
+        "seconds": history.seconds,
+        "sessions": history.sessions,
+        "about": history.about,
+    }
+    return RunInfo(**data)

@@ -1,0 +1,292 @@
+"""``ortboost watch`` and ``runs``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortboost.cli.command import option, verb
+from ortboost.cli.options import Console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ortboost.api import RunInfo
+    from ortboost.training import RunHistory
+
+__all__ = ["list_runs", "sparkline", "watch"]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDE = 30  # bars of a line
+_WARNINGS = 3  # that are shown
+
+
+@verb(
+    "watch",
+    "Watch a training that goes on, or see how one ended.",
+    file=False,
+    examples="""\b
+Examples:
+  ortboost watch run
+  ortboost watch run > progress.txt
+\b
+It reads the log and nothing else, so that it can begin and end at any time (Ctrl-C), on another machine too
+that sees the folder. It ends when the training does. Into a pipe or file it writes plain lines.""",
+)
+def watch(
+    run: Annotated[Path, typer.Argument(help="Program folder; it need not be there yet.")],
+    seconds: float = option("How often to look.", default=0.5, min=0.05),
+    *,
+    console: Console,
+) -> None:
+    """Watch a training that goes on, or see how one ended."""
+    printer = console.printer()
+    try:
+        history = _follow(run, seconds, printer.people)
+    except KeyboardInterrupt:  # the training does not mind
+        return
+    printer.result(_told(history))
+
+
+def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
+    """Show a run until it ends, and give it."""
+    from rich.console import Console as Screen
+    from rich.live import Live
+
+    from ortboost.api import follow
+    from ortboost.training.progress import PlainProgress, QuietProgress
+
+    if not people or not sys.stdout.isatty():
+        lines = PlainProgress(sys.stdout, max(seconds, 5.0)) if people else QuietProgress()
+        told = None
+        for history, events in follow(run, seconds=seconds):
+            if not (history.step or history.sessions) and told is None:
+                lines.message(f"waiting for a training in {run}")
+            if told is not history:
+                lines.start(history.total, history.step)
+                told = history
+            _tell(lines, history, events)
+        return history
+    began: tuple[float, int] | None = None
+    with Live(console=Screen(), auto_refresh=False) as live:
+        for history, _ in follow(run, seconds=seconds):
+            if began is None or history.step < began[1]:
+                began = time.monotonic(), history.step
+            live.update(_screen(history, run, time.monotonic() - began[0], began[1]), refresh=True)
+    return history
+
+
+def _tell(lines: Any, history: RunHistory, events: Sequence[Mapping[str, Any]]) -> None:
+    """Plain lines on what is new."""
+    from ortboost.training.progress import StepInfo
+
+    for event in events:
+        step, kind = event["step"], event["event"]
+        if kind == "epoch":
+            at = {n: c.values[c.steps.index(step)] for n, c in _means(history) if step in c.steps}
+            told = "  ".join(f"{name} {value:.4g}" for name, value in at.items())
+            lines.result(f"step {step}  epoch {_whole(event) + 1}/{history.epochs}  {told}")
+        elif kind == "warning":
+            lines.message(f"warning: {event.get('text')}")
+        elif kind == "end":
+            lines.message(f"ended at step {step}: {event.get('reason')}")
+    latest = history.latest
+    if any(event["event"] == "step" for event in events):
+        rate, scale = latest.get("learning_rate", math.nan), latest.get("loss_scale", math.nan)
+        loss, skips = latest.get("loss", math.nan), history.skips
+        lines.step(StepInfo(history.step, history.epoch, history.epochs, loss, rate, scale, skips))
+
+
+def _whole(event: Mapping[str, Any]) -> int:
+    epoch = event.get("epoch")
+    return epoch if isinstance(epoch, int) else 0
+
+
+def _means(history: RunHistory) -> list[tuple[str, Any]]:
+    return [(n, c) for n, c in history.curves.items() if n.startswith(("val_", "train_"))]
+
+
+def sparkline(values: Sequence[float], width: int = _WIDE) -> str:
+    """Numbers as a line of bars; means where there are more than fit, blanks where none is finite.
+
+    Example:
+        >>> sparkline([0, 1, 2, math.nan, 7])
+        '▁▂▃ █'
+    """
+    count = min(width, len(values))
+    edges = [i * len(values) // count for i in range(count + 1)] if count else [0]
+    means = []
+    for low, high in itertools.pairwise(edges):
+        part = [value for value in values[low:high] if math.isfinite(value)]
+        means.append(sum(part) / len(part) if part else math.nan)
+    finite = [mean for mean in means if math.isfinite(mean)]
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
+    top = (len(_BARS) - 1) / (most - least) if most > least else 0.0
+    return "".join(_BARS[round((m - least) * top)] if math.isfinite(m) else " " for m in means)
+
+
+def _screen(history: RunHistory, run: Path, passed: float, first: int) -> RenderableType:
+    """What a terminal shows."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    from ortboost.core.printable import printable
+
+    def text(words: str, style: str = "") -> Text:
+        return Text(printable(words), style)
+
+    if not (history.step or history.sessions):
+        return text(f"waiting for a training in {run}", "dim")
+    words = [history.name, *(str(history.about.get(k) or "") for k in ("engine", "optimizer"))]
+    words.append(str(history.about.get("boosts") or ""))
+    head = text("  ·  ".join(word for word in words if word), "bold")
+    head.append(f"  {history.reason or 'running'}", "green" if history.reason is None else "dim")
+    total = history.total
+    pace = (history.step - first) / passed if passed > 0 else 0.0
+    facts = [f"step {history.step}{f'/{total}' if total else ''}"]
+    facts.append(f"epoch {min(history.epoch + 1, history.epochs or 1)}/{history.epochs or '?'}")
+    if history.reason is None and pace > 0:
+        facts.append(f"{pace:.3g} steps/s")
+        facts += [f"{_clock((total - history.step) / pace)} left"] if total else []
+    elif history.seconds is not None:
+        facts.append(f"took {history.seconds:.3g} s")
+    bar = Table.grid(padding=(0, 2))
+    done = history.step if total else 0
+    bar.add_row(ProgressBar(total=total or 1, completed=done, width=24), text("  ·  ".join(facts)))
+    rows = Table.grid(padding=(0, 2))
+    for name, value, bars in _rows(history):
+        rows.add_row(text(name, "cyan"), text(value), text(bars, "blue"))
+    notes = [text(f"warning: {note}", "yellow") for note in history.warnings[-_WARNINGS:]]
+    return Group(head, bar, rows, *notes)
+
+
+def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
+    """Name, newest value and course of what is worth a line."""
+    from ortboost.core.loss_scale import scale_text
+
+    rows = []
+    names = [n for n in history.curves if n.startswith(("val_", "train_")) and n != "train_loss"]
+    for name in ("loss", *names, "learning_rate", "loss_scale"):
+        if name not in history.curves:
+            continue
+        values = history.curves[name].values
+        shown = f"{values[-1]:.4g}"
+        course = values.tolist()
+        if name == "loss_scale":
+            shown = scale_text(values[-1]) if math.isfinite(values[-1]) else shown
+            course = [math.log2(v) if v > 0 else math.nan for v in course]
+        best = history.best(name) if name == history.monitored else None
+        told = f"{shown} (best {best[1]:.4g} at step {best[0]})" if best else shown
+        rows.append((name.replace("_", " "), told, sparkline(course)))
+    if history.skips:
+        last = f", the last at step {history.skipped[-1]}" if history.skipped else ""
+        rows.append(("skipped", f"{history.skips} of {history.step}{last}", ""))
+    return rows
+
+
+def _clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds.
+
+    Example:
+        >>> _clock(4), _clock(3725)
+        ('0:04', '1:02:05')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _told(history: RunHistory) -> dict[str, Any]:
+    best = history.best()
+    return {
+        "name": history.name,
+        "about": dict(history.about),
+        "reason": history.reason,
+        "steps": history.step,
+        "epochs": history.epoch,
+        "skipped": history.skips,
+        "seconds": history.seconds,
+        "latest": history.latest,
+        "best": None
+        if best is None
+        else {"metric": history.monitored, "step": best[0], "value": best[1]},
+        "warnings": history.warnings,
+    }
+
+
+@verb(
+    "runs",
+    "Compare runs: a table, one picture, a CSV file.",
+    file=False,
+    examples="""\b
+Examples:
+  ortboost runs experiments
+  ortboost runs run1 run2 --plot runs.png
+  ortboost runs run --csv run.csv
+  ortboost runs . --metric val_loss --json
+\b
+The best one comes first. Settings that all share are not shown.""",
+)
+def list_runs(
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR|RUN]...", help="Program folders, or folders that hold some."),
+    ] = None,
+    metric: str | None = option(
+        "Compare by this: val_accuracy, val_loss, train_loss, ...", metavar="NAME"
+    ),
+    plot: Path | None = option("Draw all curves into one picture.", metavar="FILE.png"),
+    csv: Path | None = option("Write the numbers of all steps.", metavar="FILE"),
+    *,
+    console: Console,
+) -> None:
+    """Compare runs: a table, one picture, a CSV file."""
+    from ortboost.api import runs
+
+    printer = console.printer()
+    found = runs(*(sources or ()), metric=metric, plot=plot, csv=csv)
+    printer.result([run.to_dict() for run in found])
+    name = next((run.metric for run in found if run.metric), "best")
+    columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
+    printer.table(columns, [_row(run) for run in found])
+    printer.pairs([("", ""), ("picture", plot), ("numbers", csv)])
+
+
+def _row(run: RunInfo) -> tuple[Any, ...]:
+    best = "" if run.best is None else f"{run.best:.4f} (step {run.best_step})"
+    again = f" (session {run.sessions})" if run.sessions > 1 else ""
+    return (
+        run.name,
+        run.engine,
+        ", ".join(_setting(key, value) for key, value in run.differs.items()),
+        f"{run.epochs}/{run.planned}" if run.planned else "",
+        run.steps or "",
+        run.skipped or ("" if not run.steps else 0),
+        best,
+        "" if run.seconds is None else f"{run.seconds:.3g} s{again}",
+        run.status.partition(":")[0],
+    )
+
+
+def _setting(key: str, value: Any) -> str:
+    """A setting in few words: of several in one, the name of their kind."""
+    name = key.replace("_", "-")
+    if value is True:
+        return name
+    if isinstance(value, Mapping):
+        words = [
+            _setting("", v).strip() if k == "kind" else _setting(k, v) for k, v in value.items()
+        ]
+        return f"{name} ({', '.join(words)})"
+    if isinstance(value, (list, tuple)):
+        return f"{name} {','.join(map(str, value))}"
+    return f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"

@@ -1,0 +1,281 @@
+"""A large graph as a picture of its layers, and a picture of each layer.
+
+A step graph is cut into four kinds of parts, by what its nodes are for and not by their names, so that any
+engine's will do. Of the trained parameters ``P`` and the gradients ``P_grad`` of the seam
+(`docs/architecture.md`):
+
+- *forward*: what the loss is made of. A layer begins at a node that reads a weight for the first time; any
+  other node belongs to the last layer that it reads from.
+- *backward*: what else the gradients are made of. A node belongs to the last layer whose gradients need it.
+- *loss*: forward nodes behind the last layer that read the labels.
+- *metrics*: what else the outputs are made of that are no next states.
+- *update*: the rest.
+
+Arrows between forward parts go to later layers and those between backward parts to earlier ones, so that the
+parts form no cycle. Layers side by side whose weights share the front of their names (``layer2.0.conv1`` and
+``layer2.0.conv2``) are joined while there are too many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ortboost.drawing.captions import cut, times
+from ortboost.drawing.picture import Box, Picture, part_of
+from ortboost.graph.query import known_shape, label
+from ortboost.graph.reach import uses_inside
+
+__all__ = ["Part", "collapse"]
+
+_MOST = 16  # layers
+_MADE = re.compile(r"ortboost/([a-z_]+?)(?:_\d+)?/")
+_KINDS = ("input", "loss", "gradients", "metrics", "update")
+_NEXT = "ortboost/next/"
+_OF_UPDATE = (_NEXT, "loss_scale", "overflow")
+_NO_REWRITE = ("grad", "update", "const", "gate", "zeros", "metric", "loss")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a graph.
+
+    Args:
+        key: Its name, the key of its box in the picture of all parts.
+        picture: Its nodes, with boxes for what comes from other parts and goes there.
+    """
+
+    key: str
+    picture: Picture
+
+
+def collapse(
+    model: ir.Model,
+    whole: Picture,
+    *,
+    weights: Collection[str],
+    loss: str | None,
+    labels: str | None,
+    changed: Mapping[str, Collection[str]],
+) -> tuple[Picture, list[Part]]:
+    """Collapse a picture into its parts.
+
+    Args:
+        model: The model.
+        whole: The picture of all its nodes.
+        weights: Names of the states and initializers.
+        loss: Name of the loss, of a graph that trains.
+        labels: Name of the input that only the loss reads.
+        changed: Rewrite to the names that its report says were changed, which may be gone.
+
+    Returns:
+        The picture of the parts, and each part.
+    """
+    parts = _parts(model, weights, loss, labels)
+    nodes: dict[str, list[ir.Node]] = {}
+    for node in model.graph:
+        nodes.setdefault(parts.setdefault(label(node), "update"), []).append(node)
+    keys = [_key(box, parts) for box in whole.boxes]
+    said, missing = _marks(nodes, parts, weights, changed)
+    boxes: dict[str, Box] = {}
+    for key, box in zip(keys, whole.boxes, strict=True):
+        if box.kind == "node":
+            boxes.setdefault(key, _box(key, nodes[key], weights, said.get(key)))
+        elif key == _NEXT:
+            count = keys.count(_NEXT)
+            boxes[key] = Box(key, f"{count} states", ("their next values",), "output")
+        else:
+            boxes[key] = box
+    place = {key: index for index, key in enumerate(boxes)}
+    ends = ((place[keys[s]], place[keys[t]]) for s, t in whole.arrows)
+    arrows = list(dict.fromkeys((s, t) for s, t in ends if s != t))
+    held = [key for key, box in boxes.items() if box.kind == "node"]
+    count = sum(box.kind == "node" for box in whole.boxes)
+    notes = [f"{count} nodes in {len(held)} parts", *whole.notes]
+    if missing:
+        told = ", ".join(f"{rewrite} {number}" for rewrite, number in missing.items())
+        notes.append(f"changed too, in no part of its own: {told}")
+    names = [boxes[key].title for key in keys]
+    inside = {key: [i for i, other in enumerate(keys) if other == key] for key in held}
+    return (
+        Picture(list(boxes.values()), arrows, whole.title, notes),
+        [Part(key, part_of(whole, inside[key], names)) for key in held],
+    )
+
+
+def _key(box: Box, parts: Mapping[str, str]) -> str:
+    """The part that a box is in; inputs and outputs are by themselves, next states together."""
+    if box.kind == "node":
+        return parts[box.key]
+    return _NEXT if box.kind == "output" and box.key.startswith(_NEXT) else f"{box.kind} {box.key}"
+
+
+# ---- which node belongs where -------------------------------------------------------------------
+
+
+def _sources(node: ir.Node) -> list[ir.Value]:
+    return [v for v in (*node.inputs, *uses_inside(node)) if v is not None]
+
+
+def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:
+    found: set[ir.Node] = set()
+    waiting = list(values)
+    while waiting:
+        node = waiting.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += _sources(node)
+    return found
+
+
+def _parts(
+    model: ir.Model, weights: Collection[str], loss: str | None, labels: str | None
+) -> dict[str, str]:
+    made = {value.name: value for node in model.graph for value in node.outputs}
+    gradients = {n: made[f"{n}_grad"] for n in weights if f"{n}_grad" in made} if loss else {}
+    trains = bool(gradients) and loss in made
+    forward = _ancestors([made[str(loss)]]) if trains else set(model.graph)
+    needed = {name: _ancestors([value]) for name, value in gradients.items()}
+    backward = set().union(*needed.values()) - forward
+
+    layer: dict[ir.Node, int] = {}
+    names: list[list[str]] = []
+    home: dict[str, int] = {}
+    behind: set[ir.Node] = set()  # of the labels
+    for node in model.graph:
+        if node not in forward:
+            continue
+        sources = _sources(node)
+        producers = [p for p in (v.producer() for v in sources) if p is not None]
+        if any(v.name == labels for v in sources) or any(p in behind for p in producers):
+            behind.add(node)
+        fresh = [v.name for v in sources if _is_weight(v, weights) and v.name not in home]
+        if fresh and node not in behind:
+            names.append([str(name) for name in fresh])
+            layer[node] = len(names) - 1
+        else:
+            layer[node] = max((layer[p] for p in producers if p in layer), default=-1)
+        for value in sources:
+            if value.name in weights:
+                home.setdefault(str(value.name), layer[node])
+    titles = _titles(names)
+    found = {
+        label(n): "loss" if n in behind else titles[i] if i >= 0 else "input"
+        for n, i in layer.items()
+    }
+    latest: dict[ir.Node, int] = {}
+    for name, nodes in needed.items():
+        for node in nodes & backward:
+            latest[node] = max(latest.get(node, -1), home.get(name, -1))
+    found |= {label(n): f"gradients of {titles[i]}" for n, i in latest.items() if i >= 0}
+    found |= {label(n): "gradients" for n, i in latest.items() if i < 0}
+    told = [v for v in model.graph.outputs if not (v.name or "").startswith(_OF_UPDATE)]
+    metrics = _ancestors(told) - forward - backward
+    return found | {label(node): "metrics" for node in metrics}
+
+
+def _is_weight(value: ir.Value, weights: Collection[str]) -> bool:
+    shape = known_shape(value)
+    return value.name in weights and shape is not None and len(shape) > 1
+
+
+def _titles(names: Sequence[Sequence[str]]) -> list[str]:
+    """A title for each layer; neighbours get the same one, and are one part, where there are too many."""
+    stems = [one[0].rpartition(".")[0] or one[0] for one in names]
+    stems = [f"{stem} (layer)" if stem in _KINDS else stem for stem in stems]
+    while len(list(itertools.groupby(stems))) > _MOST and any("." in stem for stem in stems):
+        deepest = max(stem.count(".") for stem in stems)
+        stems = [s.rpartition(".")[0] if s.count(".") == deepest else s for s in stems]
+    found: list[str] = []
+    seen: Counter[str] = Counter()
+    for stem, same in itertools.groupby(stems):
+        seen[stem] += 1  # neighbours only: others of the name could close a circle
+        found += [stem if seen[stem] == 1 else f"{stem} ({seen[stem]})"] * len(list(same))
+    return found
+
+
+# ---- what is said of a part ---------------------------------------------------------------------
+
+
+def _box(key: str, nodes: Sequence[ir.Node], weights: Collection[str], mark: str | None) -> Box:
+    operators = Counter(n.op_type for n in nodes if n.op_type != "Constant")
+    told = ", ".join(f"{count} {op}" if count > 1 else op for op, count in operators.most_common())
+    inner = sum(sum(1 for _ in g.all_nodes()) for n in nodes for g in _bodies(n))
+    shapes = {
+        v.name: known_shape(v) for n in nodes for v in n.inputs if v and _is_weight(v, weights)
+    }
+    only = next(iter(shapes.values())) if len(shapes) == 1 and key not in _KINDS else None
+    only = None if key.startswith("gradients") else only
+    lines = [
+        f"{sum(operators.values())} nodes" + (f", {inner} in branches" if inner else ""),
+        cut(told),
+        f"weight {times(only)}" if only else "",
+    ]
+    family = {"update": "norm", "loss": "activation", "metrics": "activation"}.get(key, "dense")
+    family = "layout" if key.startswith("gradients") else family
+    return Box(key, key, tuple(line for line in lines if line), family=family, mark=mark)
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    return [
+        a.as_graph()
+        for a in node.attributes.values()
+        if isinstance(a, ir.Attr) and a.type == ir.AttributeType.GRAPH
+    ]
+
+
+def _marks(
+    nodes: Mapping[str, Sequence[ir.Node]],
+    parts: Mapping[str, str],
+    weights: Collection[str],
+    changed: Mapping[str, Collection[str]],
+) -> tuple[dict[str, str], Counter[str]]:
+    """Part to the rewrites that changed it and in how many places; and what is in no part."""
+    owners = {v.name or "": key for key, held in nodes.items() for n in held for v in n.outputs}
+    owners |= parts
+    found: dict[str, Counter[str]] = {key: Counter() for key in nodes}
+    missing: Counter[str] = Counter()
+    for rewrite, names in changed.items():
+        for name in names:
+            key = owners.get(name) or _heir(name, owners)
+            if key is None and name in weights and "update" in nodes:
+                key = "update"  # what is done to a parameter or to its gradient
+            (missing if key is None else found[key])[rewrite] += 1
+    for key, held in nodes.items():
+        made = Counter(m[1] for n in held if (m := _MADE.match(label(n))))
+        for rewrite, count in made.items():
+            if rewrite not in _NO_REWRITE and rewrite not in found[key]:
+                found[key][rewrite] = count
+    said = {
+        key: ", ".join(f"{rewrite} {count}" for rewrite, count in counts.items())
+        for key, counts in found.items()
+        if counts
+    }
+    return said, missing
+
+
+def _heir(name: str, owners: Mapping[str, str]) -> str | None:
+    """The part where a node was that is gone: of what is named after it, or of all there is in its scope."""
+    scopes = [name, *(f"{scope}/" for scope in _scopes(name))]
+    for scope in scopes:
+        keys = {key for other, key in owners.items() if scope in other}
+        keys = {key for key in keys if not key.startswith(("gradients", "update"))}
+        if keys:
+            return keys.pop() if len(keys) == 1 else None
+    return None
+
+
+def _scopes(name: str) -> list[str]:
+    """The scopes of a name, from the inside; the outermost says nothing.
+
+    Example:
+        >>> _scopes("/layer1/block/bn/BatchNormalization")
+        ['/layer1/block/bn', '/layer1/block']
+    """
+    front = name.split("/")[:-1]
+    return ["/".join(front[:end]) for end in range(len(front), 2, -1)]
