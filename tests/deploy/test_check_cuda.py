@@ -46,7 +46,7 @@ def test_a_node_on_the_cpu_and_what_it_costs():
     ]
     few = rules(report)["CUDA005"]
     assert (few.node, few.reason) == ("z", "FLOAT [] is copied to the device, in each run.")
-    assert "copies (the first: z)" in rules(report)["CUDA007"].reason
+    assert "1 copy (the first: z)" in rules(report)["CUDA007"].reason
 
 
 def test_an_input_that_is_dragged_to_the_host():
