@@ -256,7 +256,7 @@ def _parameter_groups(
         left = [name for name in names if name not in found]
         if left:
             raise ConfigError(
-                f"{count_of(len(left), 'parameter')} without a group, '{left[0]}' for one.",
+                f"{count_of(len(left), 'parameter')} in no group, '{left[0]}' for one.",
                 where="loss scale, groups",
                 fix="Give every trained parameter a group; a last group of '*' takes the rest.",
             )
