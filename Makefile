@@ -2,7 +2,7 @@
 #
 # .venv        a Python from 3.10 to 3.12 with onnxruntime-training, both engines; on a newer Python
 #              with the onnxruntime of the day, the portable engine
-# .venv-stock  the newest Python that is here with the onnxruntime of the day
+# .venv-stock  the newest Python that is here with the onnxruntime of the day, and what builds the documentation
 # .venv-newest the same with the newest releases of everything, whatever constraints.txt says
 
 VENV := .venv
@@ -18,7 +18,7 @@ PARALLEL := -n auto --dist worksteal
 check unit unit-training unit-stock newest coverage mutants random: export OMP_NUM_THREADS := 1
 
 .PHONY: distributed help quickstart check format test lint types unit unit-training unit-stock newest coverage \
-    mutants random constraints release doctor zoo clean
+    mutants random constraints docs release doctor zoo clean
 
 help:
 	@echo "make quickstart   set up, then train, validate and export a model on the digits"
@@ -30,6 +30,7 @@ help:
 	@echo "make coverage     which lines and branches the suite runs, with both runtimes; figures by file"
 	@echo "make mutants      break a sample of the package, see whether the tests notice (SAMPLE=20)"
 	@echo "make random       the property tests again and again, with other examples each time (ROUNDS=10)"
+	@echo "make docs         the documentation as a site, build/site/index.html; broken links are errors"
 	@echo "make format       let the formatter and the linter mend what they can"
 	@echo "make constraints  write constraints.txt anew from the newest releases"
 	@echo "make release      build the wheel and the sdist, and check them in an empty environment"
@@ -53,7 +54,7 @@ format: $(READY)
 # What does not depend on the runtime runs once, with the newest Python (tests/conftest.py).
 test:
 	@$(MAKE) --no-print-directory -j2 -Oline $(READY) $(STOCK_READY)
-	@$(MAKE) --no-print-directory -j2 -Oline lint types
+	@$(MAKE) --no-print-directory -j2 -Oline lint types docs
 	@$(MAKE) --no-print-directory unit-training unit-stock
 
 lint: $(READY)
@@ -108,6 +109,10 @@ random: $(READY)
 	    $(PY) -m pytest -q -m hypothesis --hypothesis-profile=random || exit 1; \
 	done
 
+# What MkDocs has to say of its own next release is none of this build's matters.
+docs: $(STOCK_READY)
+	NO_MKDOCS_2_WARNING=1 $(STOCK)/bin/python -m mkdocs build --quiet --strict
+
 constraints:
 	@sh tools/make_constraints.sh
 
@@ -127,7 +132,7 @@ $(READY): pyproject.toml constraints.txt tools/setup_env.sh
 	@touch $@
 
 $(STOCK_READY): pyproject.toml constraints.txt tools/setup_env.sh
-	@sh tools/setup_env.sh $(STOCK) stock
+	@EXTRAS=docs sh tools/setup_env.sh $(STOCK) stock
 	@touch $@
 
 clean:

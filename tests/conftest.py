@@ -55,6 +55,7 @@ WITHOUT_RUNTIME = (
     "test_suite.py",
     "tools/test_make_cuda_table.py",
     "tools/test_mutate.py",
+    "tools/test_site.py",
     "tools/test_tests_of.py",
     "training",
     "transforms/precision/test_min_cut.py",

@@ -13,7 +13,7 @@ python3 -m venv "$work/venv"
 
 for runtime in cpu ort; do
     "$work/venv/bin/uv" pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate \
-        --no-emit-index-url --extra "$runtime" --extra dev --extra plot --extra images --extra parquet --extra slim --extra tensorboard pyproject.toml \
+        --no-emit-index-url --extra "$runtime" --extra dev --extra plot --extra images --extra parquet --extra slim --extra tensorboard --extra docs pyproject.toml \
         >"$work/$runtime"
 done
 {

@@ -154,7 +154,7 @@ def export(
         max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels. Then it decides about
             the predictions, unless ``rtol`` or ``atol`` are given.
         min_sqnr: In int8, the least ratio of signal to quantization noise of every other float output, in
-            dB; :data:`ortboost.deploy.verify.SQNR` if not given.
+            dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
         images: How images of the data become inputs; what the training did if not given, see

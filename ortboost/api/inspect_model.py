@@ -140,7 +140,8 @@ class ModelDescription(Shown):
         trainable_elements: Numbers that would be trained.
         layers: The nodes of the main graph.
         precision: The format of each node that computes with floats.
-        macs: Multiply-accumulates; ``None`` for a step, whose gradient kernels are not counted.
+        macs: Multiply-accumulates; ``None`` where none could be counted, and for a step, whose gradient
+            kernels are not counted.
         macs_by_op: The same by operator.
         macs_uncounted: Node to the reason why it could not be counted.
         macs_for: Input to the shape that the work was counted for.
@@ -192,7 +193,7 @@ class ModelDescription(Shown):
             del data["catalogue"]
         else:
             data["catalogue"] = self.catalogue.to_dict()
-        missing = self.macs is None
+        missing = self.macs is None and not self.macs_uncounted
         return {k: v for k, v in data.items() if not (missing and k.startswith("macs"))}
 
 
@@ -321,7 +322,7 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
             for node in model.graph
             if (found := _precision(node)) is not None
         ),
-        macs=None if cost is None else cost.total,
+        macs=None if cost is None else cost.known,
         macs_by_op={} if cost is None else dict(cost.macs),
         macs_uncounted={} if cost is None else dict(cost.uncounted),
         macs_for={} if cost is None else {n: tuple(s) for n, s in cost.shapes.items()},

@@ -219,7 +219,7 @@ def _describe(
         trainable_elements=sum(p.size for p in find_parameters(model).values() if p.trainable),
         tensors=len(tensors),
         nodes=sum(1 for _ in model.graph.all_nodes()),
-        macs=None if cost.uncounted and not cost.total else cost.total,
+        macs=cost.known,
         flops=cost.flops,
         macs_by_op=dict(cost.macs),
         uncounted=dict(cost.uncounted),

@@ -40,6 +40,7 @@ from ortboost.boosts.loss_scale import multiply_loss, scale_from_dict, scale_to_
 from ortboost.boosts.roles import SCALE, LossScaler
 from ortboost.core.errors import ConfigError
 from ortboost.core.loss_scale import GroupedScaleConfig
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder
 from ortboost.graph.layers import find_layers
@@ -255,7 +256,7 @@ def _parameter_groups(
         left = [name for name in names if name not in found]
         if left:
             raise ConfigError(
-                f"{len(left)} parameters are in no group, '{left[0]}' for one.",
+                f"{count_of(len(left), 'parameter')} in no group, '{left[0]}' for one.",
                 where="loss scale, groups",
                 fix="Give every trained parameter a group; a last group of '*' takes the rest.",
             )

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from ortboost.boosts.base import Boost, GraphContext, Stage
 from ortboost.core.errors import ModelError
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.reach import find_value
@@ -88,7 +89,7 @@ class MixedPrecision(PrecisionConfig, Boost):
         missing = [why for why in report.kept.values() if " at opset " in why]
         if missing:
             report.notes.append(
-                f"{len(missing)} nodes stay in float32: {missing[0].partition(': ')[2]} "
+                f"in float32 stay {count_of(len(missing), 'node')}: {missing[0].partition(': ')[2]} "
                 "(--engine portable raises the opset if onnxruntime knows it)"
             )
         return report

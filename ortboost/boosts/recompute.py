@@ -40,6 +40,7 @@ from ortboost.graph.query import (
     has_subgraph,
     is_standard,
     known_shape,
+    static_shape,
 )
 from ortboost.graph.reach import find_value, uses_inside
 
@@ -80,9 +81,10 @@ class Recompute(Boost):
             report.changed[place.name] = "kept; what lies before it is computed again"
         if chosen:
             kept = sum(place.size for place in chosen) + max(_segments(places, chosen))
+            guess = f" (unknown lengths counted as {_UNKNOWN})" if _has_unknown(graph) else ""
             report.notes.append(
                 f"{len(chosen) + 1} segments; about {100 * kept / total:.0f} % of the activations "
-                f"are held at once (unknown lengths counted as {_UNKNOWN})"
+                f"are held at once{guess}"
             )
         else:
             report.notes.append(
@@ -203,6 +205,12 @@ def _activations(graph: GraphContext, nodes: Iterable[ir.Node]) -> set[int]:
         for value in node.outputs
         if id(value) in data and id(value) in weights and value.dtype in (*FLOAT_TYPES, None)
     }
+
+
+def _has_unknown(graph: GraphContext) -> bool:
+    """Whether any length of a float tensor is not known."""
+    outputs = (value for node in graph.model.graph for value in node.outputs)
+    return any(value.dtype in FLOAT_TYPES and static_shape(value) is None for value in outputs)
 
 
 def _bytes(value: ir.Value) -> int:

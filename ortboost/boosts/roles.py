@@ -112,7 +112,7 @@ class GradientGatherer(Boost, ABC):
 
     Attributes:
         steps: Steps of a window. The host counts them, too, to know which update comes next; in the graph the
-            count is the state :data:`MICRO_STEPS`, one of :meth:`states`.
+            count is the state :data:`MICRO_STEPS`, one of ``states``.
     """
 
     steps: int

@@ -120,7 +120,13 @@ def _layer(parameter: Parameter, value: ir.Value, graph: ir.Graph) -> Layer | No
     rank = len(parameter.shape)
     readers = list(readers_of(value, tuple(range(rank))))
     if len(readers) != 1:
-        return f"{len(readers)} nodes read it" if readers else "no node reads it"
+        return (
+            f"{len(readers)} nodes read it"
+            if len(readers) > 1
+            else "one node reads it"
+            if readers
+            else "no node reads it"
+        )
     node, index, perm = readers[0]
     if node.graph is not graph:
         return f"'{label(node)}' is in a branch or a loop"

@@ -45,18 +45,18 @@ def list_boosts(
         printer.result({**card.to_dict(), "card": card.text})
         printer.line(card.text)
         return
-    known = cards()
-    rows = {name: {**card.to_dict(), "acts_on": ""} for name, card in known.items()}
+    rows = {name: {**card.to_dict(), "acts_on": ""} for name, card in cards().items()}
     for boost in boosts.values():  # also those without a card of their own
         tldr = (boost.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         own = {"name": boost.name, "class": boost.__qualname__, "tldr": tldr}
         row = rows.setdefault(boost.name, {**own, "functional": "", "source": boost.__module__})
         row["acts_on"] = boost.stage
         row["class"] = boost.__qualname__  # of ProgramConfig; a card names that of MindSpore
-    listed = [rows[name] for name in sorted(rows)]
+    listed = [rows[name] for name in sorted(boosts)]
     printer.result(listed)
     printer.table(
         ["boost", "class", "acts on", "what it does"],
         [(row["name"], row["class"], row["acts_on"], row["tldr"]) for row in listed],
     )
-    printer.line(f"\nnext: ortboost list {next(iter(known), 'NAME')}")
+    printer.line("\n--boost O1 and O2 choose some of them: ortboost list auto-boost")
+    printer.line(f"next: ortboost list {listed[0]['name'] if listed else 'NAME'}")

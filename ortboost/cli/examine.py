@@ -11,6 +11,7 @@ from ortboost.cli.command import option, verb
 from ortboost.cli.console import Output, human_bytes, shape_text
 from ortboost.cli.options import Console, refuse
 from ortboost.cli.pair import show_pair
+from ortboost.core.printable import count_of
 
 __all__ = ["doctor", "inspect"]
 
@@ -184,8 +185,8 @@ def _work(data: dict[str, Any]) -> str:
     """Multiply-accumulates for people, and what they hold for."""
     shapes = ", ".join(f"{name} {shape_text(s)}" for name, s in data["macs_for"].items())
     missing = len(data["macs_uncounted"])
-    note = f"; {missing} nodes could not be counted" if missing else ""
-    if missing and not data["macs"]:
+    note = f"; {count_of(missing, 'node')} could not be counted" if missing else ""
+    if data["macs"] is None:
         return f"unknown{note}"
     return f"{data['macs']:,} multiply-accumulates for {shapes or 'no inputs'}{note}"
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortboost.cli.console import Output, human_bytes, shape_text
+from ortboost.core.printable import count_of
 
 __all__ = ["show_pair"]
 
@@ -86,7 +87,7 @@ def show_pair(
     for side in (one, two):
         if side["uncounted"]:
             printer.line(
-                f"note: {len(side['uncounted'])} nodes of {side['path']} could not be counted "
+                f"note: {count_of(len(side['uncounted']), 'node')} of {side['path']} could not be counted "
                 f"({next(iter(side['uncounted']))}: {next(iter(side['uncounted'].values()))})"
             )
     shown_for = ", ".join(f"{n} {shape_text(s)}" for n, s in one["counted_for"].items())

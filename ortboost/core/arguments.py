@@ -29,7 +29,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`. The function
     raises an :class:`ArgumentTypeError` for another type, and an :class:`ArgumentValueError` for a
-    number out of its :class:`Range` or a text that is none of the choices.
+    number out of its ``Range`` or a text that is none of the choices.
 
     Example:
         >>> @checked

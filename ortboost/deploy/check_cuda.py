@@ -22,6 +22,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortboost.core.errors import UsageError
+from ortboost.core.printable import count_of
 from ortboost.deploy.tensorrt.checker import TargetReport, open_lazily, sorted_findings
 from ortboost.deploy.tensorrt.profiles import Profile
 from ortboost.deploy.tensorrt.rules.registry import Finding
@@ -177,7 +178,11 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
         left = next((node for node in form.graph if has_subgraph(node)), None)
         reasons += [f"control flow ({label(left)})"] if left is not None else []
     drawn = draws(model)
-    reasons += [f"{len(copies)} copies (the first: {copies[0].value.name})"] if copies else []
+    reasons += (
+        [f"{count_of(len(copies), 'copy', 'copies')} (the first: {copies[0].value.name})"]
+        if copies
+        else []
+    )
     reasons += [f"random numbers, which each replay would repeat ({label(drawn)})"] if drawn else []
     form_of = "" if flow is None else " in the form without branches"
     return Finding(

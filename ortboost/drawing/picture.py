@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ortboost.core.errors import UsageError
+from ortboost.core.printable import count_of
 from ortboost.drawing.captions import cut, family, middle, settings, times, type_text, weight
 from ortboost.graph.query import known_shape, label
 from ortboost.graph.reach import uses_inside
@@ -165,7 +166,7 @@ def _box(node: ir.Node, inside: Collection[str], marks: Mapping[str, str]) -> Bo
     held = [line for line in (weight(v, inside) for v in node.inputs) if line]
     lines += held if len(held) <= _FEW + 1 else [*held[:_FEW], f"and {len(held) - _FEW} more"]
     lines += [
-        f"{attribute}: {sum(1 for _ in graph.all_nodes())} nodes"
+        f"{attribute}: {count_of(sum(1 for _ in graph.all_nodes()), 'node')}"
         for attribute, graph in _named_bodies(node)
     ]
     shape = known_shape(node.outputs[0]) if node.outputs else None

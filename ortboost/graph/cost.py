@@ -70,6 +70,11 @@ class Cost:
         return sum(self.macs.values())
 
     @property
+    def known(self) -> int | None:
+        """The same, but ``None`` where there is work and none of it could be counted."""
+        return None if self.uncounted and not self.total else self.total
+
+    @property
     def flops(self) -> int:
         """Floating-point operations: two for each multiply-accumulate."""
         return 2 * self.total

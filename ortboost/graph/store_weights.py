@@ -20,6 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.evaluate import add_initializer, evaluate_node
 from ortboost.graph.origins import Origin, origin_of, stamp_origin
@@ -89,7 +90,7 @@ def store_weights(model: ir.Model) -> Report:
     weights = [name for name in made if name in model.graph.initializers]
     if weights:
         operators = ", ".join(sorted(set(made.values())))
-        count = "1 tensor" if len(weights) == 1 else f"{len(weights)} tensors"
+        count = count_of(len(weights), "tensor")
         more = "" if len(weights) == 1 else ", ..."
         report.notes.append(
             f"stored what the file computes of constants ({operators}), {count}: '{weights[0]}'{more}"

@@ -98,7 +98,7 @@ class WeightUse:
     """One node in which a stored tensor is combined with data.
 
     Args:
-        kind: :data:`NORM`, :data:`WEIGHT`, ...
+        kind: ``NORM``, ``WEIGHT``, ...
         role: The role that a tensor has there.
         op: The operator.
         where: The input and the node, for messages.

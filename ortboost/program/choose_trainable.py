@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.printable import count_of
 from ortboost.core.report import Report
 from ortboost.graph.io import source_name
 from ortboost.graph.origins import lost_parameters, origin_of
@@ -168,7 +169,7 @@ def _reached(
         choice.kept[name] = "the loss does not depend on it"
     if idle:
         choice.notes.append(
-            f"{len(idle)} tensors are not trained, because the loss does not depend on them: "
+            f"not trained, because the loss does not depend on them: {count_of(len(idle), 'tensor')}, "
             f"{_shown(sorted(idle))}"
         )
     return tuple(p for p in trained if p.name not in idle)

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ortboost.core.errors import ModelError, UsageError, nearest
+from ortboost.core.errors import ConfigError, ModelError, UsageError, nearest
 from ortboost.core.report import Report
 from ortboost.graph.build import Builder, free_name
 from ortboost.graph.io import source_name
@@ -94,9 +94,16 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
         config: Which loss.
 
     Raises:
+        ConfigError: Dense labels for another loss than cross entropy.
         UsageError: The output to train on is not named and there are several, or does not exist.
         ModelError: Its shape or type does not fit the loss.
     """
+    if not config.sparse and config.name != "softmax-cross-entropy":
+        raise ConfigError(
+            f"--dense-labels means nothing to the loss '{config.name}'.",
+            where="loss, sparse",
+            fix="Leave it out: it is for softmax-cross-entropy, whose labels are class numbers else.",
+        )
     graph = model.graph
     prediction = _choose_output(model, config)
     builder = Builder(graph, "ortboost/loss")

@@ -3,7 +3,7 @@
 Exporters write BatchNormalization in inference form, torch's dynamo exporter even from ``train()``.
 Trained like that, the statistics never move and the gradients are those of a fixed affine map.
 :func:`to_training` switches the nodes over and makes the next running statistics values of the
-graph; :func:`to_inference` goes back, for evaluation and export.
+graph; :func:`ortboost.transforms.inference_norm.to_inference` goes back, for evaluation and export.
 
 The statistics are computed beside the node, ``next = old * momentum + batch * (1 - momentum)``,
 with ``momentum = 0`` on the node itself, which then outputs those of the batch: onnxruntime would

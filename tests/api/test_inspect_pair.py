@@ -102,6 +102,18 @@ def test_inspect_tells_the_work_of_a_model_and_not_of_a_step(convnet):
     assert "macs" not in step.to_dict()  # its gradient kernels are not counted
 
 
+def test_work_that_cannot_be_counted_is_unknown_and_not_zero(tmp_path, capsys):
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    net (float[n,m] x, float[k,3] w) => (float[n,3] y) { y = MatMul(x, w) }"""
+    path = str(tmp_path / "open.onnx")
+    onnx.save(onnx.parser.parse_model(text), path)
+    found = inspect(path).to_dict()
+    assert found["macs"] is None
+    assert list(found["macs_uncounted"].values())
+    assert main(["inspect", path]) == 0
+    assert "unknown; 1 node could not be counted" in capsys.readouterr().out
+
+
 def test_the_verb(convnet, capsys):
     raw, run, out = convnet
     assert main(["inspect", raw, out, "--params"]) == 0

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from ortboost.boosts import LossScale, MixedPrecision, Recompute
+from ortboost.graph.input_config import InputConfig
 from ortboost.graph.reach import uses_inside
 from ortboost.program.build import build_program
 from ortboost.program.config import ProgramConfig
@@ -13,6 +14,7 @@ from tests.support import (
     ENGINES,
     assert_same_bits,
     batch_for,
+    model_path,
     shipped_program,
     stepper,
     text_model,
@@ -165,6 +167,15 @@ def test_two_branches(engine):
     program = build_program(model, ProgramConfig(engine=engine, boosts=boosts))
     assert any((n.outputs[0].name or "").endswith(COPY) for n in program.step.graph)
     assert_same_training(plain, program)
+
+
+@pytest.mark.parametrize(("dims", "said"), [({"batch": 8}, False), ({}, True)])
+def test_the_estimate_says_whether_it_guesses_lengths(dims, said):
+    config = ProgramConfig(boosts=(Recompute(), LossScale()), inputs=InputConfig(dims=dims))
+    program = build_program(model_path("lenet5"), config)
+    (report,) = (r for r in program.reports if r.rewrite == "recompute")
+    assert "segments" in report.notes[0]
+    assert ("unknown lengths counted as 32" in report.notes[0]) is said
 
 
 def test_a_graph_without_a_narrow_place_says_so():

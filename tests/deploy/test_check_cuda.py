@@ -46,7 +46,12 @@ def test_a_node_on_the_cpu_and_what_it_costs():
     ]
     few = rules(report)["CUDA005"]
     assert (few.node, few.reason) == ("z", "FLOAT [] is copied to the device, in each run.")
-    assert "copies (the first: z)" in rules(report)["CUDA007"].reason
+    assert "2 copies (the first: z)" in rules(report)["CUDA007"].reason
+
+
+def test_one_copy_is_one_copy():
+    report = check("(float[n,64] x) => (int64[2] s, float[64,64] y) { s = Shape(x) y = Det(x) }")
+    assert rules(report)["CUDA007"].reason == "No CUDA graph: 1 copy (the first: x)."
 
 
 def test_an_input_that_is_dragged_to_the_host():

@@ -90,7 +90,7 @@ def test_a_node_with_subgraphs_is_one_box_with_all_it_reads():
     )
     picture = picture_of(model)
     assert titles(picture) == ["c", "x", "Relu", "Neg", "If", "y"]
-    assert {"then_branch: 1 nodes", "else_branch: 2 nodes"} <= set(picture.boxes[4].lines)
+    assert {"then_branch: 1 node", "else_branch: 2 nodes"} <= set(picture.boxes[4].lines)
     assert {("a", "y"), ("b", "y"), ("x", "y"), ("c", "y")} <= edges(picture)
 
 

@@ -30,7 +30,7 @@ class EngineSession:
     """An engine on the device, run batch by batch.
 
     Args:
-        kit: See :func:`load_toolkit`.
+        kit: See :func:`ortboost.deploy.tensorrt.api.load_toolkit`.
         plan: The serialized engine.
 
     Raises:
