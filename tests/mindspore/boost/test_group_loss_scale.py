@@ -426,7 +426,7 @@ def test_what_is_no_first_scale(init, kind):
 @pytest.mark.parametrize(
     ("init", "bounds", "words"),
     [
-        ([64.0, 1024.0, 2.0], {}, "3 first scales and 2 groups"),
+        ([64.0, 1024.0, 2.0], {}, "3 initial scales and 2 groups"),
         (64.0, {"min_scale": 65.0}, "outside"),
         (64.0, {"max_scale": 63.0}, "outside"),
     ],
