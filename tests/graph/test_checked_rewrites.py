@@ -64,7 +64,9 @@ def test_a_boost_that_breaks_the_graph_is_named_with_its_stage(switched_on, monk
     config = ProgramConfig(engine="portable")
     broken = (*config.boosts, Broken(stage))
     monkeypatch.setattr(ProgramConfig, "enabled_boosts", property(lambda _: broken))
-    with pytest.raises(OrtBoostError, match=f"'broken, {stage}' leaves a graph") as caught:
+    with pytest.raises(
+        OrtBoostError, match=f"'broken, {stage}' leaves an invalid ONNX graph"
+    ) as caught:
         build_program(small_convnet(), config)
     assert "nobody" in caught.value.where
     assert_three_lines(caught.value)
@@ -76,7 +78,7 @@ def test_a_rewrite_of_the_pipeline_is_named(switched_on, monkeypatch):
         return Report("bad")
 
     monkeypatch.setitem(pipeline.REWRITES, "merge_casts", bad)
-    with pytest.raises(OrtBoostError, match="The rewrite 'bad' leaves a graph"):
+    with pytest.raises(OrtBoostError, match="The rewrite 'bad' leaves an invalid ONNX graph"):
         export_network(small_convnet())
 
 

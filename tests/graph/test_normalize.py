@@ -218,7 +218,7 @@ def test_an_operator_that_came_later_is_named():
     )
     with pytest.raises(ModelError) as info:
         convert_opset(model, OPSETS)
-    assert "Attention came later" in info.value.where
+    assert "added later: Attention" in info.value.where
 
 
 def test_scan_of_opset_8_is_refused():

@@ -29,8 +29,8 @@ def test_what_is_made_of_constants_is_stored_and_trained():
     report = store_weights(model)
     assert [node.op_type for node in model.graph] == ["Gemm", "Mul"]
     assert report.changed == {
-        "both": "computed by Mul of constants",
-        "b": "computed by ConstantOfShape of constants",
+        "both": "computed by Mul from constants",
+        "b": "computed by ConstantOfShape from constants",
     }
     roles = {name: p.role for name, p in find_parameters(model).items()}
     assert roles == {"both": "weight", "b": "bias", "stored": "weight"}
@@ -69,7 +69,7 @@ def test_what_is_too_large_is_told(monkeypatch):
     model = made()
     report = store_weights(model)
     assert "b" in report.changed
-    assert "12 numbers: too many" in report.kept["w"]
+    assert "12 elements: too many" in report.kept["w"]
     assert any("'w' is computed at each step" in note for note in report.notes)
 
 
@@ -129,6 +129,6 @@ def test_a_number_stays_a_number():
         half=np.float32(0.5),
     )
     infer_shapes(model)
-    assert store_weights(model).changed == {"p": "computed by Pow of constants"}
+    assert store_weights(model).changed == {"p": "computed by Pow from constants"}
     assert model.graph.initializers["p"].const_value.numpy().shape == ()
     np.testing.assert_array_equal(run(model, {"x": weights(1, 4)})["y"], [4])
