@@ -138,14 +138,14 @@ SCORES = "float[N,K] scores, int64[N] target"
         (CROSS, SCORES + ", float[N] w", "float l", "has 3 inputs"),
         (CROSS, "int64[N] target, float[N,K] scores", "float l", "is called 'target'"),
         ('l = SoftmaxCrossEntropyLoss<reduction = "none">(scores, target)', SCORES, "float[N] l",
-         "no float scalar"),
-        ("l = Shape(target)", SCORES, "int64[1] l", "no float scalar"),
+         "not a float scalar"),
+        ("l = Shape(target)", SCORES, "int64[1] l", "not a float scalar"),
         (CROSS, "double[N,K] scores, int64[N] target", "double l", "scores of another type"),
         (CROSS, "float[N,7] scores, int64[N] target", "float l", "scores of another shape"),
         (CROSS, "float[N,N] scores, int64[N] target", "float l", None),
         (CROSS, "float[N,K,M] scores, int64[N,M] target", "float l", "scores of another rank"),
         ("one = Constant<value = int64 {1}>()  t = Sub(target, one) "
-         + CROSS.replace("target", "t"), SCORES, "float l", "does not take the labels as they are"),
+         + CROSS.replace("target", "t"), SCORES, "float l", "does not read the labels directly"),
     ],
 )  # fmt: skip
 def test_a_loss_that_does_not_fit_is_refused_by_name(write, body, ports, answer, said):
@@ -163,10 +163,10 @@ def test_a_loss_that_does_not_fit_is_refused_by_name(write, body, ports, answer,
 def test_what_is_no_loss(write, tmp_path):
     with pytest.raises(FileError, match="does not exist"):
         build_program(small_mlp(), ProgramConfig(loss=LossConfig(str(tmp_path / "none.onnx"))))
-    with pytest.raises(ConfigError, match="answers one number") as caught:
+    with pytest.raises(ConfigError, match="returns a scalar") as caught:
         LossConfig("my_loss.onnx", reduction="none")
     assert_three_lines(caught.value)
-    with pytest.raises(ConfigError, match="means nothing to") as caught:
+    with pytest.raises(ConfigError, match="has no effect for") as caught:
         LossConfig("my_loss.onnx", ignore_index=3)
     assert_three_lines(caught.value)
     with pytest.raises(UsageError, match="already has an input 'x'"):

@@ -233,7 +233,7 @@ def test_dropout_on_and_off():
     x = np.ones((50, 40), np.float32)
     y = run(model, {"x": x})["y"]
     assert set(np.unique(y)) == {0.0, 2.0}
-    assert to_inference(model).changed == {"a": "passes its input on"}
+    assert to_inference(model).changed == {"a": "put in inference mode"}
     assert not to_inference(model).modified
     assert np.array_equal(run(model, {"x": x})["y"], x)
 
