@@ -84,7 +84,7 @@ def test_the_three_verbs_tell_where_things_are(tmp_path, capsys):
     words = ["convert", MLP, "-o", str(run), "--optimizer", "adam", "--lr", "3e-3", "--explain"]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert "2,410 of 2,410 numbers in 4 tensors" in text
+    assert "2,410 of 2,410 parameters in 4 tensors" in text
     assert "fc1.weight: trained as weight" in text
     assert f"next: ortboost train {run}" in text
     assert main(["train", str(run), "--data", DIGITS, "--val", DIGITS, "--epochs", "2"]) == 0
@@ -488,7 +488,7 @@ def test_a_list_of_parameters_and_what_is_in_doubt(tmp_path, capsys):
     for verb in (["check"], ["convert", "--out", str(tmp_path / "run"), "--dry-run"]):
         assert main([verb[0], str(path), *verb[1:], "--parameters", str(listed)]) == 0
         text = " ".join(capsys.readouterr().out.split())
-        assert "4 of 16 numbers in 1 tensor; 1 tensor frozen" in text
+        assert "4 of 16 parameters in 1 tensor; 1 tensor frozen" in text
         assert "doubtful" not in text
     assert main(["inspect", str(path), "--params", "--parameters", str(listed)]) == 0
     assert "mask [4] constant yes " in " ".join(capsys.readouterr().out.split())

@@ -199,7 +199,7 @@ def test_a_state_that_does_not_fit(folder, how):
 
 def test_a_folder_without_a_program(tmp_path):
     assert "ortboost convert" in damaged(tmp_path, "program.json").fix
-    assert "no program" in damaged(tmp_path / "no", "program.json").what
+    assert "Not a program folder" in damaged(tmp_path / "no", "program.json").what
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

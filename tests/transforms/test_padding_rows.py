@@ -89,7 +89,7 @@ def test_a_table_that_is_not_trained():
 
 
 def test_a_table_in_which_nothing_is_looked_up():
-    with pytest.raises(UsageError, match="no token is looked up in it"):
+    with pytest.raises(UsageError, match="is not used as an embedding"):
         build_program(small_mlp(), ProgramConfig(padding_idx={"w1": 0}))
 
 

@@ -453,4 +453,4 @@ def test_the_boost_needs_a_manager_with_groups():
     network, optimizer = boost.network_auto_process_train(net, momentum(net))
     assert network is net
     assert isinstance(optimizer, nn.Momentum)
-    assert "names its groups" in boost.reports[0].kept["loss_scale_group"]
+    assert "defines its own groups" in boost.reports[0].kept["loss_scale_group"]
