@@ -132,7 +132,7 @@ def constant_array(
             where=f"--input {name}: the model expects {expected}"
             + ("" if shape is None else f" {format_shape(shape)}"),
             fix="Give a value of that type and shape; read an array from a file with --input "
-            "{name}=values.npy.",
+            f"{name}=values.npy.",
         )
     return cast
 

@@ -13,7 +13,8 @@ from tests.support import run, text_model, weights
 
 MADE = """<ir_version: 10, opset_import: ["" : 18]>
 net (float[N,3] x, int64[2] shape, int64[1] long, float[4] stored) => (float[N,4] y) {
-  w = ConstantOfShape<value = float[1] {0.5}>(shape)  half = ConstantOfShape<value = float[1] {2}>(shape)
+  w = ConstantOfShape<value = float[1] {0.5}>(shape)
+    half = ConstantOfShape<value = float[1] {2}>(shape)
   both = Mul(w, half)  b = ConstantOfShape(long)  h = Gemm(x, both, b)  y = Mul(h, stored)
 }"""
 
@@ -43,7 +44,7 @@ def test_what_is_made_of_constants_is_stored_and_trained():
 
 
 def test_what_torch_makes_of_shapes_is_no_weight():
-    """The ones in what ``torch.cdist`` becomes: torch stores all its parameters."""
+    """The ones in an exported ``torch.cdist``: torch stores all its parameters."""
     model = made()
     model.producer_name = "pytorch"
     store_weights(model)
@@ -52,7 +53,7 @@ def test_what_torch_makes_of_shapes_is_no_weight():
 
 
 def test_stored_tensors_are_not_multiplied_together():
-    """A weight normalization has two parameters; one of their product would be another model."""
+    """A weight normalization has two parameters; training their product is a different model."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float[4,4] v, float[4,1] g) => (float[N,4] y) {
@@ -76,7 +77,8 @@ def test_what_is_too_large_is_told(monkeypatch):
 def test_running_statistics_are_stored_whatever_they_are_made_of():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[N,2] x, float[2] s, float[2] b, float[1,2] mean, float[2] deviation, int64[1] two) => (y) {
+        net (float[N,2] x, float[2] s, float[2] b, float[1,2] mean, float[2] deviation,
+          int64[1] two) => (y) {
           m = Reshape(mean, two)  v = Mul(deviation, deviation)
           [bn] y = BatchNormalization(x, s, b, m, v) }""",
         s=weights(2),
@@ -124,7 +126,8 @@ def test_a_number_stays_a_number():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float w, float half) => (int64[1] y) {
-          p = Pow(w, half)  c = Cast<to=7>(p)  a = Constant<value = int64[1] {0}>()  y = Unsqueeze(c, a) }""",
+          p = Pow(w, half)  c = Cast<to=7>(p)  a = Constant<value = int64[1] {0}>()
+          y = Unsqueeze(c, a) }""",
         w=np.float32(16),
         half=np.float32(0.5),
     )

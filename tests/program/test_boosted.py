@@ -1,4 +1,4 @@
-"""From a level to the fields of a program."""
+"""The configuration of a program for a level."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_boosted_program_trains(engine):
 def test_settings_are_those_of_boosts_or_of_the_configuration():
     sets = [("boost.less_bn", True), ("centralize.multiple_of", 1), ("less_bn.fn_flag", False)]
     assert split_settings(sets) == ([sets[0], sets[2]], [sets[1]])
-    assert split_settings([("freeze_p", 1)]) == ([("freeze_p", 1)], [])  # refused by its reader
+    assert split_settings([("freeze_p", 1)]) == ([("freeze_p", 1)], [])  # rejected by its reader
 
 
 def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():

@@ -1,4 +1,4 @@
-"""``--engine auto``: the first engine that can."""
+"""``--engine auto``: the first engine that supports the model."""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ def test_nothing_to_train_blames_only_what_was_given():
 def test_a_small_share_is_told_loudly():
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
-        net (float[N,40] x, float[40] window, float[40,2] mask, float[2,3] weight) => (float[N,3] y) {
+        net (float[N,40] x, float[40] window, float[40,2] mask, float[2,3] weight)
+          => (float[N,3] y) {
           a = Mul(x, window)  b = MatMul(a, mask)  y = MatMul(b, weight) }""",
         window=weights(40),
         mask=weights(40, 2),

@@ -36,7 +36,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def through(shape: str = "batch,4") -> ir.Model:
-    """A network that passes its input on, times a weight of one."""
+    """A network that multiplies its input by a weight of one."""
     return text_model(
         f'<ir_version: 10, opset_import: ["" : 18]> net (float[{shape}] x, float[1] w) =>'
         f" (float[{shape}] logits) {{ logits = Mul(x, w) }}",
@@ -52,12 +52,12 @@ def attached(config: LossConfig, model: ir.Model | None = None):
 def value_and_grad(
     config: LossConfig, x: np.ndarray, labels: np.ndarray, shape="batch,4", engine=None
 ):
-    """The loss as shown, and its gradient with respect to the logits."""
+    """The shown loss, and its gradient with respect to the logits."""
     model, where = attached(config, through(shape))
     engine = get_engine() if engine is None else get_engine(engine)
     engine.prepare(model)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name == where.loss]
-    # A gradient with respect to the input is one with respect to the logits: the weight is one.
+    # The gradients with respect to input and logits are equal, as the weight is one.
     gradients = engine.differentiate(model, where.objective, ["x"])
     feeds = {"x": x, "labels": labels}
     found = run(gradients, feeds)
@@ -425,7 +425,8 @@ def own_loss(name: str, shape: str) -> ir.Model:
     body = "s = Mul(d, d) t = ReduceSum<keepdims = 0>(s)"
     last = f"{name} = Identity(t)" if not shape else f"{name} = Unsqueeze(t, zero)"
     return text_model(
-        f'<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4] w, int64[1] zero)'
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4] w, int64[1] '
+        "zero)"
         f" => (float{f'[{shape}]' if shape else ''} {name}) {{ d = Sub(x, w) {body} {last} }}",
         w=weights(4),
         zero=np.array([0]),

@@ -1,4 +1,4 @@
-"""The class axis is found from evidence, or the model is refused with both readings."""
+"""The class axis is inferred from the graph, or the error gives both interpretations."""
 
 from __future__ import annotations
 

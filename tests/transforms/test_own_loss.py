@@ -1,4 +1,4 @@
-"""A loss from an ONNX file of the user's."""
+"""A user-defined loss from an ONNX file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.support import (
 
 CROSS = """l = SoftmaxCrossEntropyLoss<reduction = "mean">(scores, target)"""
 L1 = "d = Sub(scores, target)  a = Abs(d)  l = ReduceMean<keepdims = 0>(a)"
-HUBER = """d = Sub(scores, target)  a = Abs(d)  one = Constant<value = float {1.0}>()  s = Min(a, one)
+HUBER = """d = Sub(scores, target)  a = Abs(d)  one = Constant<value = float {1.0}>()
+    s = Min(a, one)
   q = Mul(s, s)  half = Constant<value = float {0.5}>()  t = Mul(half, q)  r = Sub(a, s)
   e = Add(t, r)  l = ReduceMean<keepdims = 0>(e)"""
 RATE = {"learning_rate": 0.1}
@@ -35,10 +36,11 @@ RATE = {"learning_rate": 0.1}
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a loss; by default scores [N, K] and class numbers [N]."""
+    """Write a loss; by default scores [N, K] and class indices [N]."""
 
     def written(body, ports="float[N,K] scores, int64[N] target", answer="float l", opset=17):
-        text = f'<ir_version: 8, opset_import: ["" : {opset}]> loss ({ports}) => ({answer}) {{ {body} }}'
+        text = f'<ir_version: 8, opset_import: ["" : {opset}]>'
+        text += f" loss ({ports}) => ({answer}) {{ {body} }}"
         path = tmp_path / "my_loss.onnx"
         onnx.save(onnx.parser.parse_model(text), path)
         return str(path)
@@ -100,7 +102,7 @@ def test_weights_of_the_classes_are_constants(write, tmp_path):
 
 
 def test_labels_are_held_to_the_classes(write):
-    """A runtime would read past the row."""
+    """A runtime would read out of bounds."""
     body = """l = SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>(scores, target)"""
     program, _, _ = trained(LossConfig(write(body)), "portable", 0)
     (spec,) = [spec for spec in program.catalogue.batch if spec.name == "labels"]
@@ -151,7 +153,7 @@ SCORES = "float[N,K] scores, int64[N] target"
 def test_a_loss_that_does_not_fit_is_refused_by_name(write, body, ports, answer, said):
     path = write(body, ports, answer)
     config = ProgramConfig(loss=LossConfig(path))
-    if said is None:  # one name for two lengths, of which one is open: nothing speaks against it
+    if said is None:  # one name for two lengths, one of them open: consistent
         build_program(small_mlp(), config)
         return
     with pytest.raises(ModelError, match=said) as caught:

@@ -1,4 +1,4 @@
-"""Each fault is refused by name, when a file is loaded; what runtimes take is taken."""
+"""Each fault is rejected with its name on loading; models that runtimes accept are accepted."""
 
 from __future__ import annotations
 

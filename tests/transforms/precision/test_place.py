@@ -1,4 +1,4 @@
-"""Where casts are placed: structure, numbers, and where nothing may be done."""
+"""Placement of casts: structure, values, and where none may be added."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_casts_of_the_model_are_joined():
 
 
 def test_operators_of_onnxruntime_and_of_others():
-    """A type that nobody knows stays in float32, and what reads it does too."""
+    """A value of unknown type stays in float32, and so do its consumers."""
     model = text_model(
         """<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1, "strange" : 1]>
         net (float[N,4] x, float[4,4] w) => (float[N,4] y) {
@@ -361,7 +361,7 @@ def test_largest_numbers():
 
 
 def test_attention_has_one_type_for_all_that_it_multiplies():
-    """Its definition has one for queries and keys and another for values; the product needs one."""
+    """Its schema has one type for queries and keys and another for values; both must match."""
     if onnx.defs.onnx_opset_version() < 23:
         pytest.skip("onnx is older")
     shape = "2,3,4,8"
