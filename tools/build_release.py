@@ -1,11 +1,11 @@
 """Build the wheel and the sdist, and check them in an empty environment.
 
-    python tools/build_release.py                 into dist/, for what is checked out
-    python tools/build_release.py --release       also ask that the changelog dates this version
+    python tools/build_release.py                 into dist/, from the checkout
+    python tools/build_release.py --release       also require a dated changelog section
 
-The checks: the metadata by twine; the wheel holds every module and card and nothing else; the wheel
-made from the sdist is the same; installed outside of the checkout, with the runtime of the day, it
-answers `ortboost doctor` and trains the quickstart.
+The checks: twine accepts the metadata; the wheel contains every module and card and nothing else;
+the wheel built from the sdist is the same; installed outside the checkout with the current
+onnxruntime, `ortboost doctor` and the quickstart run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class CheckError(Exception):
-    """A check that failed; the text says what and where."""
+    """A failed check; the message says what and where."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """The standard output of a command that must succeed."""
-    # Nothing of the checkout may be found by chance.
+    # Do not import anything from the checkout by accident.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -57,7 +57,7 @@ def environment(folder: Path, *packages: str | Path) -> Path:
 
 
 def build(out: Path, work: Path) -> tuple[Path, Path]:
-    """The wheel, made from the sdist, and the sdist."""
+    """Build the sdist, and the wheel from it."""
     shutil.rmtree(out, ignore_errors=True)
     python = environment(work / "build", "build", "twine")
     run(python, "-m", "build", "--outdir", out)  # the wheel is made from the sdist
@@ -77,7 +77,7 @@ def contents(wheel: Path) -> dict[str, int]:
 
 
 def check_contents(wheel: Path) -> None:
-    """The wheel holds the package as git knows it, the cards, and its metadata."""
+    """Check that the wheel contains the package as tracked by git, the cards, and its metadata."""
     tracked = run("git", "ls-files", "ortboost", "docs/cards").splitlines()
     expected = {path.replace("docs/cards/", "ortboost/_cards/") for path in tracked}
     found = {name for name in contents(wheel) if ".dist-info/" not in name}
@@ -88,7 +88,7 @@ def check_contents(wheel: Path) -> None:
 
 
 def check_changelog(wheel: Path) -> None:
-    """The changelog has a dated section for the version of the wheel."""
+    """Check that the changelog has a dated section for the version of the wheel."""
     version = wheel.name.split("-")[1]
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     if not re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", text, re.MULTILINE):
@@ -96,7 +96,7 @@ def check_changelog(wheel: Path) -> None:
 
 
 def check_installed(wheel: Path, work: Path) -> str:
-    """Doctor and the quickstart with the installed wheel, far from the checkout."""
+    """Run doctor and the quickstart with the installed wheel, outside the checkout."""
     python = environment(work / "empty", f"{wheel}[ort]")
     away = work / "away"
     (away / "tools").mkdir(parents=True)

@@ -1,25 +1,25 @@
 """Define six small networks in PyTorch and export them to ONNX, with either exporter.
 
-The networks are the models that ship in ``models/``; the graphs are left in the form that users
-really have: nothing is folded, parameters keep their PyTorch names, the batch is symbolic.
-What is removed is only what describes the exporting machine: stack traces, documentation strings
-and per-node metadata.
+The networks are the models shipped in ``models/``; the graphs are kept in the form that users have:
+nothing is folded, parameters keep their PyTorch names, the batch is symbolic. Only data that
+describe the exporting machine are removed: stack traces, documentation strings and per-node
+metadata.
 
 Two exporters are supported:
 
-* ``torchscript`` (``dynamo=False``), in ``TrainingMode.TRAINING``. It is the one that writes
+* ``torchscript`` (``dynamo=False``), in ``TrainingMode.TRAINING``. Only this one writes
   ``BatchNormalization`` in training form (``training_mode=1`` and the two running outputs).
 * ``dynamo`` (``dynamo=True``). It writes ``BatchNormalization`` in inference form even for a
-  module in ``train()``. Its optimizer, which is on by default, is made for inference: it folds
+  module in ``train()``. Its optimizer, which is on by default, is meant for inference: it folds
   that batch normalization into the ``Conv`` before it, replaces weights by transposed copies with
   new names, and lets parameters that are equal at the start (the ones and zeros of every layer
-  normalization) share one initializer. It is therefore off for the networks that it would spoil,
-  and every export is refused that lost a parameter.
+  normalization) share one initializer. It is therefore off for the networks concerned, and an
+  export that lost a parameter is rejected.
 
 The shipped files were made with PyTorch 2.13.0, onnx 1.23.2 and onnxscript 0.7.2.
 
 Examples:
-    Make every shipped model with its default exporter, from the root of the repository::
+    Export every shipped model with its default exporter, from the root of the repository::
 
         python -m tools.export_torch --model all --out models
 
@@ -95,8 +95,8 @@ class Mlp(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5 for 8x8 images: padded convolutions, otherwise the usual 120-84-10 head.
 
-    The image ends as 2x2, so there are 32 channels where LeNet-5 has 16. The weights start from
-    the He initialization, with which a few epochs are enough.
+    The image is finally 2x2, so there are 32 channels where LeNet-5 has 16. With He initialization,
+    a few epochs are enough.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class LeNet5(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which projects where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, with a projection if the shape changes."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class BottleneckResNet(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Expand, depthwise convolution, project; added to the input where the shape allows."""
+    """Expand, depthwise convolution, project; added to the input if the shape allows."""
 
     def __init__(
         self, channels_in: int, channels: int, stride: int, activation: type[nn.Module]
@@ -313,7 +313,7 @@ class TransformerTiny(nn.Module):
 
 
 class ConvBnDropout(nn.Module):
-    """The smallest network with everything exporters disagree about (golden files only).
+    """The smallest network with all features on which exporters differ (golden files only).
 
     One convolution has a bias and one has none: the dynamo exporter writes a zero bias through
     ``CastLike`` for the latter.
@@ -396,14 +396,14 @@ def build(spec: NetworkSpec) -> nn.Module:
 def export_torchscript(spec: NetworkSpec) -> onnx.ModelProto:
     """Export with the TorchScript exporter, in training mode and without constant folding.
 
-    Below opset 11 the parameters also become graph inputs, as files of that age have them.
+    Below opset 11 the parameters also become graph inputs, as in files of that age.
 
     Args:
         spec: the network.
 
     Returns:
-        The ONNX model. The exporter traces by running the network in training mode, which moves
-        the running statistics; they are set back to their initial values.
+        The ONNX model. The exporter traces by running the network in training mode, which changes
+        the running statistics; they are reset to their initial values.
     """
     module = build(spec)
     initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
@@ -454,7 +454,7 @@ def export_dynamo(spec: NetworkSpec) -> onnx.ModelProto:
 
 
 def export(spec: NetworkSpec, exporter: str | None = None) -> onnx.ModelProto:
-    """Export a network, strip what describes the machine, and check the result.
+    """Export a network, remove data that describe the machine, and check the result.
 
     Args:
         spec: the network.
@@ -501,11 +501,11 @@ def _messages(model: onnx.ModelProto) -> Iterator:
 
 
 def write(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model as one file and print what is in it.
+    """Write a model as one file and print a summary.
 
     Args:
         model: the model.
-        path: where to write it; folders are made.
+        path: where to write it; folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))

@@ -1,9 +1,10 @@
-"""Kill processes of a training at random moments, and see that its bits are those of a run without faults.
+"""Kill processes of a distributed run at random moments, and check the result bit for bit.
 
 Usage: python tools/kill_ranks.py [--times 20] [--processes 2]
 
-Each round trains the same small network twice with torchrun: once undisturbed, and once while a process is
-killed (SIGKILL) at a random moment after the first checkpoint; torchrun starts the others again. Needs torch.
+Each round trains the same small network twice with torchrun: once undisturbed, and once with a
+process killed (SIGKILL) at a random moment after the first checkpoint; torchrun restarts the
+others. Requires torch.
 """
 
 from __future__ import annotations

@@ -1,23 +1,28 @@
-"""Make ``ortboost/runtime/cuda/kernels-VERSION.json``: the kernels of ONNX Runtime's CUDA and CPU providers, as data.
+"""Write ``ortboost/runtime/cuda/kernels-VERSION.json``: ONNX Runtime's CUDA and CPU kernels.
 
-Stored are facts only: operator, opset range, element types, and which operands a CUDA kernel wants in host
-memory. They come from
+Only facts are stored: operator, opset range, element types, and the operands that a CUDA kernel
+needs in host memory. They come from
 
-* ``--listing``: what a build says of itself (``list`` writes it: ``get_all_opkernel_def``, which release wheels
-  have from 1.31 on); or ``--docs``: ``docs/OperatorKernels.md`` of the release, where it cannot say it;
-* ``--source``: a checkout of the release. ``InputMemoryType`` and ``OutputMemoryType`` of the registrations under
-  ``onnxruntime/{core/providers,contrib_ops}/cuda``; with ``--training`` also the kernels that
-  ``orttraining/training_ops/{cuda,cpu}`` register, which neither list has.
+* ``--listing``: the kernels that a build reports (written by ``list``: ``get_all_opkernel_def``,
+  which release wheels have from 1.31 on); or ``--docs``: ``docs/OperatorKernels.md`` of the
+  release, if it has no such function;
+* ``--source``: a checkout of the release. ``InputMemoryType`` and ``OutputMemoryType`` of the
+  registrations under ``onnxruntime/{core/providers,contrib_ops}/cuda``; with ``--training`` also
+  the kernels that ``orttraining/training_ops/{cuda,cpu}`` register, which neither list contains.
 
-Operators outside the standard domain have no schema that a reader could look up: of their type constraints one
-set remains, the element types that occur.
+For operators outside the standard domain there is no schema to look up: their type constraints are
+merged into one set, the element types that occur.
 
 Examples:
-    The shipped files were made so; the placement was compared with both builds (``tools/gpu/placement.py``)::
+    The shipped files were written by these commands; the placement was compared with both builds
+    (``tools/gpu/placement.py``)::
 
-        python tools/make_cuda_table.py list listing.json      # in an environment with onnxruntime-gpu
-        python tools/make_cuda_table.py make 1.31.1 --listing listing.json --source checkout@a18e5b982
-        python tools/make_cuda_table.py make 1.19.2 --docs checkout@88c811b63/docs/OperatorKernels.md \
+        # in an environment with onnxruntime-gpu
+        python tools/make_cuda_table.py list listing.json
+        python tools/make_cuda_table.py make 1.31.1 --listing listing.json \
+            --source checkout@a18e5b982
+        python tools/make_cuda_table.py make 1.19.2 \
+            --docs checkout@88c811b63/docs/OperatorKernels.md \
             --source checkout@88c811b63 --training
 """
 
@@ -42,7 +47,7 @@ _CPP = {
     **{f"{sign}int{bits}_t": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
     "bool": "bool",
 }
-# Inputs that the registrations name by an enumerator.
+# Inputs that registrations identify by an enumerator.
 _INDICES = {"RNN_Input_Index::sequence_lens": 4, "CpuInputIndex": None}
 _OPEN = (1 << 31) - 1
 
@@ -54,7 +59,7 @@ Host = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def write_listing(out: Path) -> None:
-    """Write what the installed build says of its kernels."""
+    """Write the kernels that the installed build reports."""
     from onnxruntime.capi import _pybind_state as state
 
     found = sorted(
@@ -102,7 +107,7 @@ def from_docs(path: Path) -> Iterator[tuple[str, str, Row]]:
 
 
 def from_training(source: Path) -> Iterator[tuple[str, str, Row]]:
-    """Provider, operator and kernel of what ``orttraining`` registers and the documents leave out."""
+    """Provider, operator and kernel for ``orttraining`` registrations missing in the documents."""
     root = source / "orttraining" / "orttraining" / "training_ops"
     typed = {(op, domain): body for op, domain, _, body in registrations(root)}
     for provider in ("cuda", "cpu"):
@@ -129,7 +134,7 @@ def from_training(source: Path) -> Iterator[tuple[str, str, Row]]:
 
 
 def _built(text: str) -> str:
-    """The text without what the wheels do not have: collectives, Triton, interop with torch."""
+    """The text without features that the wheels lack: collectives, Triton, interop with torch."""
     absent = r"#if(?:def)? [^\n]*(?:NCCL|MPI|TRITON|TORCH_INTEROP).*?#endif"
     return re.sub(absent, "", text, flags=re.S)
 
@@ -150,7 +155,7 @@ def registrations(*roots: Path) -> Iterator[tuple[str, str, list[str], str]]:
 
 
 def host_memory(source: Path) -> dict[str, list[Host]]:
-    """Operator to the operands that its CUDA kernels want in host memory, by first opset."""
+    """Operator to the operands that its CUDA kernels need in host memory, by first opset."""
     below = ["onnxruntime/core/providers/cuda", "onnxruntime/contrib_ops/cuda"]
     below += ["orttraining/orttraining/training_ops/cuda"]
     found: dict[str, set[Host]] = defaultdict(set)
@@ -171,7 +176,7 @@ def host_memory(source: Path) -> dict[str, list[Host]]:
 
 
 def _named(text: str, where: int, name: str) -> list[str]:
-    """The operators of a registration: its name, or all that are given to the macro that it stands in."""
+    """The operators of a registration: its name, or all arguments of the enclosing macro."""
     define = text.rfind("#define", 0, where)
     if define < 0 or "\n" in text[define:where]:
         return [name]
@@ -260,7 +265,7 @@ def make(
 
 
 def dump(data: dict[str, Any]) -> str:
-    """JSON with a line for each operator and each set of types."""
+    """JSON with one line per operator and set of types."""
     lines = [f' "{key}": {json.dumps(data[key])},' for key in ("release", "source")]
     lines += [' "types": [', *_lines(map(json.dumps, data["types"])), " ],"]
     for provider in ("cuda", "cpu"):

@@ -1,4 +1,4 @@
-"""Make ``models/digits.npz``: the scikit-learn copy of the UCI handwritten digits.
+"""Write ``models/digits.npz``: the scikit-learn copy of the UCI handwritten digits.
 
 The set has 1,797 images of 8x8 pixels with 17 grey levels (0 to 16). They are divided by 16, so
 that every pixel is an exact multiple of 1/16 in [0, 1], given the shape ``[n, 1, 8, 8]``, and

@@ -1,20 +1,23 @@
-"""Make ``ortboost/deploy/tensorrt/trt_ops.json``: what TensorRT's ONNX parser accepts, as data.
+"""Write ``ortboost/deploy/tensorrt/trt_ops.json``: what TensorRT's ONNX parser accepts, as data.
 
-Read are the operator table of onnx-tensorrt (``docs/operators.md``) and the plugin list of TensorRT
-(``plugin/README.md``), from checkouts of yours, one pair a release. Stored are facts only: operator,
-element types, opset range, plugin names, and each restriction as a code that a rule of the checker
-knows (``ortboost/deploy/tensorrt/rules``). A restriction that no code is known for stops the tool: read
+The tool reads the operator table of onnx-tensorrt (``docs/operators.md``) and the plugin list of
+TensorRT (``plugin/README.md``) from your checkouts, one pair per release. Only facts are stored:
+operator, element types, opset range, plugin names, and each restriction as a code for a rule of the
+checker (``ortboost/deploy/tensorrt/rules``). The tool stops at a restriction without a code: read
 it, give it a code, and write the rule.
 
-An operator has one entry for each release at which something about it changes.
+An operator has one entry for each release in which it changes.
 
 Examples:
-    The shipped file was made so, with the files of these commits::
+    The shipped file was written from the files of these commits::
 
         python tools/make_trt_table.py \
-          --release 10.1 ops/10.1.md 96e781103cfc4adf4a6bb557e94bac8e693f6f4c plugins/10.1.md 21f31ba7 \
-          --release 10.16 ops/10.16.md 6bde6596eca84abf9afe9b4d21c18c32800fd3ad plugins/10.16.md 52399f55 \
-          --release 11.1 ops/11.1.md 7c51a63a719180eb5160c874c111746f3fb46a6b plugins/11.1.md 82d1dca8 \
+          --release 10.1 ops/10.1.md 96e781103cfc4adf4a6bb557e94bac8e693f6f4c \
+            plugins/10.1.md 21f31ba7 \
+          --release 10.16 ops/10.16.md 6bde6596eca84abf9afe9b4d21c18c32800fd3ad \
+            plugins/10.16.md 52399f55 \
+          --release 11.1 ops/11.1.md 7c51a63a719180eb5160c874c111746f3fb46a6b \
+            plugins/11.1.md 82d1dca8 \
           -o ortboost/deploy/tensorrt/trt_ops.json
 """
 
@@ -26,22 +29,27 @@ import re
 from pathlib import Path
 from typing import Any
 
-# Patterns over one restriction, each with the codes that it stands for.
+# Patterns for one restriction, each with its codes.
 _CODES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (r"`(\w+)` must be (?:an initializer|a build-time constant|a constant tensor|resolvable to a constant)", ("constant:{0}",)),
+    (r"`(\w+)` must be (?:an initializer|a build-time constant|a constant tensor|resolvable to "
+     r"a constant)",
+     ("constant:{0}",)),
     (r"`(\w+)` and `(\w+)` must be an initializer", ("constant:{0}", "constant:{1}")),
     (r"`is_tran?i?ning` must be an initializer and evaluate to False", ("inference-only",)),
     (r"`axis` dimension of input must be a build-time constant", ("static-axis",)),
     (r"2D or 3D [Pp]ooling only", ("spatial:2-3",)),
     (r"`input` must have 1D or 2D spatial dimensions", ("spatial:1-2",)),
-    (r"`pads` for the beginning and end along each spatial axis must be the same", ("symmetric-pads",)),
+    (r"`pads` for the beginning and end along each spatial axis must be the same",
+     ("symmetric-pads",)),
     (r"`dilations` must be empty or all ones", ("no-dilations",)),
     (r"`Indices` output tensor unsupported", ("one-output",)),
     (r"Only the first output `Y` is supported", ("one-output",)),
     (r"`[xy]_zero_point` must be (?:zero|0)", ("zero-point-0",)),
     (r"`input` must have static dimensions", ("static-input",)),
     (r"Input must be 4D input", ("rank:4",)),
-    (r"For bidirectional \w+, activation functions must be the same for both the forward and reverse pass", ("same-activations",)),
+    (r"For bidirectional \w+, activation functions must be the same for both the forward and "
+     r"reverse pass",
+     ("same-activations",)),
     (r"`(\w+)` attribute must be (\d+)", ("attribute:{0}={1}",)),
     (r"`(sorted)` must be (1)", ("attribute:{0}={1}",)),
     (r"`(axis)` must be (-2)", ("attribute:{0}={1}",)),
@@ -52,20 +60,29 @@ _CODES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"`position_ids` must be INT64", ("int64:position_ids",)),
     (r"Input must be real-valued", ("real-input",)),
     (r"`seed` value is ignored by TensorRT", ("seed-ignored",)),
-    (r"`sparse_value`, `value_string`, and `value_strings` attributes are unsupported", ("dense-numbers",)),
-    (r"Output tensors of the two conditional branches must have the same rank and must have different names", ("if-branches",)),
+    (r"`sparse_value`, `value_string`, and `value_strings` attributes are unsupported",
+     ("dense-numbers",)),
+    (r"Output tensors of the two conditional branches must have the same rank and must have "
+     r"different names",
+     ("if-branches",)),
     (r"Scan output length cannot be dynamic", ("static-scan",)),
-    (r"The shape of Loop carried dependencies must be the same across all loop iterations", ("static-carried",)),
-    (r"Supported resize transformation modes: (.+)", ("one-of:coordinate_transformation_mode={0}",)),
+    (r"The shape of Loop carried dependencies must be the same across all loop iterations",
+     ("static-carried",)),
+    (r"Supported resize transformation modes: (.+)",
+     ("one-of:coordinate_transformation_mode={0}",)),
     (r"Supported resize modes: (.+)", ("one-of:mode={0}",)),
     (r"Supported nearest modes: (.+)", ("one-of:nearest_mode={0}",)),
     (r"Supported aspect ratio policy: (.+)", ("one-of:keep_aspect_ratio_policy={0}",)),
-    (r"When `scales` is a tensor input, `axes` must be an iota vector of length rank\(input\)", ("all-axes",)),
+    (r"When `scales` is a tensor input, `axes` must be an iota vector of length rank\(input\)",
+     ("all-axes",)),
     (r"Antialiasing is not supported", ("attribute:antialias=0",)),
     (r"`Q`, `K`, `V` and `attn_mask ` must be 4D", ("rank:4",)),
-    (r"`past_key`, `past_value` and `nonpad_kv_seqlen` inputs are unsupported", ("no-input:past_key", "no-input:past_value", "no-input:nonpad_kv_seqlen")),
-    (r"`present_key`, `present_value` and `qk_matmul_output` outputs are unsupported", ("one-output",)),
-    (r"`qk_matmul_output_mode` and `softcap` attributes are unsupported", ("attribute:qk_matmul_output_mode=0", "attribute:softcap=0")),
+    (r"`past_key`, `past_value` and `nonpad_kv_seqlen` inputs are unsupported",
+     ("no-input:past_key", "no-input:past_value", "no-input:nonpad_kv_seqlen")),
+    (r"`present_key`, `present_value` and `qk_matmul_output` outputs are unsupported",
+     ("one-output",)),
+    (r"`qk_matmul_output_mode` and `softcap` attributes are unsupported",
+     ("attribute:qk_matmul_output_mode=0", "attribute:softcap=0")),
     (r"`q_num_heads` and `kv_num_heads` attributes are supported via being specified .*", ()),
 )  # fmt: skip
 
@@ -160,7 +177,7 @@ def build(releases: list[tuple[str, str, str, str, str]]) -> dict[str, Any]:
 
 
 def dump(data: dict[str, Any]) -> str:
-    """JSON with one operator and one plugin a line, so that a change reads well."""
+    """JSON with one operator or plugin per line, so that diffs are readable."""
     parts = []
     for key, value in data.items():
         if key in ("operators", "plugins"):

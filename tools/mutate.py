@@ -3,13 +3,13 @@
     python tools/mutate.py ortboost/program ortboost/transforms --sample 40
     python tools/mutate.py ortboost/program/gate.py --sample 0 --seed 3     every mutant of one file
 
-A mutant is one change of one expression or statement: a comparison or an operator turned, a number
-or a name off by one, a condition negated, a statement dropped. Each is written into the file, the
-test files of that module (tools/tests_of.py) run until the first failure, and the file is put back.
-A mutant that no test catches is listed with its line: either a test is missing, or the change makes
-no difference. A test run that hangs counts as caught.
+A mutant is one change of one expression or statement: a comparison or operator inverted, a number
+or name off by one, a condition negated, a statement dropped. Each is written into the file, the
+test files of that module (tools/tests_of.py) run until the first failure, and the file is restored.
+A mutant that no test catches is listed with its line: either a test is missing, or the change has
+no effect. A test run that hangs counts as caught.
 
-Run it in a work tree of its own: the files change under it.
+Run it in a separate work tree, as it modifies the files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Nothing of the package: these are imported once, and the tests run in copies of this process.
+# Only third-party modules: they are imported once, and the tests run in forks of this process.
 import onnx.reference  # noqa: F401
 import onnx_ir  # noqa: F401
 import onnxruntime  # noqa: F401
@@ -73,7 +73,7 @@ class Mutant:
         file: The module's path from the root of the repository.
         line: Where the change begins, from 1.
         before: The source that is replaced.
-        after: What stands there instead.
+        after: The replacement.
         span: Offsets of ``before`` in the UTF-8 bytes of the file.
     """
 
@@ -108,7 +108,7 @@ def mutants(file: str, source: str) -> Iterator[Mutant]:
 
 
 def _live(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """The nodes that do something: no docstrings, annotations, messages or lists of names."""
+    """The nodes to mutate: no docstrings, annotations, messages or lists of names."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, (ast.JoinedStr, ast.Raise, ast.Import, ast.ImportFrom, ast.arg)):
             continue
@@ -159,7 +159,7 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST]:
 
 
 def _is_nothing(value: ast.expr | None) -> bool:
-    """To answer None instead would seldom make a difference."""
+    """Returning None instead would seldom make a difference."""
     return value is None or (isinstance(value, ast.Constant) and not value.value)
 
 
@@ -169,13 +169,13 @@ def _constants(value: object) -> Iterator[ast.AST]:
     elif isinstance(value, (int, float)):
         yield ast.Constant(value + 1)
     elif isinstance(value, str) and value.replace("_", "a").replace("/", "a").isalnum():
-        yield ast.Constant(value + "_x")  # a name: of an operator, an attribute, a value
+        yield ast.Constant(value + "_x")  # a name of an operator, an attribute or a value
 
 
 def selected(module: str, wide: bool) -> list[str]:
-    """The tests of a module: the file that mirrors it, or what else there is in that folder.
+    """The tests of a module: the file that mirrors it, or else those of its folder.
 
-    With ``wide`` whatever imports it, and all of the tests of its package.
+    With ``wide``, all tests that import it, and all tests of its package.
     """
     files = tests_of(module)
     if wide:
@@ -191,8 +191,8 @@ def selected(module: str, wide: bool) -> list[str]:
 def run(tests: list[str], limit: float) -> str:
     """The outcome of the tests: ``passed``, ``failed`` or ``timeout``.
 
-    They run in a copy of this process, which has imported what does not change. The limit is in
-    seconds of processor time, which a busy machine does not shorten.
+    They run in a fork of this process, which has imported the unchanged modules. The limit is in
+    seconds of CPU time, so that it is independent of the load of the machine.
     """
     sys.stdout.flush()
     child = os.fork()
@@ -216,7 +216,7 @@ def run(tests: list[str], limit: float) -> str:
 
 
 def sample(folders: list[str], size: int, seed: int) -> list[Mutant]:
-    """As many mutants from each folder, drawn by a seed, the folders in turns; 0 draws all."""
+    """Sample equally many mutants from each folder, with a seed, in turns; 0 selects all."""
     drawn: list[list[Mutant]] = []
     for folder in folders:
         path = ROOT / folder
@@ -288,7 +288,7 @@ def attempt(mutant: Mutant, tests: list[str], limit: float) -> tuple[str, float]
 
 
 def described(mutant: Mutant) -> str:
-    """File, line and the change; of a long statement only what is near the change."""
+    """File, line and the change; for a long statement, only the part near the change."""
     before, after = (" ".join(text.split()) for text in (mutant.before, mutant.after))
     return f"{mutant.file}:{mutant.line}: {before[:90]}  ->  {after[:90]}"
 

@@ -1,4 +1,4 @@
-"""The cases of tools/probe_gradients.py: every differentiable operator, in its difficult forms."""
+"""The cases of tools/probe_gradients.py: every differentiable operator in difficult forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Case:
 
     Args:
         op: Operator.
-        inputs: Arrays, or shapes to fill at random; ``None`` leaves an input out.
+        inputs: Arrays, or shapes to fill at random; ``None`` omits an input.
         wrt: Positions to differentiate for.
         attrs: Attributes.
         note: Distinguishes the case.
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Operator, shapes and what distinguishes the case."""
+        """Operator, shapes and the note that distinguishes the case."""
         shapes = ",".join(
             "-"
             if i is None
@@ -51,7 +51,7 @@ class Case:
         return f"{self.op}({shapes}) {self.note or self.attrs or ''} wrt{list(self.wrt)}".strip()
 
     def arrays(self) -> list[np.ndarray | None]:
-        """The inputs, random ones drawn from a seed that is the name."""
+        """The inputs; random ones are seeded with the name."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         return [
             i
@@ -61,7 +61,7 @@ class Case:
         ]
 
     def build(self) -> tuple[ir.Model, list[str], dict[str, np.ndarray]]:
-        """The model, the names to differentiate for, and what to feed."""
+        """The model, the names to differentiate with respect to, and the feeds."""
         arrays = self.arrays()
         names = [("" if a is None else f"i{k}") for k, a in enumerate(arrays)]
         graph_inputs, initializers, feeds = [], [], {}
@@ -546,7 +546,7 @@ def pools() -> Iterator[Case]:
     for op in ("MaxPool", "AveragePool", "LpPool"):
         opset = 19
         for nd, x in [(1, (1, 2, 8)), (2, (1, 2, 6, 7)), (3, (1, 1, 4, 4, 5))]:
-            if op == "MaxPool":  # far enough apart for differences
+            if op == "MaxPool":  # far enough apart for finite differences
                 x = (np.random.default_rng(3).permutation(int(np.prod(x))).reshape(x) * 0.1).astype(
                     np.float32
                 )
@@ -925,7 +925,7 @@ def shapes() -> Iterator[Case]:
 
 
 def resizes() -> Iterator[Case]:
-    """Up, down and by odd factors, by scales and by sizes, on all coordinates."""
+    """Up, down and by odd factors, by scales and by sizes, with all coordinate transformations."""
     shape = (1, 1, 2, 6)
     by_scales = [(1, 1, 2, 2), (1, 1, 0.5, 0.5), (1, 1, 1.5, 0.7), (1, 1, 1, 1 / 3), (1, 1, 2.3, 1)]
     by_sizes = [(1, 1, 4, 12), (1, 1, 1, 3), (1, 1, 5, 4), (1, 1, 1, 1), (1, 1, 2, 9)]

@@ -1,13 +1,13 @@
-"""Look for wrong gradients: run every differentiable operator, in many forms, against central differences.
+"""Look for wrong gradients: compare operators in many forms with central differences.
 
-    python tools/probe_gradients.py            what the native engine gives (after decomposition)
+    python tools/probe_gradients.py            the native engine (after decomposition)
     python tools/probe_gradients.py --engine portable
     python tools/probe_gradients.py --symbolic batch    with inputs of unknown lengths
-    python tools/probe_gradients.py --raw      what the bare GradientGraphBuilder gives
+    python tools/probe_gradients.py --raw      the bare GradientGraphBuilder
     python tools/probe_gradients.py --only Pool
 
-Each case runs in a process of its own: the builder can crash. Exit status 1 if a gradient is wrong.
-The cases are in tools/probe_cases.py.
+Each case runs in a separate process, as the builder can crash. Exit status 1 if a gradient is
+wrong. The cases are in tools/probe_cases.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.autodiff.numeric import numeric_gradients
 def raw_gradients(
     model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The builder alone, on the model as it is."""
+    """The builder alone, on the unmodified model."""
     from onnxruntime import SessionOptions
     from onnxruntime.capi._pybind_state import GradientGraphBuilder, get_optimized_model
 
@@ -66,7 +66,7 @@ def our_gradients(
 
 
 def false_shapes(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[str]:
-    """Values of ours whose shapes in a run are not those in the graph: rules choose their forms by these."""
+    """Values whose shapes at run time differ from those in the graph, which rules rely on."""
     import onnxruntime as ort
 
     told = model.clone()
@@ -128,7 +128,7 @@ def run(data: bytes, wrt: list[str], feeds: dict[str, np.ndarray]) -> dict[str, 
 def forward_difference(
     model: ir.Model, wrt: list[str], feeds: dict[str, np.ndarray], step: float = 2e-3
 ) -> dict[str, np.ndarray]:
-    """Central differences of the runtime itself in float32, where the reference cannot say."""
+    """Central differences of the runtime itself in float32, if the reference cannot run it."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -155,13 +155,13 @@ SYMBOLIC = ("batch", "all", "each", "unnamed", "rank")
 
 
 def with_symbols(model: ir.Model, which: str) -> ir.Model:
-    """The model with lengths taken out of the shapes of its inputs, and inferred anew.
+    """Remove lengths from the shapes of a model's inputs, and infer the other shapes again.
 
     Args:
         model: The model, changed in place.
-        which: ``batch``: the first length of the first input has a name instead. ``all``: all its lengths.
-            ``each``: every length of every input has a name of its own. ``unnamed``: none has one.
-            ``rank``: the inputs have no shapes.
+        which: ``batch``: the first dimension of the first input becomes a name. ``all``: all its
+            dimensions. ``each``: every dimension of every input gets its own name. ``unnamed``: all
+            are unnamed. ``rank``: the inputs have no shapes.
     """
     for place, value in enumerate(model.graph.inputs):
         sizes = [] if value.shape is None else list(value.shape)

@@ -1,4 +1,4 @@
-"""The main job, from a model to a trained, exported file, on the digits in ``models/``.
+"""The main workflow, from a model to a trained, exported file, on the digits in ``models/``.
 
 Usage::
 

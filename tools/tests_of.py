@@ -1,8 +1,8 @@
-"""Which test files belong to which module; `make check` and `tools/mutate.py` choose by it.
+"""Find the test files of a module, for `make check` and `tools/mutate.py`.
 
-    python tools/tests_of.py ortboost/graph/query.py    the test files of a module, the nearest first
-    python tools/tests_of.py --changed                  those of everything that differs from the main branch
-    python tools/tests_of.py --unmirrored               test files without a module of that name, and the reverse
+    python tools/tests_of.py ortboost/graph/query.py    test files of a module, nearest first
+    python tools/tests_of.py --changed                  those of all changes since the main branch
+    python tools/tests_of.py --unmirrored               test files without a module, and the reverse
 
 A test file mirrors its module: ``ortboost/graph/query.py`` and ``tests/graph/test_query.py``.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 __all__ = ["changed_files", "mirrored_test", "tests_of", "unmirrored"]
 
 ROOT = Path(__file__).resolve().parents[1]
-# Found by no import: rules that are loaded by name, and tested with others of their kind.
+# Not found by imports: rules that are loaded by name, and tested with others of their kind.
 _RULES, _RULE_TESTS = "ortboost/autodiff/portable/rules", "tests/autodiff/portable"
 ELSEWHERE = {
     f"{_RULES}/functions.py": [f"{_RULE_TESTS}/test_probe.py"],
@@ -31,7 +31,7 @@ ELSEWHERE = {
         f"{_RULE_TESTS}/rules/test_{x}.py" for x in ("activations", "reductions")
     ],
 }
-# Cheap, and true of the package as a whole: they belong to every change.
+# Cheap tests of the package as a whole, which belong to every change.
 ALWAYS = ("tests/test_layers.py", "tests/test_public_api.py", "tests/test_dependencies.py")
 
 
@@ -68,7 +68,7 @@ def _module(name: str) -> str | None:
 
 @cache
 def _importers() -> dict[str, frozenset[str]]:
-    """Every module that others of the package import, with those others."""
+    """Every imported module of the package, with the modules that import it."""
     found: dict[str, set[str]] = {}
     for file in sorted((ROOT / "ortboost").rglob("*.py")):
         for module in _imported(file):
@@ -79,11 +79,12 @@ def _importers() -> dict[str, frozenset[str]]:
 def tests_of(module: str) -> list[str]:
     """The test files of a module: the one that mirrors it, then those that import it by name.
 
-    A module that has neither is tested through others: then it is the mirrored tests of the
-    nearest modules of its folder that import it, or else every file of the mirrored folder.
+    A module with neither is tested through others: the result is then the mirrored tests of the
+    nearest modules in its folder that import it, or else every file of the mirrored folder.
 
     Args:
-        module: The module's path from the root of the repository, as ``ortboost/graph/query.py``.
+        module: The module's path from the root of the repository, for example
+            ``ortboost/graph/query.py``.
 
     Returns:
         Paths from the root of the repository.
@@ -107,7 +108,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def changed_files(base: str) -> list[str]:
-    """The files that differ from where this branch left another one, new files included."""
+    """The files changed since this branch diverged from another one, including new files."""
 
     def git(*arguments: str) -> list[str]:
         done = subprocess.run(
@@ -121,7 +122,7 @@ def changed_files(base: str) -> list[str]:
 
 
 def tests_of_change(changed: Iterable[str]) -> list[str]:
-    """Changed test files, the mirrored tests of changed modules, then what else imports these."""
+    """Changed test files, mirrored tests of changed modules, then other tests that import these."""
     files, own, mirrored, others = _test_files(), [], [], []
     for file in changed:
         if file in files:
@@ -135,7 +136,7 @@ def tests_of_change(changed: Iterable[str]) -> list[str]:
 
 
 def unmirrored() -> tuple[list[str], list[str]]:
-    """Test files without a module of their name, and modules without a test file of theirs."""
+    """Test files without a module of the same name, and modules without a test file."""
     modules = {
         mirrored_test(path): path
         for file in (ROOT / "ortboost").rglob("*.py")

@@ -1,5 +1,5 @@
-"""Gradients of graphs: one seam, several engines.
+"""Gradients of graphs: one interface, several engines.
 
-Everything above asks :func:`ortboost.autodiff.engine.differentiate` for ``<name>_grad`` tensors and
-never knows which engine made them.
+Higher layers call :func:`ortboost.autodiff.engine.differentiate` for ``<name>_grad`` tensors and do
+not depend on the engine that computes them.
 """

@@ -1,4 +1,4 @@
-"""The shape that values broadcast to, and the sum that undoes the broadcast in a gradient."""
+"""The shape that values broadcast to, and the sum that reverses the broadcast in a gradient."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ortboost.graph.query import known_shape
 __all__ = ["Shape", "broadcast_shape", "sum_broadcast_axes"]
 
 Shape = tuple[int | str | None, ...]
-"""A shape as far as it is known: numbers, names, and ``None``."""
+"""A possibly symbolic shape: ints, names, and ``None`` for unknown dimensions."""
 
 
 def broadcast_shape(values: Sequence[ir.Value]) -> Shape | None:
-    """The shape that values broadcast to, ``None`` if uncertain; equal names are equal lengths."""
+    """The shape that values broadcast to; ``None`` if uncertain. Equal names mean equal lengths."""
     shapes = [known_shape(value) for value in values]
     found: list[int | str | None] = []
     for shape in shapes:
@@ -40,10 +40,10 @@ def sum_broadcast_axes(
     """Sum a gradient over the axes along which an operand was broadcast.
 
     Args:
-        builder: Where the nodes are made.
-        gradient: Gradient in the shape of the result of the broadcast.
-        want: Shape of the operand, an int64 vector, at run time.
-        shape: The same as far as it is known.
+        builder: Receives the nodes.
+        gradient: Gradient with the shape of the broadcast result.
+        want: Shape of the operand at run time, an int64 vector.
+        shape: The static shape of the operand, if known.
 
     Returns:
         The gradient in the shape of the operand: summed over the axes that the operand lacks, and
@@ -53,7 +53,7 @@ def sum_broadcast_axes(
     have = builder.op("Shape", gradient, dtype=int64)
     padded = _in_rank_of(builder, gradient, want, shape, have)
     same = builder.op("Equal", have, padded, dtype=ir.DataType.BOOL)
-    # A new first axis is summed always: over no axes ReduceSum is wrong where a length is 0.
+    # Always sum a new first axis: ReduceSum over no axes is wrong if a length is 0.
     new = builder.const([True], ir.DataType.BOOL)
     differs = builder.op("Concat", new, builder.op("Not", same), axis=0, dtype=ir.DataType.BOOL)
     found = builder.op("NonZero", differs, dtype=int64)  # [1, k]
@@ -70,10 +70,10 @@ def _in_rank_of(
     shape: ir.Shape | None,
     have: ir.Value,
 ) -> ir.Value:
-    """`[1, 1, ..., want]`, as long as the gradient has axes.
+    """`[1, 1, ..., want]`, padded to the rank of the gradient.
 
-    Ranks that are known are not computed. The kernels of a GPU put the result of Expand on the device, and the
-    axes, which ReduceSum wants on the host, would come back from there: the host would wait for every sum.
+    Known ranks are not computed at run time. On a GPU, the result of Expand is on the device, but
+    ReduceSum needs its axes on the host: the copy would synchronize the host for every sum.
     """
     int64, known = ir.DataType.INT64, known_shape(gradient)
     if known is None or shape is None:

@@ -1,7 +1,7 @@
-"""Can this model be trained? All obstacles at once, before anything is built.
+"""Check whether a model can be trained, and report all obstacles at once.
 
-The check runs the rewrites on a copy and looks at what is left: what it reports as rewritten is
-what the conversion rewrites. It returns data; the command line prints it.
+The check runs the rewrites of the conversion on a copy and examines the result, so that it reports
+exactly what the conversion does. It returns data; the command line prints it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Blocker", "TrainabilityReport", "check_trainable", "find_blockers"]
 
 _DEFAULT_FIX = "Replace the operator in the model, or freeze the parameters before it."
 _ORT = "com.microsoft"
-_FOR_INFERENCE = "is made for inference; start from the un-optimised export"
+_FOR_INFERENCE = "is for inference only; start from the unoptimized export"
 _QUANTIZED = ("DequantizeLinear", "Integer", "QLinear", "NBits")
 _SHORT = (
     ir.DataType.INT8,
@@ -37,13 +37,13 @@ _SHORT = (
 
 @dataclass(frozen=True)
 class Blocker:
-    """One thing that stands in the way of training.
+    """One obstacle to training.
 
     Args:
         node: Name of the node, tensor or function.
         op: Operator, or ``tensor``, ``function``, ``model``.
-        reason: Why it stands in the way.
-        fix: What the user can do.
+        reason: Why it prevents training.
+        fix: What the user can do about it.
     """
 
     node: str
@@ -54,14 +54,14 @@ class Blocker:
 
 @dataclass(frozen=True, repr=False)
 class TrainabilityReport(Shown):
-    """What :func:`check_trainable` found.
+    """The result of :func:`check_trainable`.
 
     Args:
-        blockers: Everything that stands in the way.
-        rewrites: Node to what will be done to it, grouped by rewrite in the order they run.
-        notes: Remarks, among them parameters that will not be trained.
+        blockers: All obstacles to training.
+        rewrites: One report for each rewrite, in execution order: node to the change that it makes.
+        notes: Remarks, for example on parameters that will not be trained.
         trained: Names of the parameters that a gradient reaches.
-        parameters: All float tensors with what they are taken for, as JSON data.
+        parameters: All float tensors with their classification, as JSON data.
     """
 
     blockers: tuple[Blocker, ...]
@@ -72,7 +72,7 @@ class TrainabilityReport(Shown):
 
     @property
     def trainable(self) -> bool:
-        """Whether nothing stands in the way."""
+        """Whether there are no blockers."""
         return not self.blockers
 
     def _facts(self) -> dict[str, object]:
@@ -103,23 +103,26 @@ def check_trainable(
     engine: Engine,
     loss: str | Sequence[str] | None = None,
 ) -> TrainabilityReport:
-    """Find everything that stands between a model and its training.
+    """Find everything that prevents a model from being trained.
 
     Args:
-        model: Normalized forward model, with or without its loss, normalizations and Dropout in the
-            mode in which it will be trained. It is not changed.
+        model: Normalized forward model, with or without its loss, with normalizations and Dropout
+            in training mode as needed. It is not changed.
         wrt: Names of the parameters to train.
-        engine: Engine that will differentiate.
-        loss: Name of the loss, or of the outputs that it will be made of; all outputs if not given.
+        engine: The engine that will differentiate the model.
+        loss: Name of the loss, or of the outputs that it is computed from; all outputs if not
+            given.
 
     Returns:
-        Blockers, rewrites and notes.
+        The blockers, rewrites and notes.
 
     Example:
         >>> from ortboost.autodiff.engine import get_engine
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
-        ... net (float[N,3] x, float[3] w) => (float[N,3] y) { [a] h = Mul(x, w) [b] y = Round(h) }''')
-        >>> [found.node for found in check_trainable(model, wrt=["w"], engine=get_engine()).blockers]
+        ... net (float[N,3] x, float[3] w) => (float[N,3] y) {
+        ...   [a] h = Mul(x, w) [b] y = Round(h) }''')
+        >>> report = check_trainable(model, wrt=["w"], engine=get_engine())
+        >>> [blocker.node for blocker in report.blockers]
         ['b']
     """
     targets = [loss] if isinstance(loss, str) else list(loss or ())
@@ -185,7 +188,7 @@ def _about_nodes(reached: Reach, engine: Engine, refused: dict[str, str]) -> Ite
             continue
         if node.domain == _ORT:
             reason = f"{_ORT}::{node.op_type} {_FOR_INFERENCE}"
-        # A rule that refused the node says more than the engine.
+        # The reason of a decomposition rule is more specific than that of the engine.
         reason = refused.get(label(node), reason)
         why, _, fix = reason.partition("; ")
         fix = f"{fix[:1].upper()}{fix[1:]}." if fix else _DEFAULT_FIX
@@ -197,7 +200,7 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
     for name in wrt:
         value = values.get(name)
         if value is None:
-            yield Blocker(name, "tensor", "there is no such tensor", "Check the name.")
+            yield Blocker(name, "tensor", "the model has no such tensor", "Check the name.")
         elif value.dtype is not None and value.dtype not in FLOAT_TYPES:
             yield Blocker(
                 name,
@@ -218,7 +221,7 @@ def _about_tensors(model: ir.Model, wrt: Sequence[str]) -> Iterator[Blocker]:
                 value.name or "",
                 "tensor",
                 "string tensors cannot be part of a training step",
-                "Cut the text processing off the model and feed numbers.",
+                "Remove the text processing from the model and feed numbers.",
             )
 
 
@@ -233,7 +236,7 @@ def _about_functions(model: ir.Model) -> Iterator[Blocker]:
 
 
 def _about_quantization(model: ir.Model) -> Iterator[Blocker]:
-    """Layers whose weights are stored as integers, which no gradient reaches."""
+    """Layers with weights stored as integers, which have no gradient."""
     for node in model.graph:
         quantized = node.domain == _ORT or any(word in node.op_type for word in _QUANTIZED)
         for value in node.inputs if quantized else ():

@@ -1,6 +1,6 @@
 """Conditions on the form of a node, shared by the engines and the decompositions.
 
-Each answers with the reason why a node has no gradient in its form, or with ``None``.
+Each returns the reason why this form of a node has no gradient, or ``None``.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _AXES = "its axes are not constant; export with fixed axes"
 
 
 def unknown_rank(node: ir.Node, *indices: int) -> str | None:
-    """Whether the rank of an input is unknown: of any, or of those that are named."""
+    """Check that the ranks of the inputs at ``indices``, by default all, are known."""
     for index in indices or range(len(node.inputs)):
         value = input_at(node, index)
         if value is not None and known_shape(value) is None:
-            return f"the rank of '{value.name}' is unknown; give the model's inputs shapes"
+            return f"the rank of '{value.name}' is unknown; give the shapes of the model's inputs"
     return None
 
 
 def unknown_axes(node: ir.Node, index: int = 1) -> str | None:
-    """Whether the input with the axes is computed."""
+    """Check that the axes input is constant."""
     axes = input_at(node, index)
     return None if axes is None or constant(axes) is not None else _AXES
 
 
 def empty_axes(node: ir.Node) -> str | None:
-    """Whether a reduction has ``noop_with_empty_axes`` and no axes, or axes that are computed."""
+    """Check that a reduction with ``noop_with_empty_axes`` has constant, non-empty axes."""
     axes = constant(input_at(node, 1))
     if node.attributes.get_int("noop_with_empty_axes", 0) and (axes is None or axes.size == 0):
         return "noop_with_empty_axes without axes: implementations disagree; remove the node"
@@ -46,7 +46,7 @@ def empty_axes(node: ir.Node) -> str | None:
 
 
 def column_major(node: ir.Node) -> str | None:
-    """Whether the indices of a MaxPool are read and count columns first."""
+    """Check that the indices output of a MaxPool, if it is read, is row-major."""
     read = len(node.outputs) > 1 and is_read(node.outputs[1])
     if read and node.attributes.get_int("storage_order", 0) == 1:
         return "its indices are column-major (storage_order=1); export them row-major"
@@ -54,7 +54,7 @@ def column_major(node: ir.Node) -> str | None:
 
 
 def reduced_axes(site: Site) -> tuple[int, ...] | None:
-    """The axes that a reduction reduces, counted from the front; () for none, ``None`` if unknown."""
+    """The non-negative axes that a reduction reduces; () for none, ``None`` if unknown."""
     given, shape = site.array(1), known_shape(site.input(0))
     if site.optional(1) is not None and given is None:
         return None
@@ -69,10 +69,10 @@ def reduced_axes(site: Site) -> tuple[int, ...] | None:
 
 
 def fixed_axes(site: Site) -> tuple[int, ...]:
-    """The axes that a reduction reduces, () for none.
+    """The axes that a reduction reduces; () for none.
 
     Raises:
-        Refusal: They are computed, or the rank is unknown.
+        Refusal: The axes are computed, or the rank is unknown.
     """
     site.rank()
     axes = reduced_axes(site)

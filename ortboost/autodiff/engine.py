@@ -1,8 +1,8 @@
-"""The interface between ortboost and the engines that make gradients.
+"""The interface between ortboost and the engines that compute gradients.
 
-An engine takes a forward graph and returns the same graph with one more output ``<name>_grad`` for
-each requested tensor. Nothing after it asks which engine made them. Engines are found by name in a
-small table; adding one takes a class and a line in ``_ENGINES``.
+An engine takes a forward graph and returns the same graph with an additional output ``<name>_grad``
+for each requested tensor. Later stages do not depend on the engine. Engines are looked up by name
+in a small table; to add one, write a class and add a line to ``_ENGINES``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = [
     "run_rewrites",
 ]
 
-# In the order in which "auto" tries them: the portable one differentiates more models, and on the
-# CPU it is as fast (docs/benchmarks.md); on CUDA nothing has been measured.
+# In the order in which "auto" tries them: the portable engine differentiates more models, and is
+# as fast on the CPU (docs/benchmarks.md); on CUDA they have not been compared.
 _ENGINES = {
     "portable": "ortboost.autodiff.portable.engine:PortableEngine",
     "native": "ortboost.autodiff.native.engine:NativeEngine",
@@ -42,13 +42,13 @@ _ENGINES = {
 
 @runtime_checkable
 class Engine(Protocol):
-    """An engine that makes gradients.
+    """An engine that builds gradient graphs.
 
     Attributes:
         name: Name in the table, ``"native"``.
         opsets: Opset versions of the standard domain that it supports.
         ir_version: Newest IR version that it supports.
-        fp32_operators: Operators that have to stay in float32, with the reason.
+        fp32_operators: Operators that must stay in float32, with the reason.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Engine(Protocol):
     fp32_operators: Mapping[str, str]
 
     def unavailable(self) -> str | None:
-        """Why the engine cannot run here and how to fix it, in a sentence; ``None`` if it can."""
+        """Why the engine cannot run here and how to fix it, in one sentence; ``None`` if it can."""
 
     def require(self) -> None:
         """Raise :class:`~ortboost.core.errors.DependencyError` if it cannot run here."""
@@ -66,9 +66,9 @@ class Engine(Protocol):
         """``None`` if the node can be differentiated (perhaps after ``prepare``), else why not."""
 
     def prepare(self, model: ir.Model) -> list[Report]:
-        """Rewrite a forward graph in place into a form whose gradients are right.
+        """Rewrite a forward graph in place into a form that the engine differentiates correctly.
 
-        The computed function stays the same. A second call changes nothing.
+        The computed function stays the same. The rewrites are idempotent.
         """
 
     def differentiate(
@@ -89,14 +89,14 @@ def get_engine(name: str = "auto") -> Engine:
         name: ``"auto"`` for the first available one, or a name from :func:`engine_names`.
 
     Raises:
-        UsageError: There is no engine of this name.
-        DependencyError: The engine (or, for ``auto``, every engine) lacks something here.
+        UsageError: The name is unknown.
+        DependencyError: The engine (or, for ``auto``, every engine) cannot run here.
 
     Example:
         >>> get_engine("nativ")
         Traceback (most recent call last):
         ...
-        ortboost.core.errors.UsageError: There is no autodiff engine 'nativ'.
+        ortboost.core.errors.UsageError: Unknown autodiff engine 'nativ'.
           where: engine='nativ'
           fix:   did you mean 'native'? (choices: auto, portable, native)
     """
@@ -117,7 +117,7 @@ def get_engine(name: str = "auto") -> Engine:
         )
     if name not in _ENGINES:
         raise UsageError(
-            f"There is no autodiff engine '{name}'.",
+            f"Unknown autodiff engine '{name}'.",
             where=f"engine='{name}'",
             fix=nearest(name, ["auto", *_ENGINES]),
         )
@@ -127,14 +127,14 @@ def get_engine(name: str = "auto") -> Engine:
 
 
 def available_engines(name: str = "auto") -> list[Engine]:
-    """The engines that may be taken, best first.
+    """The engines that can be used, in order of preference.
 
     Args:
-        name: ``"auto"`` for all that can run here, or the name of one.
+        name: ``"auto"`` for all available engines, or a name.
 
     Raises:
-        UsageError: There is no engine of this name.
-        DependencyError: The engine (or, for ``auto``, every engine) lacks something here.
+        UsageError: The name is unknown.
+        DependencyError: The engine (or, for ``auto``, every engine) cannot run here.
     """
     if name != "auto":
         return [get_engine(name)]
@@ -151,12 +151,12 @@ def _load(name: str) -> Engine:
 def differentiate(
     model: ir.Model, loss: str, wrt: Sequence[str], engine: str | Engine = "auto"
 ) -> ir.Model:
-    """Make the gradient graph of a model.
+    """Build the gradient graph of a model.
 
     Args:
         model: Forward model with every operator differentiable by the engine (see
-            :mod:`ortboost.autodiff.check` and :mod:`ortboost.autodiff.decompose`). The engine's
-            own preparation is done on a copy; the model itself is not touched.
+            :mod:`ortboost.autodiff.check` and :mod:`ortboost.autodiff.decompose`). The engine
+            prepares a copy; the model itself is not changed.
         loss: Name of a float value of shape ``[]`` in the main graph.
         wrt: Names of float graph inputs (the parameters) or inner values.
         engine: Name of an engine, or an engine.
@@ -166,8 +166,8 @@ def differentiate(
         ``<name>_grad`` for each of ``wrt``, with the shape and element type of ``<name>``.
 
     Raises:
-        ModelError: A name is unknown, not a float, or cannot be reached from the loss; an operator
-            on the way has no gradient.
+        ModelError: A name is unknown, is not a float tensor, or the loss does not depend on it; or
+            an operator in between has no gradient.
         DependencyError: The engine cannot run here.
 
     Example:
@@ -186,7 +186,7 @@ def gradient_name(name: str) -> str:
 
 
 def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
-    """Refuse what no engine can answer: the checks that all engines share.
+    """Reject invalid requests: the checks that all engines share.
 
     Raises:
         ModelError: See :func:`differentiate`.
@@ -202,20 +202,21 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
     shape = known_shape(loss_value)
     if shape not in (None, ()) or loss_value.dtype not in (None, *FLOAT_TYPES):
         raise ModelError(
-            "The loss must be one float number of shape [].",
+            "The loss must be a float scalar of shape [].",
             where=f"loss '{loss}' has type {loss_value.dtype} and shape {list(shape or ())}",
-            fix="Reduce it with ReduceMean or ReduceSum (keepdims=0), or let ortboost attach a loss.",
+            fix="Reduce it with ReduceMean or ReduceSum (keepdims=0), or let ortboost attach a "
+            "loss.",
         )
     if not wrt:
         raise ModelError(
-            "No tensor was named to differentiate for.",
+            "There is no tensor to differentiate with respect to.",
             where=f"loss '{loss}'",
-            fix="Name at least one parameter: everything is frozen, or no parameter was found.",
+            fix="Train at least one parameter: all are frozen, or none was found.",
         )
     repeated = sorted(name for name, count in Counter(wrt).items() if count > 1)
     if repeated:
         raise ModelError(
-            "A tensor is named twice.", where=", ".join(repeated), fix="Name each tensor once."
+            "A tensor is listed twice.", where=", ".join(repeated), fix="List each tensor once."
         )
     sources = _sources(graph)
     unknown = [name for name in wrt if name not in sources]
@@ -224,7 +225,7 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
             "It is a constant: make it a graph input." if unknown[0] in graph.initializers else ""
         )
         raise ModelError(
-            "Gradients are wanted for names that are neither graph inputs nor inner values.",
+            "Gradients are requested for names that are neither graph inputs nor inner values.",
             where=", ".join(unknown),
             fix=hint or nearest(unknown[0], sources),
         )
@@ -233,7 +234,7 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
         raise ModelError(
             "Only float tensors have gradients.",
             where=", ".join(f"{name} ({sources[name].dtype})" for name in wrong),
-            fix="Leave them out of what is trained.",
+            fix="Do not train these.",
         )
     fixed = {value.name for value in (*graph.inputs, *graph.outputs) if value.name}
     clashes = sorted(fixed & {gradient_name(name) for name in (*wrt, loss)})
@@ -241,20 +242,20 @@ def check_request(model: ir.Model, loss: str, wrt: Sequence[str]) -> None:
         raise ModelError(
             "Inputs or outputs of the model have the names of gradients.",
             where=", ".join(clashes),
-            fix="Rename them in the model, or take the gradients out of it first.",
+            fix="Rename them in the model, or remove the gradients from it first.",
         )
     unreachable = reach(model, wrt, loss).unreachable
     if unreachable:
         raise ModelError(
             "The loss does not depend differentiably on some of the tensors.",
             where=", ".join(unreachable),
-            fix="Freeze them, or use an output that needs them "
+            fix="Freeze them, or use an output that depends on them "
             "(they are unused, or behind an ArgMax, a comparison or an integer cast).",
         )
 
 
 def run_rewrites(model: ir.Model, rewrites: Sequence[Callable[[ir.Model], Report]]) -> list[Report]:
-    """Prepare a model, in place; the reports of the rewrites that changed or refused something."""
+    """Run rewrites in place; return the reports of those that changed or refused a node."""
     infer_missing(model)
     reports = [rewrite(model) for rewrite in rewrites]
     if any(report.modified for report in reports):
@@ -263,15 +264,15 @@ def run_rewrites(model: ir.Model, rewrites: Sequence[Callable[[ir.Model], Report
 
 
 def refuse_nodes(engine: str, problems: Sequence[tuple[ir.Node, str]], fix: str) -> None:
-    """Refuse nodes between the parameters and the loss that have no right gradient.
+    """Raise an error if nodes between the parameters and the loss have no correct gradient.
 
     Args:
-        engine: Name of the engine that has none.
-        problems: The nodes, each with the reason; nothing is refused without any.
+        engine: Name of the engine.
+        problems: The nodes, each with the reason; may be empty.
         fix: What the user can do.
 
     Raises:
-        ModelError: It names the first of them.
+        ModelError: There are problems; it lists the first of them.
     """
     if problems:
         named = [f"{label(node)} ({node.op_type}): {reason}" for node, reason in problems]

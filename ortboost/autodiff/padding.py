@@ -1,8 +1,8 @@
-"""``auto_pad`` of convolutions and pools, and the axes of Pad, written out as ``pads``.
+"""Conversion of ``auto_pad`` of convolutions and pools, and of Pad's axes, to explicit ``pads``.
 
 The native builder passes ``auto_pad`` on to ConvGrad, MaxPoolGrad and AveragePoolGrad, which read
-outside their memory: errors far above 1 that vary from run to run. It ignores the axes of a Pad,
-and so does the optimizer of onnxruntime (1.19 to 1.31) when it moves a Transpose through one.
+out of bounds: errors far above 1 that vary from run to run. It ignores the axes of a Pad, and so
+does the optimizer of onnxruntime (1.19 to 1.31) when it moves a Transpose through one.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["explicit_padding", "same_pads"]
 def explicit_padding(model: ir.Model) -> Report:
     """Replace ``auto_pad`` of Conv, MaxPool and AveragePool, and the axes of Pad, in place.
 
-    ``SAME_*`` with a stride above 1 needs the spatial dimensions as numbers.
+    ``SAME_*`` with a stride above 1 requires fixed spatial dimensions.
     """
-    what = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), "auto_pad written out as pads")
+    what = dict.fromkeys(("Conv", "MaxPool", "AveragePool"), "auto_pad replaced by pads")
     rules = {**dict.fromkeys(what, _rule), "Pad": _pad}
-    what["Pad"] = "pads written for all axes"
+    what["Pad"] = "pads extended to all axes"
     return rewrite_nodes(model, "explicit_padding", rules, what)
 
 
 def _pad(site: Site) -> list[ir.Value | None] | None:
-    """Write pads of some axes for all axes; computed ones are gathered from their vector."""
+    """Extend pads of some axes to all axes; computed pads are gathered from their vector."""
     if site.optional(3) is None:
         return None
     axes, rank = site.array(3), site.rank()
@@ -39,7 +39,7 @@ def _pad(site: Site) -> list[ir.Value | None] | None:
     given += [None if place is None else place + axes.size for place in given]
     if pads is not None:
         whole = site.ints(*(0 if place is None else int(pads[place]) for place in given))
-    else:  # a zero is put behind the vector for the axes that it says nothing of
+    else:  # append a zero to the vector for the other axes
         longer = site.op("Concat", site.input(1), site.ints(0), axis=0, dtype=ir.DataType.INT64)
         chosen = site.ints(*(2 * axes.size if place is None else place for place in given))
         whole = site.op("Gather", longer, chosen, dtype=ir.DataType.INT64)
@@ -65,10 +65,11 @@ def _rule(site: Site) -> list[ir.Value | None] | None:
 
 
 def same_pads(site: Site) -> list[int]:
-    """The pads that ``auto_pad`` stands for: all begins, then all ends.
+    """The pads equivalent to ``auto_pad``: all begins, then all ends.
 
     With ``o = ceil(in / stride)`` the total is ``max((o - 1) * stride + (k - 1) * dilation + 1 -
-    in, 0)``; an odd pixel goes to the end for ``SAME_UPPER`` and to the begin for ``SAME_LOWER``.
+    in, 0)``; an odd pixel goes to the end for ``SAME_UPPER`` and to the beginning for
+    ``SAME_LOWER``.
     """
     spatial = site.rank() - 2
     kernel = site.integers("kernel_shape")
@@ -76,7 +77,7 @@ def same_pads(site: Site) -> list[int]:
         weight = known_shape(site.input(1)) or ()
         kernel = tuple(dim for dim in weight[2:] if isinstance(dim, int))
     if len(kernel) != spatial:
-        raise Refusal("its kernel shape is unknown; give the model's inputs shapes")
+        raise Refusal("its kernel shape is unknown; give the shapes of the model's inputs")
     mode = site.text("auto_pad", "NOTSET")
     if mode == "VALID":
         return [0] * (2 * spatial)

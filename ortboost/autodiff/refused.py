@@ -1,4 +1,4 @@
-"""Standard operators that the native engine does not differentiate, and the portable one only by a rule of its own."""
+"""Standard operators without a native gradient; the portable engine has rules for some of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["REFUSED"]
 
 _STEP = "its derivative is zero almost everywhere, so nothing before it would be trained"
 _RECURRENT = (
-    "recurrent operators have no gradient; fix the number of steps (--dim NAME=LENGTH) and take "
+    "recurrent operators have no gradient; fix the number of steps (--dim NAME=LENGTH) and use "
     "--engine portable, or export the cell unrolled"
 )
-_CONTROL = "control flow has no gradient; export a model without it (torch.export writes none)"
+_CONTROL = "control flow has no gradient; export a model without it (torch.export produces none)"
 _QUANTIZED = "quantized; start from the float model"
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -33,4 +33,4 @@ REFUSED: Final[Mapping[str, str]] = {
     "Mod": "it has no gradient",
     "RoiAlign": "it has no gradient",
 }
-"""Operators that are refused, with the reason. What is in no table is refused as unknown."""
+"""Refused operators, with the reason. Operators in no table are refused as unknown."""

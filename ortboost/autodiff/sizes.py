@@ -1,4 +1,4 @@
-"""Lengths and shapes at run time, shared by rules and rewrites; constants where they are known."""
+"""Lengths and shapes at run time, shared by rules and rewrites; constant if known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 INT64 = ir.DataType.INT64
 Size = int | ir.Value
-"""A length: a number, or an int64 vector of one element."""
+"""A length: an int, or an int64 vector of one element."""
 _ARITHMETIC = {
     "Add": operator.add,
     "Div": operator.floordiv,
@@ -36,14 +36,14 @@ _ARITHMETIC = {
 
 
 def length(b: Site, value: ir.Value, axis: int) -> Size:
-    """Length of an axis, counted from the front; a number if it is known."""
+    """Length of a non-negative axis; an int if it is known."""
     shape = known_shape(value)
     dim = None if shape is None else shape[axis]
     return dim if isinstance(dim, int) else b.shape_of(value, axis, axis + 1)
 
 
 def dims(b: Site, value: ir.Value) -> ir.Value:
-    """The shape as an int64 vector: a constant if it is known."""
+    """The shape as an int64 vector, constant if known."""
     shape = known_shape(value)
     if shape is None or not all(isinstance(dim, int) for dim in shape):
         return b.shape_of(value)
@@ -51,7 +51,7 @@ def dims(b: Site, value: ir.Value) -> ir.Value:
 
 
 def joined(b: Site, parts: Sequence[Size]) -> ir.Value:
-    """A vector of lengths; one constant where all are numbers."""
+    """Concatenate lengths to a vector; a constant if all are ints."""
     pieces: list[ir.Value] = []
     numbers: list[int] = []
     for part in parts:
@@ -89,10 +89,10 @@ def product(b: Site, parts: Sequence[Size]) -> Size:
 
 
 def reshape_like(b: Site, gradient: ir.Value, value: ir.Value) -> ir.Value:
-    """The elements of a gradient in the shape of a value.
+    """Reshape a gradient to the shape of a value.
 
-    One dimension that is not known, among others that are and are not zero, becomes -1: then the
-    value itself is not needed and its memory is free.
+    A single unknown dimension becomes -1 if no other dimension is zero: then the value itself is
+    not needed and its memory can be freed.
     """
     shape = known_shape(value)
     if shape is not None:
@@ -110,10 +110,10 @@ def padded(
     rank: int,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
-    """Zeros before and behind along some axes.
+    """Pad with zeros before and after along some axes.
 
-    Pads for all axes, not an axes input: onnxruntime (1.19 to 1.31), where it moves a Transpose
-    through a Pad, permutes the pads as if they were those of all axes.
+    Pads are given for all axes, without an axes input: when onnxruntime (1.19 to 1.31) moves a
+    Transpose through a Pad, it permutes the pads as if they were for all axes.
     """
     each = [margins.get(axis, (0, 0)) for axis in range(rank)]
     pads = joined(b, [*(before for before, _ in each), *(after for _, after in each)])
@@ -121,5 +121,5 @@ def padded(
 
 
 def zeros(b: Site, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
-    """Zeros in the shape of a value."""
+    """Zeros with the shape of a value."""
     return b.filled(0, dims(b, value), dtype or value.dtype, value.shape)

@@ -1,4 +1,4 @@
-"""The table of operators in ``docs/trainability.md``, made from the code that decides."""
+"""The table of operators in ``docs/trainability.md``, generated from the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = ("operator", "native engine", "portable engine", "remark")
 
 
 def support_table() -> str:
-    """The table in Markdown: operator, how each engine trains it, remarks."""
+    """The table in Markdown: operator, support by each engine, remarks."""
     portable = {f"{domain}::{op_type}" if domain else op_type for domain, op_type in rules()}
     microsoft = {f"com.microsoft::{op_type}" for op_type in support.NATIVE_MICROSOFT}
     known = {

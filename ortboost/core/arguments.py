@@ -1,9 +1,8 @@
-"""A decorator that refuses arguments that the annotations of a function exclude.
+"""A decorator that checks the arguments of a function against its annotations.
 
 Public functions are called from notebooks, where nothing checks types: a dict where a configuration
-belongs would otherwise end in an AttributeError somewhere in the middle. Types, choices and ranges
-stand in the annotations; what else the values mean (files that exist, what goes together) is for each
-function to check.
+belongs would otherwise end in an AttributeError deep inside. The annotations give types, choices
+and ranges; each function checks the rest itself (whether a file exists, which options go together).
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ R = TypeVar("R")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Refuse arguments that the annotations of a function exclude.
+    """Reject arguments that do not match the annotations of a function.
 
-    The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`. The function
-    raises an :class:`ArgumentTypeError` for another type, and an :class:`ArgumentValueError` for a
-    number out of its ``Range`` or a text that is none of the choices.
+    The rules are those of configurations, see :func:`ortboost.core.field_types.check_kinds`. The
+    function raises an :class:`ArgumentTypeError` for a wrong type, and an
+    :class:`ArgumentValueError` for a number outside its :class:`Range` or a string that is not one
+    of the choices.
 
     Example:
         >>> @checked
@@ -63,17 +63,17 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
-    """Refuse one value, as :func:`checked` does; for what is inside of an argument, or known late.
+    """Check one value as :func:`checked` does: a part of an argument, or a type known only later.
 
     Args:
-        owner: What the user called.
+        owner: The function or class that the user called, for the error.
         name: Name of the argument.
         value: The value.
-        hint: The annotation that it must be of.
+        hint: The annotation that the value must match.
 
     Raises:
-        ArgumentTypeError: It is of another type.
-        ArgumentValueError: It is out of range, or none of the choices.
+        ArgumentTypeError: The value has the wrong type.
+        ArgumentValueError: The value is out of range, or not one of the choices.
 
     Example:
         >>> check_argument("SGD", "nesterov", True, bool)
@@ -92,20 +92,22 @@ def check_argument(owner: str, name: str, value: object, hint: Any) -> None:
 def _misfit(
     owner: str, said: str, signature: inspect.Signature, given: Mapping[str, object]
 ) -> ArgumentTypeError:
-    """The error for a call that the signature does not allow, with the nearest name."""
+    """The error for a call that does not match the signature, with the nearest known name."""
     known = [name for name in signature.parameters if name != "self"]
     unknown = next((name for name in given if name not in known), None)
     if unknown is None:
         return ArgumentTypeError(
-            f"The call does not fit: {said}.", where=owner, fix=f"Arguments: {', '.join(known)}."
+            f"The arguments do not match the signature: {said}.",
+            where=owner,
+            fix=f"Arguments: {', '.join(known)}.",
         )
     return ArgumentTypeError(
-        f"There is no argument '{unknown}'.", where=owner, fix=nearest(unknown, known)
+        f"Unknown argument '{unknown}'.", where=owner, fix=nearest(unknown, known)
     )
 
 
 def _owner(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """What the user called: of a constructor the class, which may have inherited it."""
+    """The name that the user called; for a constructor, the class, which may have inherited it."""
     name = function.__qualname__
     return type(args[0]).__name__ if name.endswith(".__init__") and args else name
 

@@ -1,4 +1,4 @@
-"""Numbers out of whatever holds them."""
+"""Conversion of arrays, lists and tensors of any framework to numpy arrays."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def read_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 
 def as_array(value: Any, where: str) -> NDArray[Any]:
-    """A numpy array out of numbers, lists, arrays, or a tensor of any framework.
+    """Convert a number, a list, an array, or a tensor of any framework to a numpy array.
 
-    Tensors are recognised by what they can do (``asnumpy``; ``detach``, ``cpu`` and ``numpy``;
+    Tensors are recognised by their methods (``asnumpy``; ``detach``, ``cpu`` and ``numpy``;
     ``__array__``; ``__dlpack__``); no framework is imported.
 
     Args:
         value: The data.
-        where: What they are, for the error.
+        where: Description of the data, for the error.
 
     Raises:
-        ArgumentTypeError: They are no numbers, or rows of different lengths.
+        ArgumentTypeError: The data are not numeric, or their rows have different lengths.
     """
     if isinstance(value, np.ndarray):
         array = value.view(np.ndarray)

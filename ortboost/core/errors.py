@@ -1,8 +1,8 @@
 """One error family: what went wrong, where, and how to fix it.
 
-Every error that a user can cause is an :class:`OrtBoostError`. Its text is always three lines; the
-command line prints them and leaves with the ``exit_status`` of the class. Anything else that
-escapes is a bug of ortboost and leaves with status 1.
+Every error that a user can cause is an :class:`OrtBoostError`. Its text always has three lines; the
+command line prints them and exits with the ``exit_status`` of the class. Any other exception that
+escapes is a bug in ortboost and exits with status 1.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class OrtBoostError(Exception):
     """Base of all errors that ortboost raises on purpose.
 
     Args:
-        what: One sentence, what went wrong.
-        where: The file, node, tensor, key or argument it is about.
+        what: One sentence that says what went wrong.
+        where: The file, node, tensor, key or argument concerned.
         fix: What the user can do about it.
 
     Example:
@@ -58,7 +58,7 @@ class OrtBoostError(Exception):
         return in_python(self.in_options())
 
     def in_options(self) -> str:
-        """The lines for the command line, whose options they speak of; as text they speak of arguments."""
+        """The message with command-line options; ``str`` gives it with Python arguments instead."""
         lines = [one_line(self.what)]
         if self.where:
             lines.append(f"  where: {one_line(self.where)}")
@@ -94,7 +94,7 @@ class ModelError(OrtBoostError):
 
 
 class ParityError(OrtBoostError):
-    """Two graphs that should answer alike do not, or an accuracy is below what was asked for."""
+    """The outputs of two graphs differ, or an accuracy is below the required one."""
 
     exit_status = 5
 
@@ -106,25 +106,25 @@ class DivergedError(OrtBoostError):
 
 
 class DependencyError(OrtBoostError):
-    """A package, library or device that is needed is missing or broken."""
+    """A required package, library or device is missing or broken."""
 
     exit_status = 7
 
 
 class FileError(OrtBoostError):
-    """A file is missing, damaged, foreign or not writable."""
+    """A file is missing, damaged, not writable, or not one of ortboost's."""
 
     exit_status = 8
 
 
 class LostProcessError(OrtBoostError):
-    """A process of a run with several is gone, or does not answer."""
+    """A process of a distributed run has died or does not respond."""
 
     exit_status = 9
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Phrase the valid choices for an unknown name, the nearest one first.
+    """List the valid choices for an unknown name, and suggest the nearest one.
 
     Example:
         >>> nearest("momentun", ["sgd", "momentum"])
@@ -143,20 +143,20 @@ def require_known(
     where: str,
     error: type[OrtBoostError] = UsageError,
 ) -> None:
-    """Refuse a name that is none of the choices; the nearest one is named.
+    """Raise an error for a name that is not one of the choices; it suggests the nearest one.
 
     Args:
         name: The name.
-        choices: Those that there are.
-        what: What is wrong with another name, one sentence.
+        choices: The valid names.
+        what: One sentence for the error.
         where: Where it was given.
-        error: What to raise.
+        error: The exception class to raise.
 
     Example:
-        >>> require_known("tset", ["train", "test"], "There is no split 'tset'.", "split")
+        >>> require_known("tset", ["train", "test"], "Unknown split 'tset'.", "split")
         Traceback (most recent call last):
         ...
-        ortboost.core.errors.UsageError: There is no split 'tset'.
+        ortboost.core.errors.UsageError: Unknown split 'tset'.
           where: split
           fix:   did you mean 'test'? (choices: train, test)
     """

@@ -1,8 +1,8 @@
-"""Configurations are frozen dataclasses: read from plain data, written to it, checked by their annotations.
+"""Configurations: frozen dataclasses, converted from and to plain data, checked by annotation.
 
-cattrs does the work; the hooks below make it strict (a text is no number, a number no text, no key is
-ignored) and turn what it finds into the errors of :mod:`ortboost.core.errors`. A range is part of the
-annotation: ``Annotated[int, Range(1)]``.
+cattrs does the work; the hooks below make it strict (strings and numbers are never converted into
+each other, no key is ignored) and turn its findings into the errors of :mod:`ortboost.core.errors`.
+A range is part of the annotation: ``Annotated[int, Range(1)]``.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_INT64: Final = 2**63  # what a graph can hold
-_DOUBLE: Final = 2**1023  # a larger int is no float
+_INT64: Final = 2**63  # the range of an int64 tensor
+_DOUBLE: Final = 2**1023  # larger ints may not fit into a float
 
 
 def check_kinds(config: Any, where: str) -> None:
-    """Refuse a dataclass whose fields hold other values than their annotations allow.
+    """Reject a dataclass with a field value that its annotation does not allow.
 
-    A float field takes a whole number and a tuple field a list; a bool is no number, and 2.0 not whole.
+    A float field accepts an int and a tuple field a list; a bool is not a number, and 2.0 not an
+    int.
 
     Args:
         config: A dataclass instance, in its ``__post_init__``.
-        where: What it is, for the error; empty if the field says it.
+        where: Description of the dataclass, for the error; empty if the field name is enough.
 
     Raises:
         ConfigError: The first field that does not fit.
@@ -76,25 +77,27 @@ def check_kinds(config: Any, where: str) -> None:
 
 
 def check_value(value: object, hint: Any) -> None:
-    """Refuse a value that is not of the type, the choices or the range that an annotation names.
+    """Reject a value whose type, choice or range does not match an annotation.
 
     Raises:
-        UnfitError: It is not.
+        UnfitError: The value does not match.
     """
     _checker.structure(value, hint)
 
 
 def read_config(kind: type[T], data: Any, where: str = "configuration") -> T:
-    """Build a configuration of plain data, nested ones too; keys may stay out.
+    """Build a configuration from plain data, also a nested one; absent keys keep their defaults.
 
     Args:
-        kind: The dataclass, or the base of a family, see :func:`describe_family`. Ranges are checked
-            by the :func:`check_kinds` of its ``__post_init__``.
-        data: What :func:`write_config` gives, or a part of it; objects in it stay as they are.
-        where: What is read, for the error.
+        kind: The dataclass, or the base of a family, see :func:`describe_family`. Ranges are
+            checked by the :func:`check_kinds` of its ``__post_init__``.
+        data: The output of :func:`write_config`, or a part of it; configuration objects inside it
+            are kept.
+        where: Description of the data, for the error.
 
     Raises:
-        ConfigError: An unknown key (the nearest one is named), a missing one, or a value that does not fit.
+        ConfigError: An unknown key (the nearest one is suggested), a missing key, or an invalid
+            value.
 
     Example:
         >>> read_config(Range, {"leest": 1}, "range")
@@ -124,14 +127,14 @@ def write_config(config: Any) -> dict[str, Any]:
 def describe_family(
     family: Any, tag: str, kinds: Mapping[str, type[Any]], *, words: str, default: str = ""
 ) -> None:
-    """Let a field hold one of several configurations, told apart by the name under a key.
+    """Let a field hold one of several configurations, distinguished by a key in plain data.
 
     Args:
-        family: Their union or common base, as it stands in annotations.
-        tag: The key.
-        kinds: Name to class. It may grow later.
-        words: What they are, for errors: ``an optimizer``.
-        default: The name where the key stays out; it must be given if this is empty.
+        family: Their union or common base, as written in annotations.
+        tag: The key that holds the name.
+        kinds: Name to class. Entries may be added later.
+        words: A description for errors: ``an optimizer``.
+        default: The name if the key is absent; if empty, the key is required.
     """
 
     def read(data: Any, _: Any) -> Any:
@@ -139,9 +142,7 @@ def describe_family(
             return _instance(data, family)
         arguments = dict(data)
         name = str(arguments.pop(tag, default))
-        require_known(
-            name, kinds, f"There is no {words.partition(' ')[2]} '{name}'.", tag, ConfigError
-        )
+        require_known(name, kinds, f"Unknown {words.partition(' ')[2]} '{name}'.", tag, ConfigError)
         return _reader.structure(arguments, kinds[name])
 
     FAMILIES[family] = words, {tag: default or next(iter(kinds))}
@@ -176,7 +177,7 @@ def _instance(value: Any, hint: Any) -> Any:
 
 
 def _generic(value: Any, hint: Any) -> Any:
-    """Of ``PathLike[str]`` and its kind the class is asked; what is inside cannot be seen."""
+    """For a generic such as ``PathLike[str]``, check the class; its arguments cannot be checked."""
     if not isinstance(value, typing.get_origin(hint)):
         raise UnfitError(value, hint)
     return value
@@ -215,7 +216,7 @@ def _ranged(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
 
 
 def _either(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
-    """A union: the first member that takes the value; of one configuration, its own error."""
+    """Try the members of a union in order; an optional configuration raises its own error."""
     members = typing.get_args(hint)
     if value is None and type(None) in members:
         return None
@@ -253,7 +254,7 @@ def _mapping(converter: cattrs.Converter, value: Any, hint: Any) -> Any:
 
 
 def _object(converter: cattrs.Converter, kind: Any) -> Any:
-    """What reads a dataclass; an object of it stays as it is."""
+    """The structure hook of a dataclass; an instance is kept unchanged."""
     read = cattrs.gen.make_dict_structure_fn(kind, converter, _cattrs_forbid_extra_keys=True)
 
     def structure(value: Any, hint: Any) -> Any:
@@ -273,7 +274,7 @@ def _has(*origins: Any) -> Any:
 
 
 def _strict(converter: cattrs.Converter, *, reads: bool) -> cattrs.Converter:
-    """Hooks for all that stands in annotations; without ``reads`` plain data are no configuration."""
+    """Add hooks for all annotations; ``reads`` lets plain data be built into dataclasses."""
     bound = {
         _either: UNIONS,
         _sequence: (tuple, Sequence),
@@ -308,7 +309,7 @@ _checker: Final = _strict(cattrs.Converter(), reads=False)
 
 
 def _explained(error: BaseException, path: list[str]) -> Exception:
-    """The first thing that is wrong, with the way to it."""
+    """The first problem found, with the path of keys to it."""
     if isinstance(error, cattrs.ClassValidationError | cattrs.IterableValidationError):
         unknown = [e for e in error.exceptions if isinstance(e, cattrs.ForbiddenExtraKeysError)]
         inner = (unknown or error.exceptions)[0]

@@ -1,4 +1,4 @@
-"""What stands in annotations, in words: ranges, and what is wrong with a value that does not fit."""
+"""Annotations in words: ranges, and why a value does not match its annotation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 _SHOWN: Final = 60
 UNIONS: Final = (typing.Union, types.UnionType)
-"""What the two ways to write a union come from."""
+"""The origins of the two ways to write a union."""
 
 _WORDS: Final[Mapping[Any, str]] = {
     bool: "True or False",
@@ -43,13 +43,13 @@ _WORDS: Final[Mapping[Any, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Which numbers a field may hold, as part of its annotation: finite ones.
+    """The finite numbers that a field may hold, as part of its annotation.
 
     Args:
-        least: The smallest.
-        most: The largest.
-        above: All are larger than this.
-        below: All are smaller than this.
+        least: The smallest value allowed.
+        most: The largest value allowed.
+        above: An exclusive lower bound.
+        below: An exclusive upper bound.
 
     Example:
         >>> Range(1).text, Range(above=0, below=1).text
@@ -82,20 +82,20 @@ class Range:
 
 
 class OnlyFloat:
-    """A mark in an annotation: a whole number is not taken for a float, as in MindSpore."""
+    """A marker in an annotation: an int is not accepted as a float, as in MindSpore."""
 
 
 FAMILIES: Final[dict[Any, tuple[str, dict[str, str]]]] = {}
-"""Families of configurations, see :func:`ortboost.core.field_types.describe_family`: in words, and in plain data."""
+"""Family (:func:`~ortboost.core.field_types.describe_family`) to description and sample data."""
 
 
 class UnfitError(Exception):
-    """A value that is not of its annotation.
+    """A value does not match its annotation.
 
     Args:
         value: The value.
         hint: The annotation.
-        type_fits: Whether only its range or its choices refuse it.
+        type_fits: Whether the type is right, and only the range or the choice is not.
     """
 
     def __init__(self, value: object, hint: Any, *, type_fits: bool = False) -> None:
@@ -104,12 +104,12 @@ class UnfitError(Exception):
 
 
 def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
-    """The error of a field that does not fit: what was found, what is allowed, the nearest choice."""
+    """The error for an invalid field: the value found, what is allowed, the nearest choice."""
     value, hint = unfit.value, unfit.hint
-    wanted = said(hint)
+    expected = said(hint)
     if isinstance(value, str):
         if any(typing.get_origin(one) in (tuple, Sequence) for one in _members_of(hint)):
-            return ConfigError(  # it would be taken letter by letter
+            return ConfigError(  # a string is a sequence of letters
                 f"'{name}' is one text, '{value}'; a list is needed.",
                 where=where,
                 fix=f"Write ('{value}',).",
@@ -119,16 +119,16 @@ def explain(name: str, unfit: UnfitError, where: str) -> ConfigError:
         ]
         if choices:
             return ConfigError(
-                f"'{name}' is {shown(value)}; {wanted} is needed.",
+                f"'{name}' is {shown(value)}; {expected} is needed.",
                 where=where,
                 fix=nearest(value, choices),
             )
-    fix = f"Give {wanted}."
+    fix = f"Give {expected}."
     for one in _members_of(hint):
         if hint in FAMILIES or one in FAMILIES or dataclasses.is_dataclass(one):
             example = FAMILIES.get(hint, FAMILIES.get(one, ("", "{...}")))[1]
-            fix = f"Give {wanted}, or plain data to from_dict: {{'{name}': {example}}}."
-    return ConfigError(f"'{name}' is {shown(value)}; {wanted} is needed.", where=where, fix=fix)
+            fix = f"Give {expected}, or plain data to from_dict: {{'{name}': {example}}}."
+    return ConfigError(f"'{name}' is {shown(value)}; {expected} is needed.", where=where, fix=fix)
 
 
 def _members_of(hint: Any) -> tuple[Any, ...]:
@@ -136,20 +136,20 @@ def _members_of(hint: Any) -> tuple[Any, ...]:
 
 
 def shown(value: object) -> str:
-    """A value in an error: as it is written, or its type where that is long."""
+    """A value in an error message: its repr, or its type if the repr is long."""
     text = repr(value)
     short = len(text) < _SHOWN and "\n" not in text
     return text if short else f"of type {type(value).__name__}"
 
 
 def without_alias(hint: Any) -> Any:
-    """What a ``type`` statement stands for; numpy 2.5 defines ``NDArray`` by one."""
+    """Resolve the alias of a ``type`` statement; numpy 2.5 defines ``NDArray`` by one."""
     alias = typing.get_origin(hint) or hint
     return without_alias(alias.__value__) if hasattr(alias, "__value__") else hint
 
 
 def said(hint: Any) -> str:
-    """An annotation in words; a class may have its own, ``in_words``.
+    """An annotation in words; a class may give its own as ``in_words``.
 
     Example:
         >>> said(int | None), said(tuple[str, ...])

@@ -1,13 +1,13 @@
-"""Writing files so that a crash at any moment leaves the old one or the new one.
+"""Crash-safe file writing: at any moment, either the old or the new file is there.
 
-A new file is written under a temporary name beside the old one, synced, and renamed into its place. Several
-files that belong together (a program) are written into a temporary folder inside theirs; renaming it to
-``.ortboost-commit`` is the moment from which the new ones hold, and whoever opens the folder next finishes
-what is left: :func:`replace_files`, :func:`finish_replacement`.
+A new file is written under a temporary name beside the old one, synced, and renamed into place.
+Several files that belong together (a program) are written into a temporary folder inside the target
+folder; renaming it to ``.ortboost-commit`` commits the new files, and the next process that opens
+the folder finishes an interrupted replacement: :func:`replace_files`, :func:`finish_replacement`.
 
-Temporary names are ``.ortboost-<machine>-<process>-<random>.tmp``. They cannot be guessed and are created anew
-(``O_EXCL``, ``O_NOFOLLOW``), so that a link that was planted is not written through. What a dead process left is
-removed at the next writing into the folder; see :func:`sweep`.
+Temporary names are ``.ortboost-<machine>-<process>-<random>.tmp``. They cannot be guessed and are
+created exclusively (``O_EXCL``, ``O_NOFOLLOW``), so that no planted link is followed. The next
+write into the folder removes what a dead process left behind; see :func:`sweep`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ _DAY = 86400.0
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; on success sync it and rename it into place.
+    """Yield a temporary path beside ``path``; on success, sync it and rename it to ``path``.
 
     Args:
         path: The file to write. Its folder must exist.
 
     Yields:
-        A path in the same folder. If the block raises, it is removed and ``path`` keeps what it
-        had.
+        A path in the same folder. If the block raises, it is removed and ``path`` is unchanged.
 
     Raises:
         FileError: The folder is missing or not writable, or ``path`` is a device or pipe.
@@ -74,7 +73,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         )
     if target.exists() and not (target.is_file() or target.is_dir()):  # a device, a pipe
         raise FileError(
-            f"'{target.name}' is no ordinary file, and would be replaced by one.",
+            f"'{target.name}' is not a regular file.",
             where=str(target),
             fix="Give the name of a file.",
         )
@@ -98,7 +97,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a new folder inside ``parent``, on the same file system; it is removed in the end.
+    """Yield a new folder inside ``parent``, on the same file system; it is removed at the end.
 
     Raises:
         FileError: ``parent`` is missing or not writable.
@@ -120,17 +119,17 @@ def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None
 
     Args:
         made: A folder of files, made by :func:`temporary_folder` in ``folder``.
-        folder: Where they go; files of the same names are replaced.
-        dropped: Names in ``folder``, of files or folders, that go with what is replaced.
+        folder: The destination; files with the same names are replaced.
+        dropped: Names of files or folders in ``folder`` to remove.
 
     Raises:
-        FileError: The folder cannot be written. It holds what it held before, or opening it again
+        FileError: The folder cannot be written. Its contents are unchanged, or the next opening
             finishes the replacement.
     """
     moved = sorted(path.name for path in made.iterdir())
     write_json(
         made / _DROPPED, sorted({*dropped} - {*moved})
-    )  # finished twice, it drops no new file
+    )  # never a new file, even if finished twice
     try:
         for path in made.iterdir():
             _sync(path)
@@ -143,23 +142,23 @@ def replace_files(made: Path, folder: Path, dropped: Iterable[str] = ()) -> None
 
 
 def finish_replacement(folder: str | os.PathLike[str]) -> None:
-    """Finish a replacement that was interrupted; nothing if there is none.
+    """Finish an interrupted replacement, if there is one.
 
     Raises:
-        FileError: The folder cannot be written, or what is to be dropped is not named by plain names.
+        FileError: The folder cannot be written, or an entry to remove is not a plain file name.
     """
     target = Path(folder)
     commit = target / _COMMIT
     if not commit.is_dir() or commit.is_symlink():
         return
     try:
-        if (commit / _DROPPED).exists():  # else everything has been moved
+        if (commit / _DROPPED).exists():  # otherwise everything has been moved
             _finish(commit, target)
         with contextlib.suppress(FileNotFoundError):  # another process has finished it
             commit.rmdir()
     except OSError as error:
         raise FileError(
-            "A replacement that was interrupted cannot be finished.",
+            "An interrupted replacement cannot be finished.",
             where=f"{target}: {error.strerror or error}",
             fix="Make the folder writable and try again.",
         ) from error
@@ -170,7 +169,7 @@ def _finish(commit: Path, target: Path) -> None:
     dropped = read_json(commit / _DROPPED)
     if not isinstance(dropped, list) or not all(map(_is_plain, dropped)):
         raise FileError(
-            "What is to be removed is not named by plain names.",
+            "The list of files to remove has entries that are not plain file names.",
             where=str(commit / _DROPPED),
             fix=f"Remove {commit}; the folder may hold files of two programs.",
         )
@@ -182,26 +181,26 @@ def _finish(commit: Path, target: Path) -> None:
             path.unlink(missing_ok=True)
     for path in commit.iterdir():
         if path.name != _DROPPED:
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+            with contextlib.suppress(FileNotFoundError):  # another process has moved it
                 os.replace(path, target / path.name)
     _sync_folder(target)
     (commit / _DROPPED).unlink(missing_ok=True)
 
 
 def _is_plain(name: object) -> bool:
-    """Whether a name leads to something inside of the folder."""
+    """Whether a name is that of an entry of the folder itself."""
     return isinstance(name, str) and "/" not in name and name not in ("", ".", "..")
 
 
 def foreign_files(folder: Path) -> bool:
-    """Whether a folder holds anything but temporary files of ours."""
+    """Whether a folder holds anything but ortboost's temporary files."""
     return any(_TEMPORARY.fullmatch(path.name) is None for path in folder.iterdir())
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Remove temporary files and folders that no process will finish.
+    """Remove abandoned temporary files and folders.
 
-    These are the ones of dead processes of this machine, and of other machines after a day.
+    These are the ones of dead processes on this machine, and of other machines after a day.
     """
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -217,10 +216,10 @@ def _in_use(machine: str, process: int, entry: os.DirEntry[str]) -> bool:
     written = entry.stat(follow_symlinks=False).st_mtime
     if machine != _MACHINE:
         return written > time.time() - _DAY
-    if process == os.getpid():  # in a container, each life may have the same number
+    if process == os.getpid():  # in a container, each run may have the same process ID
         return written >= _STARTED
     try:
-        os.kill(process, 0)  # signal 0 only asks
+        os.kill(process, 0)  # signal 0 only checks that the process exists
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
@@ -233,14 +232,14 @@ def _unused(folder: Path) -> Path:
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
-    """Sync a file, rename it, and make the renaming durable."""
+    """Sync a file, rename it, and sync the folder so that the rename is durable."""
     _sync(temporary)
     os.replace(temporary, target)
     _sync_folder(target.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every file system can do it
+    with contextlib.suppress(OSError):  # not every file system supports it
         _sync(folder)
 
 
@@ -256,7 +255,7 @@ def _unwritten(target: Path, error: OSError) -> FileError:
     return FileError(
         f"'{target.name}' cannot be written.",
         where=f"{target}: {error.strerror or error}",
-        fix="Check the rights of the folder and the free space.",
+        fix="Check the permissions of the folder and the free space.",
     )
 
 
@@ -270,23 +269,24 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """Read a text file in UTF-8.
 
     Raises:
-        FileError: It is no ordinary file, or longer than :attr:`~ortboost.core.limits.Limits.text_bytes`.
+        FileError: It is not a regular file, or longer than
+            :attr:`~ortboost.core.limits.Limits.text_bytes`.
         OSError: It cannot be read.
-        UnicodeDecodeError: It is no text.
+        UnicodeDecodeError: It is not UTF-8.
     """
     limit = Limits.from_environment().text_bytes
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):  # a device has no end, a pipe waits
         raise FileError(
-            "What is to be read is no ordinary file.",
+            "The file to read is not a regular file.",
             where=str(path),
             fix="Give the path of a file.",
         )
     if status.st_size > limit:
         raise FileError(
-            f"A text file has {status.st_size:,} bytes, more than {limit:,}.",
+            f"A text file has {status.st_size:,} bytes; the limit is {limit:,}.",
             where=str(path),
-            fix=f"If it is right, set {LIMITS_VARIABLE}=text_bytes={status.st_size}.",
+            fix=f"If that is intended, set {LIMITS_VARIABLE}=text_bytes={status.st_size}.",
         )
     return Path(path).read_text(encoding="utf-8")
 

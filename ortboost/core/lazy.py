@@ -1,7 +1,8 @@
-"""Packages whose public names are listed once, in their stub file, and loaded when they are first used.
+"""Lazy packages: public names are listed in the stub file and imported on first use.
 
-The stub is what type checkers and editors read; its lines have the form ``from HOME import NAME as NAME``. The idea
-is SPEC 1 of the Scientific Python project, which the package ``lazy-loader`` implements for relative imports.
+The stub is what type checkers and editors read; its lines have the form ``from HOME import NAME as
+NAME``. The idea is SPEC 1 of the Scientific Python project, which the package ``lazy-loader``
+implements for relative imports.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ __all__ = ["attach_stub"]
 def attach_stub(
     package: str, folder: str
 ) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """What a package needs to be lazy.
+    """The names and hooks that make a package load lazily from its stub file.
 
     Args:
-        package: ``__name__``.
-        folder: ``__path__[0]``; may be inside of a zip file.
+        package: The package's ``__name__``.
+        folder: The package's ``__path__[0]``; may be inside a zip file.
 
     Returns:
-        ``__all__``, ``__getattr__`` and ``__dir__``; names with underscores are not in the first.
+        ``__all__``, ``__getattr__`` and ``__dir__``; ``__all__`` leaves out names that begin with
+        an underscore.
     """
     module = sys.modules[package]
-    stub = module.__spec__.loader.get_data(os.path.join(folder, "__init__.pyi")).decode()  # type: ignore[union-attr]
+    data = module.__spec__.loader.get_data  # type: ignore[union-attr]
+    stub = data(os.path.join(folder, "__init__.pyi")).decode()
     lines = [line.split() for line in stub.splitlines() if line.startswith("from ")]
     homes = {name: home for _, home, _, name, *_ in lines}
 

@@ -1,4 +1,4 @@
-"""What a file may ask for before it is refused."""
+"""Limits on the size of input files, beyond which they are rejected."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ortboost.core.errors import ConfigError, nearest
 __all__ = ["LIMITS_VARIABLE", "Limits"]
 
 LIMITS_VARIABLE = "ORTBOOST_LIMITS"
-"""Environment variable with other limits, such as ``tensor_bytes=17179869184,depth=64``."""
+"""Environment variable that overrides limits, such as ``tensor_bytes=17179869184,depth=64``."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model, or another file, may ask for before it is refused.
+    """Limits on models and other input files, beyond which they are rejected.
 
     Args:
-        nodes: Nodes of all graphs together, functions inlined.
-        depth: Subgraphs (of If, Loop, Scan) inside subgraphs.
-        tensor_bytes: Bytes of one tensor whose size the file states without holding its data, and of
-            one array of data that is compressed.
-        text_bytes: Bytes of a file that is read as text: JSON, TOML, a list of parameters.
+        nodes: Number of nodes of all graphs together, with functions inlined.
+        depth: Nesting depth of subgraphs (If, Loop, Scan).
+        tensor_bytes: Size in bytes of one tensor that the file declares without containing its
+            data, and of one compressed array.
+        text_bytes: Size in bytes of a file read as text: JSON, TOML, a list of parameters.
 
     Example:
         >>> Limits.from_environment({"ORTBOOST_LIMITS": "depth=64"}).depth
@@ -37,10 +37,10 @@ class Limits:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] | None = None) -> Limits:
-        """The defaults, with what :data:`LIMITS_VARIABLE` says otherwise.
+        """The defaults, with the changes that :data:`LIMITS_VARIABLE` makes.
 
         Raises:
-            ConfigError: A name is unknown, or a value is no positive integer.
+            ConfigError: A name is unknown, or a value is not a positive integer.
         """
         text = (os.environ if variables is None else variables).get(LIMITS_VARIABLE, "")
         known = [field.name for field in fields(cls)]
@@ -49,12 +49,10 @@ class Limits:
             name, _, number = (piece.strip() for piece in part.partition("="))
             where = f"{LIMITS_VARIABLE}={text}"
             if name not in known:
-                raise ConfigError(
-                    f"There is no limit '{name}'.", where=where, fix=nearest(name, known)
-                )
+                raise ConfigError(f"Unknown limit '{name}'.", where=where, fix=nearest(name, known))
             if not number.isdecimal() or int(number) == 0:
                 raise ConfigError(
-                    f"'{number}' is no positive integer.",
+                    f"'{number}' is not a positive integer.",
                     where=where,
                     fix=f"Write, for example, {name}={getattr(cls(), name)}.",
                 )

@@ -1,8 +1,8 @@
-"""Loss-scale state machines: pure functions on frozen states, the host twins of the in-graph ones.
+"""Loss-scale state machines: pure functions on frozen states that mirror the in-graph ones.
 
-Why a scale: float16 gradients below about 6e-8 become zero, so the loss is multiplied by S before
-the backward pass and the gradients by 1/S after it. When a gradient overflows, the update is
-skipped and S shrinks; after a window of good steps S grows.
+Float16 gradients below about 6e-8 become zero. Therefore the loss is multiplied by S before the
+backward pass and the gradients are multiplied by 1/S after it. When a gradient overflows, the
+update is skipped and S shrinks; after a window of steps without overflow, S grows.
 
 Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
 
@@ -12,9 +12,9 @@ Order of one step (MindSpore's ``DynamicLossScaleUpdateCell``, 2.10)::
     S     = min(S1 * factor, max_scale) if (grow and not overflow) else S1
     cur  += 1
 
-**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives, and
-only with none left the scale shrinks. Growth gives the lives back; with ``consecutive_hysteresis``
-every good step does.
+**Hysteresis** (DeepSpeed's): with `h` above 1, an overflow first uses up one of `h - 1` lives; the
+scale shrinks only when none is left. Growth restores the lives; with ``consecutive_hysteresis``, so
+does every step without overflow.
 
 **Grouped** (MindSpore's ``GroupLossScaleManager``): one scale for each group of layers, and after
 every step
@@ -25,13 +25,13 @@ every step
 within optional bounds. Any overflow skips the whole update. Which group overflowed is decided by
 :mod:`ortboost.boosts.group_loss_scale`.
 
-So the first growth of the dynamic scale comes on the ``window``-th good step, and a step that
-overflows just when it would have grown only shrinks. ``max_scale`` is ours: MindSpore's scale can
-reach infinity (compare pytorch/pytorch#98828); ``max_scale=None`` is the same bits as MindSpore.
+The dynamic scale first grows on the ``window``-th step without overflow; a step that overflows when
+growth is due only shrinks it. ``max_scale`` is an addition: MindSpore's scale can reach infinity
+(compare pytorch/pytorch#98828); ``max_scale=None`` matches MindSpore bit for bit.
 
 References:
     Micikevicius et al., Mixed Precision Training, ICLR 2018 (arXiv:1710.03740), section 3.2.
-    DeepSpeed, configuration of fp16 (``hysteresis``, ``consecutive_hysteresis``).
+    DeepSpeed, fp16 configuration (``hysteresis``, ``consecutive_hysteresis``).
     MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager``.
 """
 
@@ -77,20 +77,20 @@ _Scale: TypeAlias = Annotated[float, Range(_SMALLEST, _LARGEST)]
 
 @dataclass(frozen=True)
 class DynamicScaleConfig:
-    """A scale that follows the gradients.
+    """A scale that adapts to the gradients.
 
     Args:
-        init: First scale. One below ``min_scale`` stays until the first overflow lifts it, as in
-            MindSpore.
+        init: Initial scale. A value below ``min_scale`` is kept until the first overflow raises it,
+            as in MindSpore.
         factor: Shrink and growth factor, above 1. Powers of two keep the mantissa exact.
-        window: Good steps before the scale grows.
-        min_scale: Shrinking stops here.
-        max_scale: Growing stops here; None for no limit.
-        hysteresis: The scale shrinks at this many overflows; 1 is at the first.
-        consecutive_hysteresis: A good step takes back the overflows that were counted; without it
-            only a growth does.
-        late_growth: The first growth after the start and after an overflow comes one good step
-            later, on the `window + 1`-st, as in DeepSpeed.
+        window: Steps without overflow before the scale grows.
+        min_scale: Lower bound of the scale.
+        max_scale: Upper bound of the scale; None for no limit.
+        hysteresis: Number of overflows until the scale shrinks; 1 shrinks it at the first.
+        consecutive_hysteresis: A step without overflow resets the count of overflows; otherwise
+            only growth does.
+        late_growth: The first growth after the start or an overflow comes one step later, after
+            `window + 1` steps without overflow, as in DeepSpeed.
 
     Raises:
         ConfigError: A value is out of range.
@@ -143,15 +143,16 @@ class GroupedScaleConfig:
     """One scale for each group of layers.
 
     Args:
-        init: First scale of all groups, or one for each.
-        groups: Number of groups, for as many ranges of layers; or shell-style patterns of parameter
-            names for each group.
-        grow: Factor of a group that did not overflow, above 1.
-        shrink: Factor of a group that did, below 1.
-        min_scale: No scale falls below; None for no limit, as in MindSpore.
-        max_scale: No scale rises above; None for no limit, as in MindSpore.
-        marks: Where scales change, if the groups alone shall not decide: tensors with the group
-            before and after them, ``(tensor, i, i + 1)``; 0 and `groups + 1` are outside.
+        init: Initial scale of all groups, or one for each.
+        groups: Number of groups, each a range of layers; or for each group shell-style patterns of
+            parameter names.
+        grow: Factor for a group that did not overflow, above 1.
+        shrink: Factor for a group that overflowed, below 1.
+        min_scale: Lower bound of every scale; None for no limit, as in MindSpore.
+        max_scale: Upper bound of every scale; None for no limit, as in MindSpore.
+        marks: Tensors at which the scale changes, if the groups alone should not decide, with the
+            group before and after each, ``(tensor, i, i + 1)``; 0 and `groups + 1` are outside all
+            groups.
 
     Raises:
         ConfigError: A value is out of range.
@@ -181,7 +182,7 @@ class GroupedScaleConfig:
         starts = (self.init,) if isinstance(self.init, (int, float)) else tuple(self.init)
         if len(starts) not in (1, self.number) or not starts:
             raise ConfigError(
-                f"There are {len(starts)} first scales and {self.number} groups.",
+                f"There are {len(starts)} initial scales and {self.number} groups.",
                 where="loss scale, init",
                 fix="Give one number, or one for each group.",
             )
@@ -189,32 +190,34 @@ class GroupedScaleConfig:
         high = math.inf if self.max_scale is None else self.max_scale
         if not 0 <= low <= min(starts) or not max(starts) <= high:
             raise ConfigError(
-                f"The first scale {starts[0] if len(starts) == 1 else starts} is outside of "
+                f"The initial scale {starts[0] if len(starts) == 1 else starts} is outside "
                 f"{low:g} to {high:g}.",
                 where="loss scale, min_scale and max_scale",
                 fix="Use min_scale <= init <= max_scale, or None for no limit.",
             )
         if min(starts) / max(starts) < _SMALLEST:
             raise ConfigError(
-                f"The first scales {min(starts):g} and {max(starts):g} are too far apart.",
+                f"The initial scales {min(starts):g} and {max(starts):g} are too far apart.",
                 where="loss scale, init",
-                fix="Between groups gradients take their ratio, which must be of the range of float32.",
+                fix="Gradients that pass from group to group are multiplied by the ratio, which "
+                "must fit into float32.",
             )
         for tensor, before, after in self.marks:
             if not (0 <= before <= self.number + 1 and 0 <= after <= self.number + 1):
                 raise ConfigError(
-                    f"The mark at '{tensor}' is from group {before} to {after}.",
+                    f"The mark at '{tensor}' leads from group {before} to {after}.",
                     where="loss scale, marks",
-                    fix=f"Groups are 1 to {self.number}; 0 and {self.number + 1} are outside.",
+                    fix=f"Groups are 1 to {self.number}; 0 and {self.number + 1} are outside all "
+                    "groups.",
                 )
 
     def starts(self) -> NDArray[np.float32]:
-        """The first scale of each group, float32 ``[groups]``."""
+        """The initial scale of each group, float32 ``[groups]``."""
         return np.broadcast_to(np.asarray(self.init, np.float32), (self.number,)).copy()
 
 
 ScaleConfig: TypeAlias = DynamicScaleConfig | FixedScaleConfig | NoScaleConfig | GroupedScaleConfig
-"""How the loss is scaled."""
+"""The loss-scale policies."""
 
 SCALES: Final[Mapping[str, type[Any]]] = {
     "dynamic": DynamicScaleConfig,
@@ -222,7 +225,7 @@ SCALES: Final[Mapping[str, type[Any]]] = {
     "grouped": GroupedScaleConfig,
     "off": NoScaleConfig,
 }
-"""Kind, as configuration files write it, to class."""
+"""Name of a policy in configuration files to its class."""
 
 describe_family(ScaleConfig, "kind", SCALES, words="a loss scale", default="dynamic")
 
@@ -233,11 +236,11 @@ class ScaleState:
 
     Args:
         scale: float32, the scale of the next step.
-        cur_iter: int32, 1 + steps done.
+        cur_iter: int32, 1 + number of completed steps.
         last_overflow_iter: int32, the step of the last overflow *or growth*; 0 for none.
         skipped_last: Whether the last step was skipped.
-        consecutive_skips: int64, skipped steps in a row up to now.
-        total_skips: int64, all skipped steps.
+        consecutive_skips: int64, number of steps skipped in a row until now.
+        total_skips: int64, number of all skipped steps.
         lives: int64, overflows left until the scale shrinks, the last one included.
     """
 
@@ -258,7 +261,7 @@ def initial_state(config: ScaleConfig) -> ScaleState:
         128.0
     """
     if isinstance(config, GroupedScaleConfig):
-        raise TypeError("Groups have a scale each: use GroupedScaleConfig.starts().")
+        raise TypeError("Each group has its own scale: use GroupedScaleConfig.starts().")
     if isinstance(config, DynamicScaleConfig):
         return ScaleState(
             np.float32(config.init),
@@ -274,7 +277,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
     Args:
         state: The state before it.
         overflow: Whether an (un-scaled) gradient was not finite, so that the update was skipped.
-        config: The policy.
+        config: The loss-scale policy.
 
     Example:
         >>> config = DynamicScaleConfig(init=4, window=2)
@@ -292,8 +295,7 @@ def update(state: ScaleState, overflow: bool, config: ScaleConfig) -> ScaleState
         if overflow and lives > 1:
             lives -= 1
         elif overflow:
-            # A multiplication with the rounded reciprocal, not a division: they differ for factor
-            # 3.
+            # Multiply by the rounded reciprocal instead of dividing: they differ for factor 3.
             scale = max(scale * (np.float32(1) / factor), np.float32(config.min_scale))
         grow = config.window <= state.cur_iter - last
         if overflow:
@@ -325,7 +327,7 @@ def grouped_update(
 
     Args:
         scales: float32 ``[groups]``, before it.
-        overflow: bool ``[groups]``, which of them overflowed.
+        overflow: bool ``[groups]``, whether each group overflowed.
         config: The policy.
 
     Example:
@@ -356,14 +358,14 @@ def host_update(
 ) -> HostScaleState:
     """One call of ``DynamicLossScaleManager.update_loss_scale``.
 
-    It agrees with :func:`update` for factors that are powers of two. Growth does not move
-    ``last_overflow_iter`` here; that happens every ``window`` steps all the same.
+    It agrees with :func:`update` for factors that are powers of two. Growth does not change
+    ``last_overflow_iter`` here; the scale grows every ``window`` steps all the same.
 
     Args:
         state: The state before.
         overflow: Whether the step overflowed.
         factor: Above 0; MindSpore accepts factors below 1, which grow on overflow.
-        window: Good steps between growths.
+        window: Steps without overflow between growths.
 
     Raises:
         DivergedError: This is the 1001st overflow in a row.
@@ -387,7 +389,7 @@ def host_update(
 
 
 def scale_text(scale: float) -> str:
-    """A scale for messages; large powers of two, as most are, are written as such.
+    """Format a scale for messages; large powers of two are written as such.
 
     Example:
         >>> scale_text(2.0**24), scale_text(1024.0), scale_text(4.5)

@@ -1,4 +1,4 @@
-"""Text from files as it may reach a terminal: names of a model can hold anything."""
+"""Escaping of text from files for a terminal: names in a model can hold any character."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 
 __all__ = ["count_of", "one_line", "printable"]
 
-# Control characters but tab and newline (escape sequences begin with one), what turns the direction of
-# writing or ends a line, halves of surrogate pairs, and what XML 1.0 (section 2.2) does not know.
+# Control characters other than tab and newline (escape sequences begin with one), marks of text
+# direction, line separators, surrogate halves, and characters that XML 1.0 (section 2.2) does not
+# allow.
 _UNSEEN = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff\\ufeff\\ufffe\\uffff]"
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"
+    "\\ud800-\\udfff\\ufeff\\ufffe\\uffff]"
 )
 _LINE_END = re.compile(r"\n(?! {9}\S)")
 
@@ -25,7 +27,7 @@ def count_of(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters as escapes; lines and tabs stay.
+    r"""Escape control characters in a text; newlines and tabs are kept.
 
     Example:
         >>> printable("conv\x1b[31m")
@@ -35,9 +37,9 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""The same, line ends included: a name cannot pretend to be the next line of an error.
+    r"""Escape newlines too, so that a name cannot fake the next line of an error.
 
-    A line that goes on at the ninth column, as errors write them, stays.
+    Continuation lines indented by nine spaces, as errors write them, are kept.
 
     Example:
         >>> one_line("conv\n  fix: none")

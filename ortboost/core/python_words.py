@@ -1,13 +1,13 @@
-"""Options of the command line as arguments of Python.
+"""Translation of command-line options in messages to Python arguments.
 
-Messages are written once, in options; who calls from Python reads the same message with arguments:
+Messages are written once, with options; callers from Python see the same message with arguments:
 
     Continue it with --resume.            Continue it with resume=True.
     Use --device cpu.                     Use device='cpu'.
-    Take --engine portable.               Take ProgramConfig(engine='portable').
-    Say which: --map x=pixels             Say which: mapping={'x': 'pixels'}
+    Use --engine portable.                Use ProgramConfig(engine='portable').
+    Name it: --map x=pixels               Name it: mapping={'x': 'pixels'}
 
-Commands that a message tells to type stay as they are.
+Commands that a message tells the user to type stay unchanged.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ ARGUMENTS: Final[Mapping[str, str]] = {
     "val-split": "val_split",
     "verify": "verify",
 }
-"""Option to its argument, after the class that it is a field of; with a value where the option has none."""
+"""Option to argument, with its class if it is a field, and its value if the option has none."""
 
 ONLY_OPTIONS: Final = frozenset(
     {"boost", "explain", "fix", "max-restarts", "print-config", "processes", "set", "workspace"}
 )
-"""Options without an argument of that meaning; messages keep them."""
+"""Options without a corresponding argument; messages keep them."""
 
 _PAIRS: Final = frozenset({"mapping", "batch_axes", "dims", "values"})
 _COMMAND = r"'(?:ortboost|torchrun|pip) [^']*'|\b(?:ortboost|torchrun|pip|trtexec) [a-z-][^;,()]*"
@@ -97,30 +97,30 @@ _SAME: Final = re.compile(r"\b(\w+)\(([^()]+)\) \1\(")
 
 
 def in_python(text: str) -> str:
-    """A message for those who call from Python.
+    """Rewrite a message for callers from Python.
 
     Example:
-        >>> in_python("Continue it with --resume, or start anew with --overwrite.")
-        'Continue it with resume=True, or start anew with overwrite=True.'
-        >>> in_python("Take --engine portable, see 'ortboost inspect MODEL --params'.")
-        "Take ProgramConfig(engine='portable'), see 'ortboost inspect MODEL --params'."
+        >>> in_python("Continue it with --resume, or start over with --overwrite.")
+        'Continue it with resume=True, or start over with overwrite=True.'
+        >>> in_python("Use --engine portable, see 'ortboost inspect MODEL --params'.")
+        "Use ProgramConfig(engine='portable'), see 'ortboost inspect MODEL --params'."
     """
     return _SAME.sub(r"\1(\2, ", _OPTION.sub(_argument, text)) if "--" in text else text
 
 
 def _argument(found: re.Match[str]) -> str:
     argument, value = ARGUMENTS.get(found["name"] or ""), found["value"]
-    if argument is None:  # a command, or an option that is nothing else
+    if argument is None:  # a command, or an option without an argument
         return found[0]
     home, _, name = argument.rpartition(".")
     if "=" in name:
-        said, end = name, f" {value}" if value else ""
+        text, end = name, f" {value}" if value else ""
     elif not value:
         return f"{name} of {home}" if home else name
     else:
         end = value[len(value.rstrip(".,:")) :] if not value.endswith("...") else ""
-        said = f"{name}={_literal(name, value.removesuffix(end))}"
-    return (f"{home}({said})" if home else said) + end
+        text = f"{name}={_literal(name, value.removesuffix(end))}"
+    return (f"{home}({text})" if home else text) + end
 
 
 def _literal(name: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""What a rewrite changed, what it left alone, and why: data first, text second."""
+"""Reports of rewrites: what was changed, what was kept, and why, as data and as text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Report:
     """The report of a rewrite.
 
     Args:
-        rewrite: Name of the rewrite, as its file is called (``attach_loss``).
-        changed: Name of a node or tensor to what was done to it.
-        kept: Name of a node or tensor that was considered and left alone, to the reason.
-        notes: Remarks that are not about one node.
-        table: Name of a node or tensor to numbers about it, by the names of columns that all of them have.
+        rewrite: Name of the rewrite, the same as of its module (``attach_loss``).
+        changed: Name of a node or tensor to the change made.
+        kept: Name of a node or tensor that was considered but not changed, to the reason.
+        notes: Remarks that do not concern a single node.
+        table: Name of a node or tensor to its figures, by column name; all rows have the same columns.
 
     Example:
         >>> report = Report("fold_bn")

@@ -1,4 +1,4 @@
-"""How objects show themselves in a session: one line, and in a notebook a small table."""
+"""Short representations of large objects: one line, and in a notebook a small table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Shown"]
 
 
 class Shown(ABC):
-    """Base of objects that are too large to be printed with all that they hold.
+    """Base of objects that are too large to print in full.
 
     Example:
         >>> class Box(Shown):
@@ -26,19 +26,19 @@ class Shown(ABC):
 
     @abstractmethod
     def _facts(self) -> Mapping[str, object]:
-        """What there is to say, by name; ``None`` and empty texts are left out."""
+        """The facts to show, by name; ``None`` and empty strings are left out."""
 
-    def _told(self) -> dict[str, str]:
+    def _shown_facts(self) -> dict[str, str]:
         facts = self._facts().items()
         return {name: in_python(str(fact)) for name, fact in facts if fact not in (None, "")}
 
     def __repr__(self) -> str:
-        facts = "; ".join(f"{name} {fact}" for name, fact in self._told().items())
+        facts = "; ".join(f"{name} {fact}" for name, fact in self._shown_facts().items())
         return f"<{type(self).__name__}: {facts}>"
 
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>"
-            for name, fact in self._told().items()
+            for name, fact in self._shown_facts().items()
         )
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"

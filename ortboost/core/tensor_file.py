@@ -1,10 +1,10 @@
 """Tensors in a safetensors file, read and written one at a time.
 
-A state of 1 GB that is read whole and then copied to the device takes 2 GB; safetensors itself copies all that
-it writes. Here each tensor is read where it is needed, and is gone when its reader is done with it.
+Reading a state of 1 GB as a whole and copying it to the device would take 2 GB; safetensors itself
+copies everything that it writes. Here each tensor is read when it is needed and freed after use.
 
 The format: eight bytes with the length of the header, the header as JSON (name to dtype, shape and
-place), the numbers. Source: https://github.com/huggingface/safetensors, "Format".
+    offsets), the data. Source: https://github.com/huggingface/safetensors, "Format".
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class _Place:
 
 
 class TensorFile(Mapping[str, NDArray[np.generic]]):
-    """Name to array; each access reads the file anew.
+    """Name to array; each access reads from the file.
 
-    The file stays open, so that a new one of the same name changes nothing here.
+    The file stays open, so that replacing it on disk has no effect on this object.
 
     Args:
         path: A safetensors file.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is damaged, or has numbers of a type that numpy does not know.
+        OSError: The file cannot be read.
+        ValueError: The file is damaged, or has a tensor of an unsupported dtype.
 
     Example:
         >>> TensorFile("run/state.safetensors")["fc1.weight"].shape  # doctest: +SKIP
@@ -60,7 +60,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         try:
-            with safe_open(self.path, framework="numpy"):  # checks the header and all places
+            with safe_open(self.path, framework="numpy"):  # checks the header and all offsets
                 pass
         except SafetensorError as error:
             raise ValueError(str(error)) from error
@@ -88,7 +88,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
         return len(self._places)
 
     def form(self, name: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-        """Shape and dtype of a tensor, which is not read."""
+        """Shape and dtype of a tensor, without reading it."""
         return self._places[name].shape, self._places[name].dtype
 
     def _read(self, start: int, count: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
@@ -106,7 +106,7 @@ class TensorFile(Mapping[str, NDArray[np.generic]]):
 def form_of(
     tensors: Mapping[str, NDArray[np.generic]], name: str
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    """Shape and dtype of one of several tensors, without reading it where it is in a file."""
+    """Shape and dtype of one of several tensors, without reading it from a file."""
     if isinstance(tensors, TensorFile):
         return tensors.form(name)
     return tuple(tensors[name].shape), tensors[name].dtype
@@ -120,17 +120,18 @@ def write_tensors(
     """Write a safetensors file.
 
     Args:
-        path: The file; one that is there is replaced, not atomically.
-        tensors: Name to array, of any layout in memory.
-        metadata: Text by key, for the header.
+        path: The file; an existing one is replaced, not atomically.
+        tensors: Name to array, with any memory layout.
+        metadata: Strings by key, for the header.
 
     Raises:
-        OSError: It cannot be written.
-        ValueError: An array has a type that the format does not know.
+        OSError: The file cannot be written.
+        ValueError: The format does not support the dtype of an array.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    # The largest items first, as safetensors does: every tensor is aligned to its own.
+    # Largest item sizes first, as safetensors does, so that every tensor is aligned to its item
+    # size.
     forms = {name: form_of(tensors, name) for name in tensors}
     order = sorted(tensors, key=lambda name: (-forms[name][1].itemsize, name))
     for name in order:

@@ -1,1 +1,1 @@
-"""ONNX graphs: load, save, normalize, query, build. Knows nothing of training."""
+"""ONNX graphs: load, save, normalize, query, build. Independent of training."""

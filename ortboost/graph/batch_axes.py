@@ -1,18 +1,18 @@
-"""Which axis of each input is the batch axis, so that data can be cut into batches.
+"""Inference of the batch axis of each input, along which data are split into batches.
 
 Most inputs are ``[batch, ...]``, but a recurrent state is ``[layers, batch, features]``, a sampling
-rate is a scalar, and a graph network reads nodes and edges that belong together. The axis follows
-from the predictions, whose first dimension is the batch:
+rate is a scalar, and a graph network reads nodes and edges that belong together. The axis is
+inferred from the predictions, whose first dimension is the batch:
 
-1. If it is a named dimension of the inputs, or all inputs begin with the same name, the batch axis
-   of an input is the one with that name.
-2. If it has a fixed length, it is the first axis of that length.
-3. An input whose lengths are all fixed, while the batch is open, is the same for all samples.
-4. Inputs whose first dimensions are open, whatever their names, are batched along those.
+1. If that dimension has a name that occurs in the inputs, or all inputs begin with the same name,
+  the batch axis of an input is the axis with that name.
+2. If it has a fixed length, the batch axis is the first axis of that length.
+3. If the batch length is open, an input with a fixed shape is the same for all samples.
+4. An input with an open first dimension, whatever its name, is batched along it.
 
-Where an input selects rows of what is computed from others (an edge list), batching would separate
-them: nothing is batched, and data are fed whole. What the rules do not decide is :data:`UNKNOWN`,
-and data for it are refused until the user gives the axis.
+If an input selects rows of values computed from other inputs (an edge list), splitting would
+separate related rows: nothing is batched, and data are fed whole. An axis that no rule decides is
+:data:`UNKNOWN`, and its data are rejected until the user gives the axis.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from ortboost.graph.query import format_shape, known_shape
 __all__ = ["UNKNOWN", "BatchAxis", "find_batch_axes", "model_batch_axes", "row_picker"]
 
 UNKNOWN: Final = "unknown"
-"""The batch axis of an input that the rules do not decide."""
+"""The batch axis of an input for which no rule applies."""
 
 BatchAxis: TypeAlias = int | Literal["unknown"] | None
 
 _BATCH_NAME = re.compile(r"(batch.*|.*batch(_size)?|bs|b|n)", re.IGNORECASE)
 _MOVES = frozenset(
-    "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split()  # noqa: SIM905
+    "Cast Clip Expand Flatten Gather Identity Reshape Slice Split Squeeze Transpose "  # noqa: SIM905
+    "Unsqueeze".split()
 )
-"""Operators whose first input may hold row numbers; their output holds them too."""
+"""Operators that pass on row indices from their first input to their output."""
 _JOINS = frozenset(("Add", "Concat", "Max", "Min", "Where"))
-"""Operators of which any input may hold row numbers.
+"""Operators that pass on row indices from any input.
 
 They add offsets to negative indices, or self-loops to an edge list.
 """
 _CUTS = frozenset(("Gather", "Slice", "Split"))
-"""Operators that take a single row out of an edge list again."""
+"""Operators that extract a single row from an edge list."""
 
 
 def find_batch_axes(
@@ -60,8 +61,8 @@ def find_batch_axes(
     Args:
         shapes: Input to shape.
         first: The first dimension of the predictions.
-        given: Input to axis, as the user gives it.
-        whole: The inputs belong together and are fed whole, see :func:`row_picker`.
+        given: Input to axis, as given by the user.
+        whole: Whether the inputs belong together and are fed whole, see :func:`row_picker`.
 
     Raises:
         UsageError: An axis was given for an unknown input, or the input has no such axis.
@@ -112,7 +113,7 @@ def _axis(shape: Dims, first: int | str | None, shapes: Mapping[str, Dims]) -> B
         return None if fixed else UNKNOWN
     heads = [s[0] for s in shapes.values() if s]
     if not isinstance(shape[0], int):
-        return 0  # lengths are compared when data are there
+        return 0  # lengths are compared when the data are known
     if fixed and any(not isinstance(head, int) for head in heads):
         return None
     return 0 if fixed and len(set(heads)) == 1 else UNKNOWN
@@ -130,10 +131,10 @@ def model_batch_axes(
 
     Args:
         model: The model.
-        given: What the user says.
-        inputs: The inputs that are data; all of the model if not given.
-        prediction: The output whose first dimension is the batch; the first if not given.
-        labels: The input with labels, which has the batch axis of the predictions, 0.
+        given: Input to axis, as given by the user.
+        inputs: The inputs that are data; all inputs of the model if not given.
+        prediction: The output whose first dimension is the batch; the first output if not given.
+        labels: The input with labels, whose batch axis is 0 like that of the predictions.
 
     Raises:
         UsageError: See :func:`find_batch_axes`.
@@ -144,7 +145,7 @@ def model_batch_axes(
     )
     shape = known_shape(output)
     data = [v for v in graph.inputs if not v.is_initializer()]
-    if inputs is None:  # of an unknown rank, data have the samples in axis 0
+    if inputs is None:  # if the rank is unknown, axis 0 holds the samples
         known = {v.name or "": known_shape(v) for v in data}
         inputs = {name: (None,) if dims is None else dims for name, dims in known.items()}
     shapes = {name: dims for name, dims in inputs.items() if name != labels}
@@ -157,10 +158,10 @@ def model_batch_axes(
 
 
 def row_picker(model: ir.Model, data: set[str] | None = None) -> str | None:
-    """The integer input, if any, that selects rows of what is computed from other inputs.
+    """Find an integer input that selects rows of values computed from other inputs.
 
-    Such an input is an edge list or an assignment of nodes to graphs: it refers to the rows of one
-    batch by number. Rows of a stored table (token ids) do not count.
+    Such an input is an edge list or an assignment of nodes to graphs: it refers to rows of one
+    batch by index. An input that selects rows of a stored table (token IDs) does not count.
 
     Args:
         model: The model.
@@ -203,7 +204,7 @@ def _picks(node: ir.Node, index: int, joined: bool) -> bool:
     op, axis = node.op_type, node.attributes.get_int("axis", 0)
     if op in ("Gather", "ScatterElements"):
         return axis == 0
-    # Joined indices have several coordinates: it is not certain that this one is the row.
+    # Concatenated indices have several coordinates: this one may not be the row.
     return (
         op in ("GatherND", "ScatterND")
         and not joined
@@ -212,7 +213,7 @@ def _picks(node: ir.Node, index: int, joined: bool) -> bool:
 
 
 def _depend_on(inputs: list[ir.Value]) -> set[int]:
-    """Ids of the values that depend on the inputs, the inputs included."""
+    """IDs of the values that depend on the inputs, including the inputs themselves."""
     pending, seen = list(inputs), set[int]()
     while pending:
         value = pending.pop()

@@ -1,7 +1,7 @@
-"""A builder that makes nodes with unique names and keeps one copy of each constant.
+"""A builder of nodes with unique names and deduplicated constants.
 
-All rewrites of ortboost make nodes through :class:`Builder`, so that names never clash, every node
-has a name, and the element types of scalars follow the tensors they are combined with.
+All rewrites of ortboost create nodes through :class:`Builder`, so that names never clash, every
+node has a name, and constants have the element type that is asked for.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def all_names(graph: ir.Graph) -> set[str]:
 
 
 class Builder:
-    """Makes nodes and constants for one graph.
+    """Creates nodes and constants for one graph.
 
-    New nodes wait in :attr:`nodes` until :meth:`flush` appends them to the graph, or
-    :func:`replace_node` puts them where an old node was.
+    New nodes are collected in :attr:`nodes` until :meth:`flush` appends them to the graph, or
+    :func:`replace_node` inserts them in place of another node.
 
     Args:
-        graph: Graph whose names must not be taken again, and that gets the constants.
-        prefix: First part of the names of what is made, for example ``"ortboost/clip"``.
+        graph: Graph whose names must not be reused, and that receives the constants.
+        prefix: Prefix of the names of new nodes and values, for example ``"ortboost/clip"``.
 
     Example:
         >>> graph = ir.Graph([], [], nodes=[], opset_imports={"": 18})
@@ -63,16 +63,16 @@ class Builder:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._shared: dict[Hashable, ir.Value] = {}
 
-    def unique(self, wanted: str) -> str:
-        """Reserve ``wanted``, or ``wanted_1``, ``wanted_2``... if it is taken."""
-        if not self._names:  # read when the first name is wanted: most rules find nothing to do
+    def unique(self, base: str) -> str:
+        """Reserve ``base``, or ``base_1``, ``base_2``... if it is taken."""
+        if not self._names:  # collected on demand: most rules do not create a node
             self._names = all_names(self.graph)
-        name = wanted
-        count = self._counters.get(wanted, 0)
+        name = base
+        count = self._counters.get(base, 0)
         while name in self._names:
             count += 1
-            name = f"{wanted}_{count}"
-        self._counters[wanted] = count
+            name = f"{base}_{count}"
+        self._counters[base] = count
         self._names.add(name)
         return name
 
@@ -86,14 +86,14 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> ir.Value:
-        """Make a node with one output and return that output.
+        """Create a node with one output and return the output.
 
         Args:
             op_type: Operator name.
-            *inputs: Input values; ``None`` leaves an optional input out.
-            name: Name of the output; made from prefix and operator if not given.
+            *inputs: Input values; ``None`` omits an optional input.
+            name: Name of the output; derived from the prefix and operator if not given.
             dtype: Element type of the output; that of the first input if not given.
-            shape: Shape of the output where it is known.
+            shape: Shape of the output, if known.
             domain: Operator domain, ``""`` for standard ONNX.
             **attributes: Attributes as Python values.
         """
@@ -111,7 +111,7 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> tuple[ir.Value, ...]:
-        """Make a node with ``len(names)`` outputs and return them; see :meth:`op`."""
+        """Create a node with ``len(names)`` outputs and return them; see :meth:`op`."""
         if not domain:
             _require_known(op_type, self.graph.opset_imports.get("", 0), tuple(attributes))
         if dtype is None and inputs and inputs[0] is not None:
@@ -136,16 +136,16 @@ class Builder:
         return tuple(outputs)
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """A value in another element type; the value itself if it has that type."""
+        """Cast a value to another element type; return the value itself if it has that type."""
         if value.dtype == dtype:
             return value
         return self.op("Cast", value, dtype=dtype, shape=value.shape, to=int(dtype))
 
     def const(self, value: ArrayLike, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
-        """An initializer with this value; the same value twice is one initializer.
+        """Return an initializer with this value; equal values share one initializer.
 
         Args:
-            value: Number or array. Zero-dimensional values stay zero-dimensional.
+            value: Number or array; a scalar gives a zero-dimensional tensor.
             dtype: Element type.
         """
         array = np.asarray(value).astype(dtype.numpy())
@@ -168,39 +168,39 @@ class Builder:
         dtype: ir.DataType = ir.DataType.FLOAT,
         shape: Sequence[int | str | None] | ir.Shape | None = None,
     ) -> ir.Value:
-        """A tensor of one number in a shape that is computed; ``shape`` as far as it is known."""
+        """Fill a tensor of shape ``sizes`` with a number; ``shape`` is the static shape."""
         fill = ir.tensor(np.array([number]).astype(dtype.numpy()), dtype=dtype)
         return self.op("ConstantOfShape", sizes, dtype=dtype, shape=shape, value=fill)
 
     def ints(self, *values: int) -> ir.Value:
-        """A one-dimensional int64 constant, as axes and shapes are given."""
+        """Return a one-dimensional int64 constant, for example for axes and shapes."""
         return self.const(np.array(values, dtype=np.int64), ir.DataType.INT64)
 
     def shared(self, key: Hashable, make: Callable[[], ir.Value]) -> ir.Value:
-        """The value made for ``key``; made once, until the waiting nodes are taken."""
+        """Return the value for ``key``; the first call since :meth:`take` creates it."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
 
     def take(self) -> list[ir.Node]:
-        """Hand over the waiting nodes."""
+        """Return the collected nodes and clear the list."""
         taken, self.nodes = self.nodes, []
         self._shared.clear()
         return taken
 
     def flush(self) -> None:
-        """Append the waiting nodes to the end of the graph."""
+        """Append the collected nodes to the end of the graph."""
         self.graph.extend(self.take())
 
 
 @functools.cache
 def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> None:
-    """Refuse an operator or attribute that the graph's opset lacks; a subgraph names no opset.
+    """Reject an operator or attribute that the graph's opset lacks; subgraphs have no opset.
 
     Raises:
-        ModelError: There is none in this opset: a mistake of ortboost.
+        ModelError: The opset lacks it: a bug in ortboost.
     """
-    if not opset or not onnx.defs.has(op_type):  # the runtime has some of its own among them
+    if not opset or not onnx.defs.has(op_type):  # the runtime adds some to the standard domain
         return
     schema = find_schema(op_type, min(opset, onnx.defs.onnx_opset_version()))
     known = () if schema is None else schema.attributes
@@ -209,39 +209,39 @@ def _require_known(op_type: str, opset: int, attributes: tuple[str, ...]) -> Non
         raise ModelError(
             f"A rewrite of ortboost needs '{missing}', which opset {opset} does not have.",
             where=f"{op_type} with {', '.join(attributes) or 'no attributes'}",
-            fix="Report it. A model of a newer opset will do.",
+            fix="Please report this. A model of a newer opset works.",
         )
 
 
 def free_name(graph: ir.Graph, name: str, *, owner: ir.Value | None = None) -> None:
-    """Make a name available for a tensor of ortboost by renaming inner values that have it.
+    """Make a name available for a tensor of ortboost by renaming inner values that use it.
 
     Args:
         graph: The graph.
-        name: The name that is needed.
-        owner: A value that may have it.
+        name: The required name.
+        owner: A value that may keep it.
 
     Raises:
-        ModelError: An input, weight or output has the name; users know those by their names.
+        ModelError: An input, weight or output has the name; those names are visible to users.
     """
     seen = [*graph.inputs, *graph.initializers.values(), *graph.outputs]
     if any(value.name == name and value is not owner for value in seen):
         raise ModelError(
-            f"The model has a tensor '{name}', a name that ortboost needs.",
+            f"The model has a tensor '{name}', a name that ortboost uses itself.",
             where=f"tensor '{name}'",
             fix="Rename the input, weight or output before the export. If it is the model's own "
             "loss, use --loss output --output NAME.",
         )
-    taken: Builder | None = None
+    builder: Builder | None = None
     for node in graph.all_nodes():
         for output in node.outputs:
             if output.name == name and output is not owner:
-                taken = taken or Builder(graph, "ortboost")
-                output.name = taken.unique(f"{name}/model")
+                builder = builder or Builder(graph, "ortboost")
+                output.name = builder.unique(f"{name}/model")
 
 
 def detach(node: ir.Node) -> None:
-    """Let a node read nothing, so that it can be removed."""
+    """Disconnect the inputs of a node, so that it can be removed."""
     for index in range(len(node.inputs)):
         node.replace_input_with(index, None)
 
@@ -253,11 +253,11 @@ def replace_node(
     *,
     remove: bool = True,
 ) -> None:
-    """Put the waiting nodes of ``builder`` in the place of ``node``.
+    """Replace ``node`` by the collected nodes of ``builder``.
 
     The new values take over names, types, uses and graph outputs of the old ones, so that nothing
-    downstream sees a difference. All checks are up to the caller. A value that the builder did not
-    make is passed through an Identity.
+    changes downstream. The caller is responsible for all checks. A value that was not created by
+    the builder is passed through an Identity.
 
     Args:
         node: The node to remove.
@@ -270,7 +270,7 @@ def replace_node(
     if not isinstance(graph, ir.Graph):
         raise TypeError("The node to replace does not belong to a graph.")
     made = {id(new) for new in builder.nodes}
-    # A value that was there before keeps its own name: the old one passes it on.
+    # An existing value keeps its own name; an Identity of it takes over the old name.
     fresh = [
         value
         if value is None or id(value.producer()) in made

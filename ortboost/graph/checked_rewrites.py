@@ -1,10 +1,10 @@
-"""A switch for those who write rewrites: look at the graph after each one.
+"""A debugging aid for authors of rewrites: check the graph after each rewrite.
 
-With ``ORTBOOST_CHECK_REWRITES=1`` in the environment, ``onnx.checker`` looks at the whole graph after every rewrite
-and boost of a conversion, and after every step of the pipeline of an export: names that nobody makes,
-nodes before what they read, attributes and operators that do not exist. The first rewrite that leaves such a
-graph is named, where without it a runtime refuses the result a hundred rewrites later. It takes
-several times as long.
+With ``ORTBOOST_CHECK_REWRITES=1`` in the environment, ``onnx.checker`` checks the whole graph after
+every rewrite and boost of a conversion, and after every step of the export pipeline: undefined
+names, nodes in the wrong order, unknown attributes and operators. The error names the first rewrite
+that leaves an invalid graph; otherwise a runtime would reject the result a hundred rewrites later.
+Conversion takes several times as long.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["VARIABLE", "check_rewritten"]
 
 VARIABLE = "ORTBOOST_CHECK_REWRITES"
 _TRAINING = "onnxruntime.training"
-_LONGEST = 1 << 31  # bytes of a protobuf message
+_LARGEST = 1 << 31  # bytes of a protobuf message
 
 
 def check_rewritten(model: ir.Model, rewrite: str) -> None:
-    """Refuse a graph that a rewrite has broken; without the switch, do nothing.
+    """Reject a graph that a rewrite has broken; without the environment variable, do nothing.
 
-    Operators of domains that ``onnx`` does not know are taken as they are.
+    Operators of domains unknown to ``onnx`` are not checked.
 
     Args:
         model: The graph as the rewrite left it.
         rewrite: Its name, for the error.
 
     Raises:
-        OrtBoostError: The graph is no valid ONNX.
+        OrtBoostError: The graph is not valid ONNX.
 
     Example:
         >>> model = ir.Model(ir.Graph([], [], nodes=[], name="g"), ir_version=10)
@@ -46,12 +46,13 @@ def check_rewritten(model: ir.Model, rewrite: str) -> None:
         proto.opset_import.add(domain=_TRAINING, version=1)
         for node in proto.graph.node:
             if node.op_type.endswith("Grad") and node.domain in ("", "ai.onnx"):
-                node.domain = _TRAINING  # MaxPoolGrad and its kind: of onnxruntime-training only
-        if proto.ByteSize() < _LONGEST:
+                node.domain = _TRAINING  # such as MaxPoolGrad: only in onnxruntime-training
+        if proto.ByteSize() < _LARGEST:
             onnx.checker.check_model(proto)
     except (onnx.checker.ValidationError, ValueError, TypeError) as error:
         raise OrtBoostError(
-            f"The rewrite '{rewrite}' leaves a graph that is no valid ONNX.",
+            f"The rewrite '{rewrite}' leaves an invalid ONNX graph.",
             where=" ".join(str(error).split())[:400],
-            fix="That is a bug of the rewrite, not of the model: please report it, unless it is your own.",
+            fix="This is a bug in the rewrite, not in the model: please report it, unless it is "
+            "your own.",
         ) from error

@@ -1,9 +1,9 @@
-"""Classic machine learning (the domain ``ai.onnx.ml``), as scikit-learn's converter writes it.
+"""Classic machine-learning models (domain ``ai.onnx.ml``), as written by scikit-learn's converter.
 
 By default its classifiers end in a ZipMap, which turns the probabilities into a sequence of maps,
-and output class names, which may be strings. Training needs the probabilities themselves, and
-strings are of no use. Trees, support vector machines and linear models are single operators that
-keep their numbers in attributes: there is nothing to train.
+and output class names, which may be strings. Training needs the probabilities and cannot use
+strings. Trees, support vector machines and linear models are single operators that store their
+parameters in attributes, so they cannot be trained.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WEIGHTED: Final = ("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "R
 
 
 def cut_maps(model: ir.Model) -> Report:
-    """Replace map outputs by the tensors they are made of, and drop string outputs, in place.
+    """Replace map outputs by the tensors they are built from, and drop string outputs, in place.
 
     Nothing is dropped if all outputs are strings.
     """
@@ -44,7 +44,7 @@ def cut_maps(model: ir.Model) -> Report:
     if numbers:
         for value in outputs:
             if value.dtype is ir.DataType.STRING:
-                report.changed[value.name or ""] = "texts: left out"
+                report.changed[value.name or ""] = "strings: dropped"
         outputs = list(dict.fromkeys(numbers))
     if report.changed:
         model.graph.outputs[:] = outputs
@@ -53,28 +53,28 @@ def cut_maps(model: ir.Model) -> Report:
 
 
 def require_network(model: ir.Model) -> None:
-    """Refuse a model that is an operator of classic machine learning and no network.
+    """Reject a classic machine-learning operator that is not part of a neural network.
 
     Raises:
-        ModelError: Naming the operator.
+        ModelError: The model has such an operator and no layers.
     """
     nodes = list(model.graph.all_nodes())
     classic = next((n for n in nodes if n.domain == _DOMAIN and n.op_type in _MODELS), None)
     if classic is None or any(node.op_type in _WEIGHTED for node in nodes):
         return
     raise ModelError(
-        f"{classic.op_type} cannot be trained: it keeps its numbers in attributes.",
+        f"{classic.op_type} cannot be trained: its parameters are stored in attributes.",
         where=f"{source_name(model)}: node '{classic.name}', {_DOMAIN}",
-        fix="Fit it where it came from. 'ortboost export' takes it; networks (scikit-learn: MLPClassifier, "
-        "MLPRegressor) can be trained.",
+        fix="Fit it in its own library. 'ortboost export' accepts it; networks (scikit-learn: "
+        "MLPClassifier, MLPRegressor) can be trained.",
     )
 
 
 def infer_elementwise(model: ir.Model) -> bool:
-    """Infer the shapes of elementwise operators of ``ai.onnx.ml``, which ONNX does not.
+    """Infer shapes of elementwise ``ai.onnx.ml`` operators, which ONNX shape inference lacks.
 
     Returns:
-        Whether a shape became known.
+        Whether a shape was inferred.
     """
     found = False
     for node in model.graph.all_nodes():

@@ -1,4 +1,4 @@
-r"""How much a graph computes: multiply-accumulates of its matrix products and convolutions.
+r"""The computational cost of a graph: multiply-accumulates of matrix products and convolutions.
 
 Counted, in multiply-accumulates (MAC; a MAC is two floating-point operations):
 
@@ -12,11 +12,11 @@ Einsum               product of the lengths of all its indices
 RNN, GRU, LSTM       sequence * batch * directions * gates * hidden * (inputs + hidden)
 ===================  ==============================================================================
 
-with 1, 3 and 4 gates, and their quantized and fused kin (ConvInteger, QLinearConv, MatMulInteger,
-QLinearMatMul, FusedConv, FusedGemm, FusedMatMul). Nothing else is counted: no bias, no activation,
-no pooling, no normalization, no softmax, which is the custom for these figures. Of an If the branch
-that costs more is counted; the body of a Loop or Scan runs a number of times that the graph does
-not say, so it is reported as not counted, and so is a node whose shapes are not known.
+with 1, 3 and 4 gates, and their quantized and fused variants (ConvInteger, QLinearConv,
+MatMulInteger, QLinearMatMul, FusedConv, FusedGemm, FusedMatMul). As usual for such figures, bias,
+activation, pooling, normalization and softmax are not counted. Of an If, the more expensive branch
+is counted. The body of a Loop or Scan is reported as not counted, since the graph does not say how
+often it runs, and so is a node with unknown shapes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 @dataclass(frozen=True)
 class Cost:
-    """What a graph computes.
+    """The cost of a graph.
 
     Args:
-        macs: Operator to multiply-accumulates, the dearest first.
+        macs: Operator to multiply-accumulates, the most expensive first.
         nodes: Node to multiply-accumulates.
-        uncounted: Node to the reason, where the operator is one of those counted.
-        shapes: Input to the shape that the figures are for.
+        uncounted: Node of a counted operator to the reason why it was not counted.
+        shapes: Input to the shape that the figures apply to.
     """
 
     macs: Mapping[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Cost:
 
     @property
     def total(self) -> int:
-        """All multiply-accumulates that could be counted."""
+        """Total number of counted multiply-accumulates."""
         return sum(self.macs.values())
 
     @property
@@ -88,7 +88,7 @@ def count_cost(
     Args:
         model: The model; not changed.
         shapes: Input name to its shape, for dimensions that the model leaves open.
-        batch: Length of a first dimension that is open and not in ``shapes``.
+        batch: Length of open first dimensions that are not in ``shapes``.
 
     Raises:
         UsageError: ``shapes`` does not fit the inputs.
@@ -119,12 +119,13 @@ def count_cost(
 def with_lengths(
     model: ir.Model, shapes: Mapping[str, tuple[int, ...]], *, batch: int = 1
 ) -> ir.Model:
-    """A copy with functions inlined, open dimensions of the inputs set, and shapes inferred anew.
+    """A copy with functions inlined, open dimensions of the inputs fixed, and shapes re-inferred.
 
-    A dimension of the same name gets the same length in every input.
+    Dimensions with the same name get the same length in every input.
 
     Raises:
-        UsageError: There is no such input, or its rank or a fixed dimension is another one.
+        UsageError: An input is unknown, or its rank or a fixed dimension differs from the given
+            shape.
     """
     copy = model.clone()
     common.InlinePass()(copy)
@@ -150,14 +151,14 @@ def with_lengths(
         if known and isinstance(known[0], str):
             lengths.setdefault(known[0], batch)
         value.shape = ir.Shape([lengths.get(d, d) if isinstance(d, str) else d for d in first])
-    for graph in copy.graphs():  # what the exporter wrote was for other lengths
+    for graph in copy.graphs():  # exported shapes are for other lengths
         for node in graph:
             for output in node.outputs:
                 if is_standard(node):
                     output.shape = None
     infer_shapes(copy)
-    # Shapes that the graph itself computes (Shape, Gather, Concat, Reshape) are numbers by now.
-    from onnxscript import optimizer  # takes a tenth of the time in which a run starts
+    # Shapes computed in the graph (Shape, Gather, Concat, Reshape) are constants now.
+    from onnxscript import optimizer  # importing it takes a tenth of the start-up time of a run
 
     try:
         optimizer.fold_constants(
@@ -166,7 +167,7 @@ def with_lengths(
             output_size_limit=_SHAPES,
             should_fold=lambda node: False if node.op_type in _RULES else None,
         )
-    except Exception as error:  # what stays unknown is reported as not counted
+    except Exception as error:  # unknown shapes are reported as not counted
         _log.info("constant folding gave up: %s", error)
     infer_shapes(copy)
     return copy
@@ -181,7 +182,7 @@ def _fit(name: str, known: tuple[int | str | None, ...] | None, shape: tuple[int
         raise UsageError(
             f"The shape {list(shape)} does not fit the input '{name}'.",
             where=f"input '{name}'",
-            fix=f"The model says {format_shape(known or ())}.",
+            fix=f"The model expects {format_shape(known or ())}.",
         )
 
 
@@ -197,14 +198,14 @@ def _graph(graph: ir.Graph, nodes: dict[str, int], uncounted: dict[str, str]) ->
         if node.op_type in ("Loop", "Scan"):
             inner: dict[str, str] = {}
             if any(_graph(body, {}, inner) for body in _bodies(node)) or inner:
-                uncounted[name] = f"how often the body of the {node.op_type} runs is not known"
+                uncounted[name] = f"the number of iterations of the {node.op_type} is not known"
             continue
         rule = _RULES.get(node.op_type)
         if rule is None:
             continue
         found = rule(node)
         if found is None:
-            uncounted[name] = "a shape is not known; give the shapes of the inputs"
+            uncounted[name] = "a shape is unknown; give the shapes of the inputs"
             continue
         nodes[name] = nodes.get(name, 0) + found
         macs[node.op_type] = macs.get(node.op_type, 0) + found

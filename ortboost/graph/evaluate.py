@@ -1,4 +1,4 @@
-"""Computing a node whose inputs are known, and storing the result."""
+"""Evaluate a node with known inputs, and store an array as an initializer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def evaluate_node(
         opset: Version of the standard opset.
 
     Returns:
-        One array for each output, or ``None`` if the reference cannot compute it: an invalid node
-        is reported where it matters, with its name.
+        One array for each output, or ``None`` if the reference implementation cannot compute it
+        (other checks report invalid nodes).
     """
     empty = onnx.helper.make_empty_tensor_value_info
     outputs = [empty(value.name or "") for value in node.outputs]

@@ -2,7 +2,7 @@
 
 A fixed length replaces the name of the dimension in the shapes of all values; shape inference,
 which runs when the model is normalized, does the rest. A fixed input becomes a constant, and its
-shape fixes the dimensions that it has.
+shape fixes the dimensions of the input.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["fit_inputs", "fix_inputs"]
 
 
 def fix_inputs(model: ir.Model, config: InputConfig) -> Report:
-    """Fix what the configuration names, in place.
+    """Fix the dimensions and inputs that the configuration names, in place.
 
     Args:
         model: The model as loaded.
         config: Lengths and values; batch axes do not change the graph.
 
     Raises:
-        UsageError: There is no such input or dimension, or the length or value does not fit.
+        UsageError: An input or dimension is unknown, or a length or value does not fit.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -74,19 +74,19 @@ def fit_inputs(
     config: InputConfig,
     where: str = "",
 ) -> tuple[dict[str, np.ndarray], dict[str, Dims]]:
-    """What a configuration comes to for some inputs.
+    """Resolve a configuration for given inputs.
 
     Args:
         shapes: Input to shape, where the rank is known.
         dtypes: Input to element type.
-        config: Lengths and values; the shape of a value fixes the dimensions that it has.
-        where: The model, for error texts.
+        config: Lengths and values; the shape of a value fixes the dimensions of its input.
+        where: The model, for error messages.
 
     Returns:
-        Input to its value, and input to its shape with the lengths that are known.
+        Input to its value, and input to its shape with all known lengths.
 
     Raises:
-        UsageError: There is no such input or dimension, or a length or value does not fit.
+        UsageError: An input or dimension is unknown, or a length or value does not fit.
     """
     for name in config.values:
         require_input(name, dtypes, f"{where}--input {name}")
@@ -104,33 +104,34 @@ def fit_inputs(
 def constant_array(
     name: str, shape: Dims | None, dtype: ir.DataType | None, value: object
 ) -> np.ndarray:
-    """The value of an input in its type and shape.
+    """Convert the value of an input to the input's dtype and shape.
 
     Args:
         name: The input.
-        shape: Its shape; ``None`` if not even the rank is known.
+        shape: Its shape; ``None`` if the rank is unknown.
         dtype: Its type.
         value: A number or array.
 
     Raises:
-        UsageError: It does not fit.
+        UsageError: The value does not fit.
     """
     array = np.asarray(value)
-    wanted = array.dtype if dtype is None else np.dtype(dtype.numpy())
+    expected = array.dtype if dtype is None else np.dtype(dtype.numpy())
     if shape is not None and array.size == 1 and array.ndim < len(shape):
-        array = array.reshape((1,) * len(shape))  # a number for an input [1]
-    cast = array.astype(wanted)
-    exact = wanted.kind == "f" or np.array_equal(cast, array)
+        array = array.reshape((1,) * len(shape))  # a number for an input of shape [1]
+    cast = array.astype(expected)
+    exact = expected.kind == "f" or np.array_equal(cast, array)
     fits = shape is None or (
         array.ndim == len(shape)
         and all(not isinstance(d, int) or d == n for d, n in zip(shape, array.shape, strict=True))
     )
     if not exact or not fits or not array.size:
         raise UsageError(
-            f"The value of the input '{name}' does not fit: it is {array.dtype}{list(array.shape)}.",
-            where=f"--input {name}: the model wants {wanted}"
+            f"The value of the input '{name}' does not fit: it is "
+            f"{array.dtype}{list(array.shape)}.",
+            where=f"--input {name}: the model expects {expected}"
             + ("" if shape is None else f" {format_shape(shape)}"),
-            fix="Give a value of that type and shape; an array comes from a file, --input "
+            fix="Give a value of that type and shape; read an array from a file with --input "
             f"{name}=values.npy.",
         )
     return cast

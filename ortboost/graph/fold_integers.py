@@ -1,7 +1,7 @@
-"""Fold integer computations whose inputs are known: axes, sizes and indices.
+"""Fold integer computations with constant inputs: axes, sizes and indices.
 
 Exporters write ``x.reshape(...)`` or ``a % rank`` as nodes over constants. Shape inference does not
-see through all of them, and gradients need to know axes and ranks. Weights are never touched: float
+resolve all of them, and gradients need known axes and ranks. Weights are never touched: float
 computations are kept, except for the scales of a Resize.
 """
 
@@ -21,10 +21,10 @@ from ortboost.graph.query import constant, is_standard, known_shape
 __all__ = ["fold_integers"]
 
 _LARGEST = 1024  # elements
-_OPEN = -(2**62)  # stands for a length that is not known
+_OPEN = -(2**62)  # marks an unknown length
 _OPERATORS = frozenset(
-    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not Range "  # noqa: SIM905
-    "Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
+    "Abs Add Cast Concat ConstantOfShape Div Equal Gather Greater Less Max Min Mod Mul Neg Not "  # noqa: SIM905
+    "Range Reshape Shape Size Slice Squeeze Sub Transpose Unsqueeze Where".split()
 )
 
 
@@ -35,7 +35,7 @@ def fold_integers(model: ir.Model) -> Report:
         model: A model whose constants are initializers.
 
     Returns:
-        How many nodes of each operator were folded. A second call changes nothing.
+        A report with the number of folded nodes of each operator. The rewrite is idempotent.
     """
     counts: dict[str, int] = {}
     outputs = {id(value) for value in model.graph.outputs}
@@ -66,7 +66,7 @@ def _is_setting(value: ir.Value) -> bool:
 
 
 def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None:
-    """The result of a node on constants of these numpy kinds; ``None`` if it is not known."""
+    """The result of a node with constant inputs of these numpy kinds; ``None`` if unknown."""
     if node.op_type in ("Shape", "Size"):
         return _size(node)
     feeds: dict[str, NDArray[Any]] = {}
@@ -82,7 +82,7 @@ def _answer(node: ir.Node, opset: int, kinds: str) -> NDArray[np.generic] | None
     if node.op_type in ("Div", "Mod") and any(
         np.any(np.less_equal(array, 0)) for array in feeds.values()
     ):
-        return None  # how negative ones are rounded is not for us to say
+        return None  # runtimes may round negative quotients differently
     found = evaluate_node(node, feeds, opset)
     answer = None if found is None else found[0]
     return None if answer is not None and answer.dtype == np.int64 and _OPEN in answer else answer
@@ -96,7 +96,7 @@ def _size(node: ir.Node) -> NDArray[np.generic] | None:
 
 
 def _lengths(value: ir.Value) -> NDArray[np.generic] | None:
-    """The result of a Shape with unknown lengths marked, as a part of it may be known."""
+    """The result of a Shape node with unknown lengths marked, since a slice of it may be known."""
     node = value.producer()
     lengths = _shape(node) if node is not None and node.op_type == "Shape" else None
     return None if lengths is None else np.array(lengths, np.int64)

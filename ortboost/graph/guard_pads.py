@@ -1,11 +1,12 @@
-"""Pads before pools in a form that onnxruntime does not fuse wrongly.
+"""Protect Pads before pools from a wrong fusion of onnxruntime.
 
-onnxruntime's optimizer (``Pad_Fusion``) moves a Pad with zeros into the pool that reads it. The padding of a MaxPool is
--inf, not 0, and that of an AveragePool may be left out of the mean: outputs are wrong in onnxruntime 1.19 (AveragePool
-with padding of its own, MaxPool with padding) and 1.31 (MaxPool), for users' own files too. A Pad that
-names its axes means the same and is left alone there.
+onnxruntime's optimizer (``Pad_Fusion``) moves a Pad with zeros into the pool that reads it. But a
+MaxPool pads with -inf, not 0, and an AveragePool may exclude padding from the mean. Outputs are
+wrong in onnxruntime 1.19 (AveragePool with padding of its own, MaxPool with padding) and 1.31
+(MaxPool), also when users run a model without ortboost. A Pad with an explicit ``axes`` input is
+equivalent and is not fused.
 
-Source: https://github.com/microsoft/onnxruntime, pull request 23190; tried on both versions in the tests.
+Source: https://github.com/microsoft/onnxruntime, pull request 23190; tested with both versions.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["guard_pads"]
 
-_WITH_AXES = 18  # the opset in which Pad learned them
+_WITH_AXES = 18  # the opset that added axes to Pad
 _POOLS = frozenset({"AveragePool", "MaxPool"})
 
 
 def guard_pads(model: ir.Model) -> Report:
-    """Name all axes of each constant Pad that a pool reads, in place.
+    """List all axes explicitly in each constant Pad that a pool reads, in place.
 
     Args:
-        model: The model. Below opset 18, or where the rank is not known, nothing can be done.
+        model: The model. Below opset 18, or if the rank is unknown, a Pad is kept as it is.
 
     Returns:
         The report.
@@ -43,8 +44,6 @@ def _with_axes(site: Site) -> list[ir.Value | None] | None:
         return None
     if input_at(node, 3) is not None:
         return None
-    site.note = (
-        "its axes are named: onnxruntime would fuse it into the pool, whose padding is another"
-    )
+    site.note = "its axes are explicit now: onnxruntime would wrongly fuse it into the pool"
     inputs = [site.input(0), site.input(1), site.optional(2), site.ints(*range(rank))]
     return [site.op("Pad", *inputs, shape=node.outputs[0].shape, mode="constant")]

@@ -1,4 +1,4 @@
-"""Transposes that keep the order of the axes, which onnxruntime 1.19 mistakes before a Gemm."""
+"""Removal of identity Transposes, which onnxruntime 1.19 fuses wrongly into a Gemm."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["bypass_identity_transposes"]
 def bypass_identity_transposes(model: ir.Model) -> Report:
     """Bypass each Transpose that keeps the order of the axes, in place.
 
-    GemmTransposeFusion of onnxruntime 1.19.2 ignores ``perm``: it takes
-    ``Gemm(Transpose(x, perm=[0, 1]), w)`` for ``Gemm(x, w, transA=1)``, which fails if `x` is not
-    square and gives wrong numbers if it is. torch's dynamo exporter writes such nodes for advanced
-    indexing. onnxruntime 1.31.1 is right.
+    GemmTransposeFusion of onnxruntime 1.19.2 ignores ``perm``: it replaces ``Gemm(Transpose(x,
+    perm=[0, 1]), w)`` by ``Gemm(x, w, transA=1)``, which fails if `x` is not square and gives wrong
+    results if it is. torch's dynamo exporter writes such nodes for advanced indexing. onnxruntime
+    1.31.1 is correct.
 
     Returns:
-        The nodes that are bypassed; a graph output keeps its node.
+        A report of the bypassed nodes; a node that computes a graph output is kept.
     """
     report = Report("bypass_identity_transposes")
     for node in model.graph.all_nodes():

@@ -1,8 +1,8 @@
-"""Replace an If whose condition is constant by the branch that it takes.
+"""Replace each If with a constant condition by the branch taken.
 
-Exporters write both branches for a sampling rate or a mode that is then fixed (``--input
-sr=16000``), or for a length that shape inference finds. Inside an If no parameter is found and no
-gradient flows.
+Exporters write both branches for a sampling rate or a mode that the user fixes later (``--input
+sr=16000``), or for a length that shape inference finds. Inside an If, parameters are not found and
+gradients do not flow.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["inline_branches"]
 
 
 def inline_branches(model: ir.Model) -> Report:
-    """Inline the branch taken of every If of the main graph whose condition is constant.
+    """Inline the branch taken by every If in the main graph with a constant condition.
 
     Args:
         model: A model whose constants are initializers; changed in place.
 
     Returns:
-        Which branch each If became. A second call changes nothing.
+        A report of the branch that replaced each If. The rewrite is idempotent.
     """
     report = Report("inline_branches")
     graph = model.graph
@@ -38,7 +38,7 @@ def inline_branches(model: ir.Model) -> Report:
         _inline(graph, node, node.attributes[taken].as_graph())
         _detach(node.attributes[other].as_graph())
         graph.remove(node, safe=True)
-        report.changed[node.name or "If"] = f"its {taken} taken: the condition is constant"
+        report.changed[node.name or "If"] = f"replaced by its {taken}: the condition is constant"
     if report.modified:
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         common.NameFixPass()(model)
@@ -46,7 +46,7 @@ def inline_branches(model: ir.Model) -> Report:
 
 
 def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
-    answers = list(branch.outputs)
+    results = list(branch.outputs)
     nodes = list(branch)
     stored = list(branch.initializers.values())
     branch.outputs.clear()
@@ -61,8 +61,8 @@ def _inline(graph: ir.Graph, node: ir.Node, branch: ir.Graph) -> None:
         graph.register_initializer(value)
     graph.insert_before(node, nodes)
     shown = {id(value) for value in graph.outputs}
-    for old, new in zip(node.outputs, answers, strict=True):
-        if id(old) in shown:  # its name is the user's
+    for old, new in zip(node.outputs, results, strict=True):
+        if id(old) in shown:  # users know its name
             keep = ir.Node("", "Identity", [new], num_outputs=1)
             copy = keep.outputs[0]
             copy.type, copy.shape = old.type, old.shape

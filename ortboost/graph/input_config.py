@@ -1,4 +1,4 @@
-"""The user's settings of a model's inputs: lengths of dimensions, fixed values, batch axes."""
+"""User settings for a model's inputs: lengths of dimensions, fixed values, batch axes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _NO_NAME = re.compile(
 
 @dataclass(frozen=True)
 class InputConfig:
-    """Settings of a model's inputs.
+    """Settings for a model's inputs.
 
     Args:
         dims: Lengths of open dimensions, by the name of the dimension (``height``), or by input and
-            axis (``x:2``) if the name is missing or stands for several dimensions.
-        values: Values of inputs that are not data, by input: they become constants of the graph.
+            axis (``x:2``) if the name is missing or ambiguous.
+        values: Input to its value, for inputs that are not data: they become constants of the
+            graph.
         batch_axes: Input to its batch axis, ``None`` for an input that is the same for all samples.
             Inferred if not given.
 
@@ -65,19 +66,19 @@ class InputConfig:
 
 
 def require_input(name: str, known: Collection[str], where: str) -> None:
-    """Refuse an input that a model does not have.
+    """Reject the name of an input that the model does not have.
 
     Raises:
-        UsageError: It names the nearest one.
+        UsageError: The input is unknown; the nearest name is suggested.
     """
     if name not in known:
         raise UsageError(f"The model has no input '{name}'.", where=where, fix=nearest(name, known))
 
 
 def dimension_name(name: str | None) -> str | None:
-    """The name of a dimension, or ``None`` if it only says that the length is unknown.
+    """The name of a dimension, or ``None`` if the name only means "unknown".
 
-    Paddle calls every unknown dimension ``?``; two of that name need not be equal.
+    Paddle names every unknown dimension ``?``; two dimensions with that name may differ.
 
     Example:
         >>> dimension_name("batch"), dimension_name("?"), dimension_name("unk__12")
@@ -87,14 +88,14 @@ def dimension_name(name: str | None) -> str | None:
 
 
 def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, Dims]:
-    """Shapes with some dimensions fixed; a name that is fixed anywhere is fixed everywhere.
+    """Fix some dimensions of shapes; a name that is fixed in one shape is fixed in all.
 
     Args:
         shapes: Input to shape.
         dims: See :class:`InputConfig`.
 
     Raises:
-        UsageError: There is no such dimension, or it has another length.
+        UsageError: A dimension is unknown, or has another fixed length.
 
     Example:
         >>> fit_dims({"x": ("n", 3, "h"), "y": ("h", None)}, {"x:2": 8, "y:1": 2})
@@ -112,7 +113,7 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
             raise UsageError(
                 f"The inputs have no dimension '{key}'.",
                 where=", ".join(_text(n, s) for n, s in shapes.items()),
-                fix=f"{nearest(key, names)} Dimensions without a name are INPUT:AXIS.",
+                fix=f"{nearest(key, names)} Write INPUT:AXIS for a dimension without a name.",
             )
         if isinstance(known, str):
             fitted, done[known] = _named(fitted, known, length), length
@@ -121,7 +122,7 @@ def fit_dims(shapes: Mapping[str, Dims], dims: Mapping[str, int]) -> dict[str, D
             fitted[name] = (*shape[:index], length, *shape[index + 1 :])
         elif known != length:
             raise UsageError(
-                f"The dimension '{key}' is {known}, it cannot be {length}.",
+                f"The dimension '{key}' is {known}; it cannot be {length}.",
                 where=", ".join(_text(n, s) for n, s in shapes.items()),
                 fix="Give it one length, or export the model with that dimension open.",
             )

@@ -1,9 +1,9 @@
 """Load and save ONNX models, also with weights in external files.
 
-`onnx_ir` reads and writes. Added here are errors that name the file and the fix, a check of
+`onnx_ir` reads and writes. This module adds errors that name the file and the fix, a check of
 external data at load time (present, long enough, inside the model's folder), map types, which
-`onnx_ir` does not know (scikit-learn's converter gives them for class scores), and atomic saving. A
-loaded model holds all its weights in memory, so that nothing depends on the files it came from.
+`onnx_ir` does not support (scikit-learn's converter uses them for class scores), and atomic saving.
+A loaded model holds all its weights in memory and does not depend on its files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ModelSource: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 
 EXTERNAL_DATA_THRESHOLD = 1 << 30
-"""Bytes of weights from which on a model is saved with external data (protobuf ends at 2 GiB)."""
+"""Size of weights in bytes from which external data is used (protobuf's limit is 2 GiB)."""
 
 _SOURCE = "ortboost.source"
 _MAP = "ortboost.map_type"
@@ -55,7 +55,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
             exist.
 
     Returns:
-        The model; :func:`source_name` tells where it came from.
+        The model; :func:`source_name` gives its path or name.
 
     Raises:
         FileError: The file is missing, is not ONNX, or its external data is missing, too short, or
@@ -99,7 +99,7 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
         raise FileError(
             "The model file cannot be read.", where=f"{path}: {error}", fix="Check permissions."
         ) from error
-    except Exception as error:  # of many kinds: the file is foreign or damaged
+    except Exception as error:  # of many types: the file is damaged or not ONNX
         raise FileError(
             "The file is not a readable ONNX model.",
             where=f"{path}: {_first_line(error)}",
@@ -114,12 +114,12 @@ def load_model(source: ModelSource, *, weights: bool = True) -> ir.Model:
     model.meta[_SOURCE] = str(path)
     if not weights:
         return _with_true_names(model)
-    # A serialized model would look for its data beside whatever it is then, not beside `path`.
+    # If saved elsewhere, the model would look for its data beside the new file, not `path`.
     return _with_true_names(ir.external_data.load_to_model(model))
 
 
 def _with_true_names(model: ir.Model) -> ir.Model:
-    """Drop dimension names that mean "unknown": equal names would be taken for equal lengths."""
+    """Drop dimension names that mean "unknown", as equal names imply equal lengths."""
     for graph in model.graphs():
         made = (output for node in graph for output in node.outputs)
         for value in (*graph.inputs, *graph.outputs, *made):
@@ -132,17 +132,17 @@ def _with_true_names(model: ir.Model) -> ir.Model:
 
 
 def is_map(value: ir.Value) -> bool:
-    """Whether a model gives a map here, as scikit-learn's converter does with class scores."""
+    """Whether an output is a map, as scikit-learn's converter writes class scores."""
     return _MAP in value.meta
 
 
 def source_name(model: ir.Model) -> str:
-    """Where the model was loaded from, for error messages."""
+    """The path or name that the model was loaded from, for error messages."""
     return str(model.meta.get(_SOURCE, model.graph.name or "model"))
 
 
 def named_source(model: ir.Model, name: str) -> ir.Model:
-    """The model itself, with another answer of :func:`source_name`."""
+    """Set what :func:`source_name` returns for a model, and return the model."""
     model.meta[_SOURCE] = name
     return model
 
@@ -153,14 +153,14 @@ def save_model(
     *,
     external_data_threshold: int = EXTERNAL_DATA_THRESHOLD,
 ) -> None:
-    """Save a model atomically: a crash leaves the old one or the new one, each with its own weights.
+    """Save a model atomically: a crash leaves either the old or the new model, with its weights.
 
     Args:
         model: The model.
         path: Target, usually ``something.onnx``.
-        external_data_threshold: With at least this many bytes of weights, they go to
-            ``<path>.data`` beside the model; to ``<path>.<number>.data`` while there is such a file, which
-            the old model may need until the new one stands.
+        external_data_threshold: Weights of at least this many bytes in total are written to
+            ``<path>.data`` beside the model, or to ``<path>.<random>.data`` if that file exists:
+            the old model may need it until the new one is in place.
 
     Raises:
         FileError: The folder does not exist or cannot be written.
@@ -174,56 +174,57 @@ def save_model(
         )
     if target.is_dir():
         raise FileError(
-            "A folder stands where the model is to be saved.",
+            "The path to save the model to is a folder.",
             where=str(target),
             fix="Give the name of a file, such as model.onnx.",
         )
     if target.exists() and not target.is_file():
         raise FileError(
-            "What stands where the model is to be saved is no ordinary file.",
+            "The path to save the model to is not a regular file.",
             where=str(target),
             fix="Give the name of a file, such as model.onnx.",
         )
     external = sum(tensor.nbytes for _, tensor in all_tensors(model)) >= external_data_threshold
-    # The model names its data by a name that no older one has, and is put in place after them.
+    # The data file gets an unused name and is put in place before the model that refers to it.
     data = f"{target.name}.data"
     if target.with_name(data).exists():
         data = f"{target.name}.{secrets.token_hex(8)}.data"
     try:
-        with temporary_folder(target.parent) as workshop:
-            # `ir.save` points external tensors at the new file; the caller's model must not follow.
+        with temporary_folder(target.parent) as scratch:
+            # `ir.save` redirects external tensors to the new file; restore those of the caller's
+            # model.
             kept = {value.name: value.const_value for value, _ in all_tensors(model)}
             try:
-                ir.save(model, workshop / target.name, external_data=data if external else None)
-                _write_map_types(model, workshop / target.name)
+                ir.save(model, scratch / target.name, external_data=data if external else None)
+                _write_map_types(model, scratch / target.name)
             finally:
                 for value, _ in all_tensors(model):
                     value.const_value = kept[value.name]
             old = _data_files(target)
             for name in (data, target.name) if external else (target.name,):
-                put_in_place(workshop / name, target.with_name(name))
+                put_in_place(scratch / name, target.with_name(name))
             for path in old:
                 path.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(
             "The model cannot be saved.",
             where=f"{target}: {error.strerror or error}",
-            fix="Check the rights of the folder and the free space.",
+            fix="Check the permissions of the folder and the free space.",
         ) from error
 
 
 def _data_files(target: Path) -> list[Path]:
-    """The files of weights that only the model at a path can need: those with our names."""
+    """The weight files that only the model at a path can use: those named by :func:`save_model`."""
     ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{16}\.data")
     found = [path for path in target.parent.iterdir() if ours.fullmatch(path.name)]
     plain = target.with_name(f"{target.name}.data")
-    with contextlib.suppress(Exception):  # no model, or a damaged one: nothing is known of its data
+    with contextlib.suppress(Exception):  # missing or damaged: its data files are unknown
         found += [path for path in external_files(target) if path == plain]
     return found
 
 
 def external_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The files of weights that a saved model names."""
+    """The external weight files of a saved model."""
     proto = onnx.load(path, load_external_data=False)
     entries = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     named = {entry.value for entry in entries if entry.key == "location"}
@@ -246,7 +247,7 @@ def _has_external_data(model: ir.Model) -> bool:
 
 
 def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:
-    """The model of a proto whose structure is sound, nodes in order."""
+    """Check the structure of a proto and convert it to a model, with nodes in topological order."""
     in_order = check_structure(proto, where)
     model = _from_proto(proto)
     if not in_order:
@@ -256,15 +257,15 @@ def _checked(proto: onnx.ModelProto, where: str) -> ir.Model:
                 function.sort()
         except ValueError as error:
             raise FileError(
-                "Nodes depend on their own results.",
+                "The graph has a cycle.",
                 where=where,
-                fix="A graph of ONNX has no cycle; use Loop or Scan, or export the model again.",
+                fix="ONNX graphs must be acyclic; use Loop or Scan, or export the model again.",
             ) from error
     return model
 
 
 def _from_proto(proto: onnx.ModelProto) -> ir.Model:
-    """The model; the type of an output with a map is kept in the value's ``meta``."""
+    """Convert a proto to a model; the type of a map output is kept in the ``meta`` of its value."""
     places = {value.name: place for place, value in enumerate(proto.graph.output)}
     maps = [value for value in proto.graph.output if _has_map(value.type)]
     inner = [value for value in proto.graph.value_info if _has_map(value.type)]
@@ -295,7 +296,7 @@ def _has_map(kind: onnx.TypeProto) -> bool:
 
 
 def _write_map_types(model: ir.Model, path: Path) -> None:
-    """Give the outputs of a saved file the types that were kept when it was loaded."""
+    """Restore in a saved file the map types of outputs that were kept on loading."""
     kept = {value.name: value.meta[_MAP] for value in model.graph.outputs if _MAP in value.meta}
     if not kept:
         return

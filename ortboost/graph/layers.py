@@ -1,4 +1,4 @@
-r"""The layers of a network: a node with a weight, and the nodes that belong to it.
+r"""The layers of a network: groups of nodes around each node with a trained weight.
 
 A *layer* is a node with a trained weight (convolution, matrix product, embedding, ...) together
 with the biases and normalizations after it, in graph order; a weight that several nodes share
@@ -6,8 +6,8 @@ belongs to the first. Its cost for one sample is
 
     multiply-accumulates + 32 * elements of the outputs of its nodes
 
-The second term is for nodes that move data and hardly compute (normalization, activation). Its
-factor comes from measured steps of `models/` on a CPU, where fits gave 10 to 100.
+The second term accounts for memory-bound nodes (normalization, activation). Its factor was fitted
+to measured steps of `models/` on a CPU, where fits gave 10 to 100.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ortboost.graph.query import known_shape, producer_of, static_shape
 
 __all__ = ["Layer", "find_layers"]
 
-_OPEN = 128  # length of a sequence or side of an image that the model leaves open
-_ELEMENT = 32  # multiply-accumulates that take as long as the traffic of one element
+_OPEN = 128  # assumed length of open dimensions other than the batch
+_ELEMENT = 32  # multiply-accumulates equivalent to the memory traffic of one element
 
 
 @dataclass
 class Layer:
-    """A node with a weight, and the nodes that belong to it.
+    """A node with a trained weight, and the nodes that belong to it.
 
     Args:
         node: Name of the node.
         parameters: Names of the trained parameters.
-        cost: Cost of its forward pass for one sample; the backward pass costs in proportion.
+        cost: Cost of its forward pass for one sample; that of the backward pass is proportional.
     """
 
     node: str
@@ -48,7 +48,7 @@ def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
 
     Args:
         model: The forward graph.
-        trained: What is trained.
+        trained: The trained parameters.
     """
     roles = {parameter.name: parameter.role for parameter in trained}
     costs = _costs(model)
@@ -58,7 +58,7 @@ def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
         found = [name for name in _reads(node, roles) if name not in placed]
         if found and (not layers or any(roles[name] == "weight" for name in found)):
             layers.append(Layer(node.name or ""))
-        if layers:  # what comes before the first layer has no backward pass
+        if layers:  # nodes before the first layer have no backward pass
             layers[-1].parameters += found
             layers[-1].cost += costs.get(node.name or "", 0)
         placed.update(found)
@@ -66,9 +66,9 @@ def find_layers(model: ir.Model, trained: Sequence[Parameter]) -> list[Layer]:
 
 
 def _reads(node: ir.Node, known: dict[str, str]) -> list[str]:
-    """Trained parameters that a node reads, those of its branches too."""
+    """Trained parameters that a node or its branches read."""
     if node.op_type == "Cast":
-        return []  # of mixed precision: its reader counts
+        return []  # inserted for mixed precision: its reader counts
     values = [_before_cast(value) for value in node.inputs]
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -83,7 +83,7 @@ def _before_cast(value: ir.Value | None) -> ir.Value | None:
 
 
 def _lengths(model: ir.Model) -> dict[str, tuple[int, ...]]:
-    """Shapes for one sample, open dimensions at a fixed length: costs are only compared."""
+    """Input shapes for one sample, other open dimensions at a fixed length to compare costs."""
     shapes = {value.name or "": known_shape(value) or () for value in model.graph.inputs}
     samples = {shape[0] for shape in shapes.values() if shape and isinstance(shape[0], str)}
 
@@ -100,7 +100,7 @@ def _lengths(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 
 def _costs(model: ir.Model) -> dict[str, int]:
-    """Node to the cost of its forward pass for one sample, where shapes are known."""
+    """Node to the cost of its forward pass for one sample, if its shapes are known."""
     settled = with_lengths(model, _lengths(model))
     found = dict(count_cost(settled).nodes)
     for node in settled.graph:

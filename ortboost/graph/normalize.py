@@ -1,6 +1,6 @@
-"""Bring any ONNX file into the one form that the rest of ortboost works on.
+"""Convert any ONNX model into the normal form that the rest of ortboost works on.
 
-Functions are inlined, weights are no graph inputs, constants are initializers, the opset is one
+Functions are inlined, weights are not graph inputs, constants are initializers, the opset is one
 that the engine supports (18 to 21 for the native one), all names are unique, and shapes are
 inferred with symbolic dimensions kept.
 """
@@ -37,7 +37,7 @@ __all__ = [
 
 _UNKNOWN = "ortboost.out_of_sight"
 _MAKES_MAPS = ("ZipMap",)
-_SCAN_OF_TODAY = 9
+_SCAN_WITHOUT_BATCH = 9
 _ROUNDS = 12
 
 
@@ -78,7 +78,7 @@ def normalize(model: ir.Model, *, opsets: range, ir_version: int) -> list[Report
     if report.modified:
         reports.append(report)
     infer_shapes(model)
-    for _ in range(_ROUNDS):  # what is computed may give a shape, which may give a number
+    for _ in range(_ROUNDS):  # a folded constant may give a shape, and a shape a constant
         found = [
             report
             for report in (fold_integers(model), inline_branches(model), unpack_sequences(model))
@@ -102,7 +102,7 @@ def inline_functions(model: ir.Model) -> Report:
 
 
 def free_weights(model: ir.Model) -> Report:
-    """Remove the weights from the inputs of the graph, where old exporters list them, in place."""
+    """Remove weights from the graph inputs, where old exporters list them, in place."""
     report = Report("weights_are_not_inputs")
     weights = [value for value in model.graph.inputs if value.is_initializer()]
     report.changed = {value.name or "": "removed from the graph's inputs" for value in weights}
@@ -115,7 +115,7 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     """Convert the standard opset to the nearest one in ``opsets``, in place.
 
     Raises:
-        ModelError: No standard opset, or the converter cannot do it.
+        ModelError: The model has no standard opset, or the conversion failed.
     """
     report = Report("convert_opset")
     version = model.opset_imports.get("")
@@ -128,18 +128,18 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     if version in opsets:
         return report
     scan = next((node for node in model.graph.all_nodes() if node.op_type == "Scan"), None)
-    if version < _SCAN_OF_TODAY and scan is not None:
+    if version < _SCAN_WITHOUT_BATCH and scan is not None:
         raise ModelError(
-            f"Scan of opset {version} scans each sample of a batch; the converter takes it for that of "
-            f"opset {_SCAN_OF_TODAY}, which does not.",
+            f"Scan of opset {version} scans each sample of a batch; the converter treats it like "
+            f"that of opset {_SCAN_WITHOUT_BATCH}, which does not.",
             where=f"{source_name(model)}: '{scan.name}'",
-            fix=f"Export the model with opset {_SCAN_OF_TODAY} or newer.",
+            fix=f"Export the model with opset {_SCAN_WITHOUT_BATCH} or newer.",
         )
     target = opsets[0] if version < opsets[0] else opsets[-1]
     fix = (
         f"Export the model with opset {opsets[0]} to {opsets[-1]}."
         if len(opsets) > 1
-        else f"Stay with opset {version}."
+        else f"Keep opset {version}."
     )
     from onnxscript import version_converter  # as in ortboost.graph.cost: most files need none
 
@@ -149,15 +149,17 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
     except Exception as error:
         raise ModelError(
             f"The model cannot be converted from opset {version} to {target}.",
-            where=f"{source_name(model)}: {str(error).strip().splitlines()[0] if str(error) else ''}",
+            where=f"{source_name(model)}: "
+            f"{str(error).strip().splitlines()[0] if str(error) else ''}",
             fix=fix,
         ) from error
     reached = model.opset_imports.get("")
     if reached != target:
         newer = _unknown_operators(model, target)
         raise ModelError(
-            f"The model cannot be converted from opset {version} to {target}: it stayed at {reached}.",
-            where=source_name(model) + (f": {', '.join(newer)} came later" if newer else ""),
+            f"The model cannot be converted from opset {version} to {target}: the result has opset "
+            f"{reached}.",
+            where=source_name(model) + (f": added later: {', '.join(newer)}" if newer else ""),
             fix=fix,
         )
     report.changed["model"] = f"opset {version} -> {target}"
@@ -165,16 +167,16 @@ def convert_opset(model: ir.Model, opsets: range) -> Report:
 
 
 def _unknown_operators(model: ir.Model, version: int) -> list[str]:
-    """Standard operators of the model that this opset does not have."""
+    """Standard operators of the model that an opset lacks."""
     used = {node.op_type for node in model.graph.all_nodes() if is_standard(node)}
     return sorted(op for op in used if find_schema(op, version) is None)
 
 
 @contextlib.contextmanager
 def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
-    """ONNX gives the output of a ZipMap the type of a map, which onnx_ir does not know.
+    """Hide ZipMap from ONNX shape inference, which sets a map type that onnx_ir does not support.
 
-    What is done inside may put new nodes and outputs in place of the old ones.
+    The code inside may replace nodes and outputs.
     """
     nodes = [node for node in model.graph.all_nodes() if node.op_type in _MAKES_MAPS]
     if not nodes:
@@ -197,7 +199,7 @@ def _maps_out_of_sight(model: ir.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet(*loggers: str) -> Iterator[None]:
-    """Suppress warnings of libraries about what is handled here."""
+    """Suppress warnings of libraries about problems that are handled here."""
     levels = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
     try:
         for logger, level in levels:
@@ -209,10 +211,10 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def _drop_stale_shapes(model: ir.Model) -> None:
-    """Drop inferred shapes, which old exporters wrote for the batch size they traced.
+    """Drop inferred shapes, which old exporters wrote for the batch size of the trace.
 
-    An output that nodes read is intermediate, too: the names that users gave its dimensions prove
-    nothing.
+    This includes a graph output that nodes also read: user-given names of its dimensions may be
+    stale too.
     """
     ends = (value for value in model.graph.outputs if not value.uses())
     kept = {id(value) for value in (*model.graph.inputs, *ends)}
@@ -223,7 +225,7 @@ def _drop_stale_shapes(model: ir.Model) -> None:
 
 
 def _drop_unused_statistics(model: ir.Model) -> None:
-    """Drop unused statistics outputs: before opset 14 there were five, the converter knows one."""
+    """Drop unused statistics outputs: five before opset 14, but the converter expects one."""
     if model.opset_imports.get("", 14) >= 14:
         return
     for node in model.graph.all_nodes():
@@ -233,7 +235,7 @@ def _drop_unused_statistics(model: ir.Model) -> None:
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Give nodes without a name of their own one after their first output, which viewers show."""
+    """Name nodes without a unique name after their first output; viewers show the names."""
     taken: set[str] = set()
     for node in model.graph.all_nodes():
         if not node.name or node.name in taken:

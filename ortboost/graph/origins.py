@@ -1,19 +1,19 @@
-"""Where the tensors of a file come from: what the exporter says, or what its names tell.
+"""The origin of a model's tensors, from the exporter's metadata or from their names.
 
-ONNX has initializers and no notion of a parameter. Exporters leave traces:
+ONNX has initializers but no notion of a parameter. Exporters leave traces:
 
 - torch's dynamo exporter writes for each initializer the kind that ``torch.export`` gave it
   (``PARAMETER``, ``BUFFER``, ``CONSTANT_TENSOR``), and the graph's whole signature. With
   ``optimize=True`` it folds some parameters into new tensors called ``val_12``; the module of the
-  node that reads such a tensor tells which parameter it was made of. A parameter that two modules
-  share is stored once, under the name that it has in one of them.
-- torch's TorchScript exporter keeps the names of parameters and of buffers, and does not tell one
-  from the other; what it folded is called ``onnx::MatMul_123``, what is written in the code is a
-  ``Constant`` node.
-- Other exporters leave nothing to rely on.
+  node that reads such a tensor tells which parameter it was computed from. A parameter that two
+  modules share is stored once, under its name in one of them.
+- torch's TorchScript exporter keeps the names of parameters and buffers, but does not distinguish
+  them; folded tensors are called ``onnx::MatMul_123``, and literals in the code are ``Constant``
+  nodes.
+- Other exporters leave no reliable traces.
 
-:func:`tensor_origins` reads this before a rewrite loses it, :func:`stamp_origins` keeps it with the
-values (in ``Value.meta``, which is not written to files).
+:func:`tensor_origins` reads these traces before a rewrite loses them, and :func:`stamp_origins`
+stores them with the values (in ``Value.meta``, which is not written to files).
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _SPEC = re.compile(r"^\w+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
-# Names that torch's exporters give to tensors of their own.
+# Names that torch's exporters give to tensors they create.
 _EXPORTER_NAME = re.compile(r"^(onnx::.*|/.*|\d+|_?val_\d+.*|scalar_tensor.*|lifted_tensor_.*)$")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a tensor comes from.
+    """The origin of a tensor.
 
     Args:
-        kind: ``parameter`` or ``buffer``, as the exporter says; ``literal``, a number written in
-            the code or made of such; ``module``, a parameter or a buffer of a torch module;
-            ``folded``, computed by the exporter; ``unknown``.
-        made_of: For a folded tensor, the parameters of the module that reads it which are no
-            longer in the file.
-        direct: Whether those are parameters of the module itself, not of one inside it.
-        known: Whether the exporter lists all parameters, so that an empty ``made_of`` tells
-            something.
+        kind: ``parameter`` or ``buffer``, according to the exporter; ``literal``, a number in the
+            code or computed from such numbers; ``module``, a parameter or a buffer of a torch
+            module; ``folded``, computed by the exporter; ``unknown``.
+        made_of: For a folded tensor, the parameters missing from the file that belong to the module
+            which reads it.
+        direct: Whether they belong to the module itself, not to a submodule.
+        known: Whether the exporter lists all parameters, so that an empty ``made_of`` is
+            conclusive.
     """
 
     kind: Literal["parameter", "buffer", "literal", "module", "folded", "unknown"]
@@ -78,7 +78,7 @@ class Origins:
 
     Args:
         of: Name of a tensor to its origin.
-        lost: Parameters of the torch module that the exporter did not write under their names.
+        lost: Parameters of the torch module that the file does not contain under their names.
     """
 
     of: Mapping[str, Origin]
@@ -86,7 +86,7 @@ class Origins:
 
 
 def origin_of(value: ir.Value) -> Origin:
-    """The origin that :func:`stamp_origins` noted; of kind ``unknown`` if it noted none.
+    """The origin stored by :func:`stamp_origins`; of kind ``unknown`` if none is stored.
 
     Example:
         >>> origin_of(ir.Value(name="w")).kind
@@ -97,7 +97,7 @@ def origin_of(value: ir.Value) -> Origin:
 
 
 def lost_parameters(model: ir.Model) -> tuple[str, ...]:
-    """Parameters of the torch module that the exporter did not write under their names."""
+    """Parameters of the torch module that the file does not contain under their names."""
     found = model.graph.meta.get(_LOST, ())
     return tuple(found) if isinstance(found, tuple) else ()
 
@@ -142,12 +142,12 @@ def tensor_origins(model: ir.Model) -> Origins:
 
 
 def stamp_origin(value: ir.Value, origin: Origin) -> None:
-    """Note the origin of one value."""
+    """Store the origin of one value."""
     value.meta[_META] = origin
 
 
 def stamp_origins(model: ir.Model, origins: Origins) -> None:
-    """Note the origins with the tensors of these names."""
+    """Store the origins with the initializers they belong to."""
     model.graph.meta[_LOST] = origins.lost
     for graph in model.graphs():
         for name, value in graph.initializers.items():
@@ -163,7 +163,7 @@ def _lost(
     model: ir.Model, signature: Mapping[str, str], stored: Iterable[ir.Value]
 ) -> Iterable[str]:
     known = lost_parameters(model)
-    if known:  # it was read before
+    if known:  # already read
         return known
     values = {value.name: value for value in stored}
     tied = {
@@ -175,17 +175,17 @@ def _lost(
     }
     lost = [name for name, kind in signature.items() if kind == "PARAMETER" and name not in values]
     modules = [_module(name) for name in lost]
-    # Of two that are gone from one module, nothing tells which is the shared one: both count.
+    # If two are missing from one module, either may be the shared one: both count as lost.
     return [n for n, m in zip(lost, modules, strict=True) if m not in tied or modules.count(m) > 1]
 
 
 def _readers(value: ir.Value) -> set[str]:
-    """The innermost modules whose nodes read a tensor: two, where two modules share a parameter."""
+    """The innermost modules whose nodes read a tensor: several if modules share a parameter."""
     return {scopes[-1] for usage in value.uses() if (scopes := _scopes(usage.node))}
 
 
 def _folded(value: ir.Value, lost: set[str]) -> Origin:
-    """Lost parameters of the innermost module that reads a tensor and has any."""
+    """The origin of a folded tensor: lost parameters of the innermost reading module with any."""
     found: set[str] = set()
     direct = True
     for usage in value.uses():
@@ -200,13 +200,13 @@ def _folded(value: ir.Value, lost: set[str]) -> Origin:
 
 
 def _module(parameter: str) -> str:
-    """The module that a parameter belongs to; torch keeps a parametrized one in a submodule."""
+    """The module of a parameter; torch keeps parametrized ones in a submodule of it."""
     module, inside, _ = parameter.partition(".parametrizations.")
     return module if inside else module.rpartition(".")[0]
 
 
 def _scopes(node: ir.Node) -> list[str]:
-    """The modules that a node was written for, the outermost first; the last one is the call."""
+    """The modules that a node belongs to, the outermost first, without the last entry, the call."""
     try:
         scopes = ast.literal_eval(node.metadata_props.get(_SCOPES, "[]"))
     except (SyntaxError, ValueError):  # not as torch writes it

@@ -1,11 +1,12 @@
-"""Rows of embedding tables that torch does not train: ``nn.Embedding(padding_idx=...)``.
+"""Rows of embedding tables excluded from training by torch: ``nn.Embedding(padding_idx=...)``.
 
-In torch the look-up of a padding token sends no gradient to its row
-(https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html). ONNX has a Gather, and no place for
-that. What exporters leave of it:
+In torch, looking up a padding token sends no gradient to its row
+(https://docs.pytorch.org/docs/stable/generated/torch.nn.Embedding.html). ONNX has only Gather,
+without such a setting. Exporters leave these traces:
 
-- torch's dynamo exporter writes the call with each node, ``aten.embedding.default(weight, ids, 0)``;
-- of the TorchScript exporter there is only the row itself: zeros, as ``nn.Embedding`` made them.
+- torch's dynamo exporter stores the call with each node, ``aten.embedding.default(weight, ids,
+  0)``;
+- the TorchScript exporter leaves only the row itself: zeros, as ``nn.Embedding`` initializes it.
 """
 
 from __future__ import annotations
@@ -49,20 +50,20 @@ def find_padding_rows(model: ir.Model) -> dict[str, int]:
 
 
 def _zero_row(table: ir.Value) -> int | None:
-    """The one row of zeros of a table."""
+    """The row of zeros of a table, if there is exactly one."""
     if table.const_value is None:
         return None
-    numbers = table.const_value.numpy()
-    zero = np.flatnonzero(~numbers.any(axis=1))
-    return int(zero[0]) if len(zero) == 1 and len(numbers) > 2 else None
+    rows = table.const_value.numpy()
+    zero = np.flatnonzero(~rows.any(axis=1))
+    return int(zero[0]) if len(zero) == 1 and len(rows) > 2 else None
 
 
 def stamp_padding_rows(model: ir.Model, rows: dict[str, int]) -> None:
-    """Keep the rows with the graph (in its ``meta``, which is not written to files)."""
+    """Store the rows with the graph (in its ``meta``, which is not written to files)."""
     model.graph.meta.setdefault(_META, rows)
 
 
 def padding_rows(model: ir.Model) -> dict[str, int]:
-    """What :func:`stamp_padding_rows` kept."""
+    """Embedding table to padding row, as stored by :func:`stamp_padding_rows`."""
     found = model.graph.meta.get(_META, {})
     return dict(found) if isinstance(found, dict) else {}

@@ -1,10 +1,10 @@
-"""Patterns of expressions: what a graph computes, written as it is read, matched from the last node backwards.
+"""Patterns of expressions, matched against a graph from the last node backwards.
 
     >>> erf = Op("Erf", Op("Div", "x", math.sqrt(2)))
     >>> gelu = Op("Mul", 0.5, Op("Mul", "x", Op("Add", erf, 1.0)))
 
-A text is a variable, the same value wherever it stands; a number is a stored scalar; a tuple holds
-alternatives. The operands of Add and Mul may come in either order.
+A string is a variable, which stands for the same value everywhere; a number is a stored scalar; a
+tuple holds alternatives. The operands of Add and Mul may come in either order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CLOSE: Final = 1e-5
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """A standard operator.
+    """The pattern of a standard operator.
 
     Args:
         op_type: Its name.
-        *inputs: Patterns of its first inputs; further ones may be anything.
-        name: Under which its result is found.
-        alone: Whether one node alone must read the result.
+        *inputs: Patterns of its first inputs; further inputs may be anything.
+        name: The name under which its result is returned.
+        alone: Whether the result must have exactly one consumer.
     """
 
     op_type: str
@@ -67,9 +67,9 @@ def matches(
     """All ways in which a value matches a pattern.
 
     Args:
-        value: A result.
-        pattern: What it may be.
-        found: What variables stand for already.
+        value: The value to match.
+        pattern: The pattern.
+        found: Variables that are already bound.
     """
     known: dict[str, ir.Value] = dict(found or {})
     if value is None:
@@ -106,8 +106,8 @@ def _all(
         yield from _all(values[1:], patterns[1:], one)
 
 
-def _is_number(value: ir.Value, wanted: float) -> bool:
+def _is_number(value: ir.Value, expected: float) -> bool:
     number = scalar(value)
     if number is None or value.shape is None or len(value.shape) > 1:
         return False
-    return math.isclose(number, wanted, rel_tol=_CLOSE)
+    return math.isclose(number, expected, rel_tol=_CLOSE)

@@ -42,7 +42,7 @@ FLOAT_TYPES = (
 )
 
 ROLE_MARK = "ortboost.role"
-"""Metadata key of a tensor that a rewrite added: its role, which the graph does not tell."""
+"""Metadata key for the role of a tensor added by a rewrite, which the graph does not show."""
 
 RANDOM_OPERATORS = frozenset(
     {
@@ -50,7 +50,7 @@ RANDOM_OPERATORS = frozenset(
         *("RandomUniform", "RandomUniformLike"),
     }
 )
-"""Operators that draw random numbers: never folded, never merged. Dropout has rules of its own."""
+"""Operators that draw random numbers: never folded, never merged. Dropout is handled separately."""
 
 
 def all_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
@@ -69,16 +69,16 @@ def known_shape(value: ir.Value) -> tuple[int | str | None, ...] | None:
 
 
 def static_shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The shape if every dimension is a number."""
+    """The shape if every dimension is an int, else ``None``."""
     shape = known_shape(value)
     if shape is None:
         return None
-    numbers = tuple(dim for dim in shape if isinstance(dim, int))
-    return numbers if len(numbers) == len(shape) else None
+    lengths = tuple(dim for dim in shape if isinstance(dim, int))
+    return lengths if len(lengths) == len(shape) else None
 
 
 def format_shape(shape: Iterable[int | str | None]) -> str:
-    """A shape for messages.
+    """Format a shape for messages.
 
     Example:
         >>> format_shape(("batch", 3, None))
@@ -91,7 +91,7 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
     """Match names against shell-style patterns.
 
     Returns:
-        The matched names, and the patterns that matched nothing (usually a typing mistake).
+        The matched names, and the patterns that matched nothing (usually typos).
 
     Example:
         >>> sorted(match_names(["fc1.weight", "fc1.bias", "fc2.weight"], ["fc1.*", "x*"])[0])
@@ -99,29 +99,29 @@ def match_names(names: Iterable[str], patterns: Iterable[str]) -> tuple[set[str]
     """
     known = list(names)
     matched: set[str] = set()
-    idle: list[str] = []
+    unmatched: list[str] = []
     for pattern in patterns:
         hits = fnmatch.filter(known, pattern)
         matched.update(hits)
         if not hits:
-            idle.append(pattern)
-    return matched, idle
+            unmatched.append(pattern)
+    return matched, unmatched
 
 
 def is_standard(node: ir.Node, *op_types: str) -> bool:
-    """Whether a node is a standard ONNX operator, and one of these if any are named."""
+    """Whether a node is a standard ONNX operator, and one of ``op_types`` if any are given."""
     return node.domain in ("", "ai.onnx") and (not op_types or node.op_type in op_types)
 
 
 def label(node: ir.Node) -> str:
-    """A name to report a node by: its own, or that of its first output, or its operator."""
+    """A name for reports: that of the node, else of its first output, else the operator."""
     if node.name:
         return node.name
     return next((out.name for out in node.outputs if out.name), None) or node.op_type
 
 
 def find_schema(op_type: str, version: int, domain: str = "") -> onnx.defs.OpSchema | None:
-    """What the standard says of an operator; ``None`` if this version does not have it."""
+    """The ONNX schema of an operator; ``None`` if this opset version lacks it."""
     try:
         return onnx.defs.get_schema(op_type, version, "" if domain == "ai.onnx" else domain)
     except onnx.defs.SchemaError:
@@ -135,7 +135,7 @@ def has_subgraph(node: ir.Node) -> bool:
 
 
 def input_at(node: ir.Node, index: int) -> ir.Value | None:
-    """An input of a node; ``None`` if it is left out."""
+    """An input of a node; ``None`` if it is omitted."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
@@ -144,7 +144,7 @@ def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
     Args:
         value: The value; ``None`` has no producer.
-        *op_types: Standard operators that count; any node if none is named.
+        *op_types: Standard operators to accept; any node if none is given.
 
     Returns:
         The node, or ``None`` for inputs and initializers, and for other operators.
@@ -156,7 +156,7 @@ def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
 
 
 def sole_consumer(value: ir.Value) -> ir.Node | None:
-    """The node that reads a value, if it is read exactly once and is no graph output."""
+    """The node that reads a value, if it is read exactly once and is not a graph output."""
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -164,7 +164,7 @@ def sole_consumer(value: ir.Value) -> ir.Node | None:
 
 
 def is_read(value: ir.Value) -> bool:
-    """Whether a node reads a value, or it is an output of its graph."""
+    """Whether any node reads a value, or it is a graph output."""
     return bool(value.uses()) or value.is_graph_output()
 
 
@@ -176,12 +176,11 @@ def is_unused(node: ir.Node) -> bool:
 def constant(value: ir.Value | None, *, limit: int | None = None) -> NDArray[Any] | None:
     """The array of an initializer or of a Constant node.
 
-    An initializer that is also a graph input can be overridden by the caller, so it is not
-    constant.
+    An initializer that is also a graph input is not constant: the caller can override it.
 
     Args:
         value: The value.
-        limit: Largest number of elements to read, so that large weights stay on disk.
+        limit: Maximum number of elements to read, so that large weights stay on disk.
 
     Returns:
         The array, or ``None`` if the value is not constant, holds strings or is too large.

@@ -1,4 +1,4 @@
-"""Which nodes lie between the parameters and the loss: only these need a gradient.
+"""The nodes between the parameters and the loss: only these need a gradient.
 
 A gradient flows along float values only. It stops at operators whose output does not depend
 smoothly on the input (comparisons, ``ArgMax``, ``Shape``) and at casts to integers.
@@ -23,10 +23,10 @@ STOPS = frozenset(
 )
 """Operators through which no gradient flows, whatever their inputs."""
 
-# Float inputs that only steer an operator: no gradient goes to them.
-_STEERING = {
+# Float inputs that only control an operator: they get no gradient.
+_CONTROLS = {
     "BatchNormalization": (3, 4),
-    "Clip": (1, 2),  # taken as constants, as every training framework does
+    "Clip": (1, 2),  # treated as constants, as in every training framework
     "Dropout": (1, 2),
     "Pad": (2,),
     "Resize": (1, 2),
@@ -36,7 +36,7 @@ _STEERING = {
 
 @dataclass(frozen=True)
 class Reach:
-    """The part of a graph that a gradient has to pass.
+    """The part of a graph that gradients pass through.
 
     Args:
         nodes: Nodes on a differentiable path from a source to the loss, in graph order.
@@ -99,8 +99,8 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     Returns:
         The nodes and values on differentiable paths. Unknown names count as unreachable.
     """
-    wanted = list(sources)
-    forward: set[str] = set(wanted)
+    names = list(sources)
+    forward: set[str] = set(names)
     touched: list[tuple[ir.Node, set[str]]] = []
     for node in model.graph:
         if node.op_type in STOPS and is_standard(node):
@@ -123,7 +123,7 @@ def reach(model: ir.Model, sources: Iterable[str], loss: str | Iterable[str]) ->
     return Reach(
         nodes=tuple(reversed(between)),
         active=frozenset(known),
-        unreachable=tuple(name for name in wanted if name not in known),
+        unreachable=tuple(name for name in names if name not in known),
     )
 
 
@@ -133,9 +133,9 @@ def _carries(value: ir.Value) -> bool:
 
 
 def _differentiable_inputs(node: ir.Node) -> Iterable[ir.Value]:
-    steering = _STEERING.get(node.op_type, ()) if is_standard(node) else ()
+    controls = _CONTROLS.get(node.op_type, ()) if is_standard(node) else ()
     for index, value in enumerate(node.inputs):
-        if value is not None and index not in steering and _carries(value):
+        if value is not None and index not in controls and _carries(value):
             yield value
     for value in uses_inside(node):
         if _carries(value):

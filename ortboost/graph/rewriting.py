@@ -1,4 +1,4 @@
-"""Replacing nodes by others that compute the same function: the framework of all such rules.
+"""The framework for rules that replace nodes by equivalent ones.
 
 A rule is a function of a :class:`Site`. It returns the values that replace the outputs of the node
 (these outputs themselves if it changed the node in place), or ``None`` if there is nothing to do.
@@ -37,24 +37,24 @@ __all__ = [
     "rewrite_nodes",
 ]
 
-KEEPS_OUTPUT_NAME = "it gives an output of the model its name"
-"""Why a node that does nothing is kept."""
+KEEPS_OUTPUT_NAME = "an output of the model has the name of its result"
+"""Why a node without effect is kept."""
 
 
-class Refusal(Exception):  # noqa: N818 - an answer of a rule, not an error
-    """A rule does not apply to this form of its operator; the text says why and what to do."""
+class Refusal(Exception):  # noqa: N818 - a result of a rule, not an error
+    """A rule does not apply to this form of its operator; the message says why."""
 
 
 class Site:
-    """A node that may be replaced, and the tools to do it.
+    """A node that may be replaced, with helpers to do so.
 
     Args:
         node: The node.
-        builder: Where new nodes are made.
+        builder: Creates the new nodes.
         opset: Version of the standard opset of the model.
 
     Attributes:
-        note: What the rule did, for the report, if it differs from node to node.
+        note: The change that the rule made, for the report, if it differs from node to node.
     """
 
     def __init__(self, node: ir.Node, builder: Builder, opset: int) -> None:
@@ -64,18 +64,18 @@ class Site:
         self.note = ""
 
     def input(self, index: int) -> ir.Value:
-        """An input that the operator always has."""
+        """A required input; raises :class:`Refusal` if it is missing."""
         value = self.optional(index)
         if value is None:
             raise Refusal(f"its input {index} is missing; the model is invalid")
         return value
 
     def optional(self, index: int) -> ir.Value | None:
-        """An input that may be left out."""
+        """An optional input; ``None`` if it is omitted."""
         return input_at(self.node, index)
 
     def array(self, index: int, *, limit: int | None = None) -> NDArray[Any] | None:
-        """The array of an input, if it is given, constant and not larger than ``limit``."""
+        """The array of an input, if it is given, constant and has at most ``limit`` elements."""
         return constant(self.optional(index), limit=limit)
 
     @property
@@ -84,16 +84,17 @@ class Site:
         return self.input(0).dtype or ir.DataType.FLOAT
 
     def rank(self, index: int = 0) -> int:
-        """Number of dimensions of an input; refuses if it is unknown."""
+        """Number of dimensions of an input; raises :class:`Refusal` if it is unknown."""
         shape = known_shape(self.input(index))
         if shape is None:
             raise Refusal(
-                f"the rank of '{self.input(index).name}' is unknown; give the model's inputs shapes"
+                f"the rank of '{self.input(index).name}' is unknown; give the shapes of the "
+                "model's inputs"
             )
         return len(shape)
 
     def shape(self, index: int = 0) -> tuple[int | str | None, ...]:
-        """Shape of an input as ints, names and ``None``; refuses if the rank is unknown."""
+        """Shape of an input as ints, names and ``None``; raises :class:`Refusal` if not known."""
         self.rank(index)
         return known_shape(self.input(index)) or ()
 
@@ -120,7 +121,7 @@ class Site:
         return str(self.node.attributes.get_string(name, default))
 
     def op(self, op_type: str, *inputs: ir.Value | None, **options: Any) -> ir.Value:
-        """A new node; see :meth:`Builder.op`. Trailing inputs that are ``None`` are left out."""
+        """Create a node; see :meth:`Builder.op`. Trailing inputs that are ``None`` are dropped."""
         given = list(inputs)
         while given and given[-1] is None:
             given.pop()
@@ -133,16 +134,16 @@ class Site:
         count: int,
         attributes: Mapping[str, Any],
     ) -> list[ir.Value | None]:
-        """A new node with several outputs."""
+        """Create a node with ``count`` outputs."""
         given: dict[str, Any] = dict(attributes)
         return list(self.builder.ops(op_type, *inputs, names=[None] * count, **given))
 
     def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
-        """A value in the element type of the first input, or in another; see :meth:`Builder.cast`."""
+        """Cast to the dtype of the first input, or to ``dtype``; see :meth:`Builder.cast`."""
         return self.builder.cast(value, dtype or self.dtype)
 
     def const(self, value: Any, dtype: ir.DataType | None = None) -> ir.Value:
-        """A constant in the element type of the first input."""
+        """A constant with the element type of the first input, or with ``dtype``."""
         return self.builder.const(value, dtype or self.dtype)
 
     def filled(
@@ -152,7 +153,7 @@ class Site:
         dtype: ir.DataType | None = None,
         shape: Sequence[int | str | None] | ir.Shape | None = None,
     ) -> ir.Value:
-        """A tensor of one number in the element type of the first input; see :meth:`Builder.filled`."""
+        """Fill a tensor, by default of the dtype of the first input; see :meth:`Builder.filled`."""
         return self.builder.filled(number, sizes, dtype or self.dtype, shape)
 
     def ints(self, *values: int) -> ir.Value:
@@ -160,7 +161,7 @@ class Site:
         return self.builder.ints(*values)
 
     def shape_of(self, value: ir.Value, start: int = 0, end: int | None = None) -> ir.Value:
-        """Dimensions of a value as an int64 vector, at run time; carries no gradient."""
+        """Dimensions of a value at run time, as an int64 vector; has no gradient."""
         bounds = {"start": start} if end is None else {"start": start, "end": end}
         return self.op("Shape", value, dtype=ir.DataType.INT64, **bounds)
 
@@ -178,24 +179,24 @@ def rewrite_nodes(
     subgraphs: bool = False,
     bypass: bool = False,
 ) -> Report:
-    """Offer every standard node to the rule of its operator, in place.
+    """Apply to every standard node the rule for its operator, in place.
 
-    The outputs of a rule replace those of the node and take over their names; producers that
-    nothing reads any more are removed.
+    The outputs of a rule replace those of the node and take over their names; producers that become
+    unused are removed.
 
     Args:
         model: The model.
         name: Name of the rewrite, for the report and for the names of new nodes.
         rules: Operator to rule.
-        what: What is done, for the report: one text, or one for each operator. A rule can give its
-            own with :attr:`Site.note`.
-        only: Whether a node is offered at all.
-        subgraphs: Offer the nodes of subgraphs too. Their rules must not make new nodes.
-        bypass: If a rule returns a value that was there before, let consumers read that value.
-            Without it they read an Identity of it, which keeps the name of the old output.
+        what: Description of the change for the report: one text, or one for each operator. A rule
+            can give its own with :attr:`Site.note`.
+        only: A filter: whether to apply a rule to a node.
+        subgraphs: Include the nodes of subgraphs. Their rules must not create nodes.
+        bypass: If a rule returns an existing value, let consumers read that value. Otherwise they
+            read an Identity of it, which keeps the name of the old output.
 
     Returns:
-        Node to what was done, and node to the reason why a rule refused it.
+        A report of the changed nodes, and of the refused ones with the reason.
     """
     report = Report(name)
     builder: Builder | None = None
@@ -206,7 +207,7 @@ def rewrite_nodes(
             continue
         if rule is None or not is_standard(node) or not only(node):
             continue
-        if builder is None:  # built only if needed: it reads all names of the graph
+        if builder is None:  # created on demand: it collects all names of the graph
             builder = Builder(model.graph, f"ortboost/{name}")
         site = Site(node, builder, model.opset_imports.get("", 18))
         node_label, sources = label(node), list(node.inputs)
@@ -247,8 +248,8 @@ def _replace(
 def can_replace(old: ir.Value, new: ir.Value) -> bool:
     """Whether consumers of ``old`` can read ``new`` instead.
 
-    If ``old`` is an output of its graph, ``new`` has to take over that name: it must not be an
-    input, an initializer, another output or of another graph.
+    If ``old`` is a graph output, ``new`` has to take over its name: it must not be an input, an
+    initializer, another output or a value of another graph.
     """
     if not old.is_graph_output():
         return True
@@ -259,7 +260,7 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
     """Let all consumers of ``old`` read ``new``; a graph output keeps its name.
 
     Returns:
-        Whether it was done; see :func:`can_replace`.
+        Whether the value was replaced; see :func:`can_replace`.
     """
     if not can_replace(old, new):
         return False
@@ -275,10 +276,10 @@ def replace_value(old: ir.Value, new: ir.Value) -> bool:
 
 
 def bypass_node(node: ir.Node, value: ir.Value) -> bool:
-    """Remove a node with one used output: its consumers read ``value`` instead.
+    """Remove a node with one used output; its consumers read ``value`` instead.
 
     Returns:
-        Whether it was done; see :func:`replace_value`.
+        Whether the node was removed; see :func:`replace_value`.
     """
     graph = node.graph
     if graph is None or any(map(is_read, node.outputs[1:])):
@@ -290,12 +291,12 @@ def bypass_node(node: ir.Node, value: ir.Value) -> bool:
 
 
 def remove_unused(*nodes: ir.Node | None) -> None:
-    """Remove those of the nodes that nothing reads, and their producers likewise."""
+    """Remove unused nodes, and producers that become unused, recursively."""
     _remove(_unread(nodes))
 
 
 def _unread(nodes: Iterable[ir.Node | None]) -> list[ir.Node]:
-    """Those of the nodes that nothing reads, and their producers likewise; they read nothing any more."""
+    """Disconnect and return unused nodes, and producers that become unused, recursively."""
     pending, found = list(nodes), dict[int, ir.Node]()
     while pending:
         node = pending.pop()

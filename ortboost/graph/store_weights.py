@@ -1,12 +1,13 @@
-"""Make initializers of weights that a file computes, or keeps inside a branch.
+"""Turn weights that a model computes, or keeps inside a branch, into initializers.
 
-Some files hold no weights but nodes that compute them (``ConstantOfShape``, ``Mul`` of constants),
-reshape the running statistics of a normalization, or keep the weights of a layer in the body of an
-``If``. A training program needs each as a tensor of the main graph:
+Some models compute weights with nodes (``ConstantOfShape``, ``Mul`` of constants), reshape the
+running statistics of a normalization, or keep the weights of a layer in the body of an ``If``. A
+training program needs each of them as a tensor of the main graph:
 
-- What depends on constants alone is computed once. A stored float tensor that may be a parameter is
-  no constant: a weight normalization ``g * v / ||v||`` is kept, and trains ``g`` and ``v``.
-- Running statistics are never trained by gradients, so they are computed from any stored tensor.
+- A tensor that depends only on constants is computed once. A stored float tensor that may be a
+  parameter does not count as a constant: a weight normalization ``g * v / ||v||`` is kept, and
+  trains ``g`` and ``v``.
+- Running statistics are never trained by gradients, so they are precomputed from any stored tensor.
 - Float tensors of branches and loop bodies move to the main graph.
 """
 
@@ -31,22 +32,22 @@ __all__ = ["store_weights"]
 _COMPUTED = "ortboost.computed"  # mark in the meta of a value
 _SUFFIX = "/computed"
 _LARGEST = 1 << 28  # elements of one tensor
-_MOST = 1 << 29  # of all together, 2 GiB in float32
+_MOST = 1 << 29  # elements of all tensors together, 2 GiB in float32
 _OPERATORS = frozenset(
-    "Abs Add And Cast CastLike Clip Concat ConstantOfShape Cos Div Equal Exp Expand EyeLike Flatten Gather "  # noqa: SIM905
-    "Greater Identity Less Log Max Min Mul Neg Not Or Pow Range Reciprocal Reshape Sin Slice Split Sqrt "
-    "Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
+    "Abs Add And Cast CastLike Clip Concat ConstantOfShape Cos Div Equal Exp Expand EyeLike "  # noqa: SIM905
+    "Flatten Gather Greater Identity Less Log Max Min Mul Neg Not Or Pow Range Reciprocal Reshape "
+    "Sin Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
 )
 
 
 def store_weights(model: ir.Model) -> Report:
-    """Compute what is made of constants, and bring weights out of branches, in place.
+    """Precompute tensors that depend only on constants, and move weights out of branches, in place.
 
     Args:
         model: A model whose constants are initializers, its shapes inferred.
 
     Returns:
-        What was computed or moved, and what is too large. A second call changes nothing.
+        A report of the tensors computed or moved, and of those too large. Idempotent.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -55,7 +56,7 @@ def store_weights(model: ir.Model) -> Report:
         >>> common.ShapeInferencePass()(model).modified
         True
         >>> store_weights(model).changed
-        {'w': 'computed by ConstantOfShape of constants'}
+        {'w': 'computed by ConstantOfShape from constants'}
     """
     report = Report("store_weights")
     _leave_branches(model, report)
@@ -63,8 +64,8 @@ def store_weights(model: ir.Model) -> Report:
     total, made = 0, dict[str, str]()
     outputs = {id(value) for value in model.graph.outputs}
     for node in list(model.graph):
-        wanted = node in statistics or all(map(_is_constant, node.inputs))
-        if not wanted or not is_standard(node, *_OPERATORS):
+        computable = node in statistics or all(map(_is_constant, node.inputs))
+        if not computable or not is_standard(node, *_OPERATORS):
             continue
         if not any(out.dtype in FLOAT_TYPES for out in node.outputs) and node not in statistics:
             continue
@@ -73,7 +74,7 @@ def store_weights(model: ir.Model) -> Report:
             continue
         size = sum(math.prod(shape) for shape in shapes if shape is not None)
         if size > _LARGEST or total + size > _MOST:
-            why = f"{node.op_type} of constants would make {size:,} numbers: too many to store"
+            why = f"{node.op_type} of constants has {size:,} elements: too many to store"
             report.kept[node.outputs[0].name or ""] = why
             continue
         arrays = _answers(node, model.opset_imports.get("", 18))
@@ -93,7 +94,8 @@ def store_weights(model: ir.Model) -> Report:
         count = count_of(len(weights), "tensor")
         more = "" if len(weights) == 1 else ", ..."
         report.notes.append(
-            f"stored what the file computes of constants ({operators}), {count}: '{weights[0]}'{more}"
+            f"stored {count} that the model computes from constants ({operators}): "
+            f"'{weights[0]}'{more}"
         )
     report.changed = {k: v for k, v in report.changed.items() if k in model.graph.initializers}
     report.notes += [
@@ -103,7 +105,7 @@ def store_weights(model: ir.Model) -> Report:
 
 
 def _is_constant(value: ir.Value | None) -> bool:
-    """Whether a value cannot be a parameter: integers, single numbers, literals of the code."""
+    """Whether a value cannot be a parameter: integers, scalars, literals of the code."""
     if value is None:
         return True
     if value.is_graph_input() or not value.is_initializer() or value.const_value is None:
@@ -128,7 +130,7 @@ def _made_statistics(model: ir.Model) -> set[ir.Node]:
 
 
 def _chain(value: ir.Value | None) -> set[ir.Node] | None:
-    """The nodes that compute a value from initializers alone, ``None`` if it has other sources."""
+    """The nodes that compute a value from initializers alone; ``None`` if it has other sources."""
     pending, found = [value], set[ir.Node]()
     while pending:
         current = pending.pop()
@@ -144,7 +146,7 @@ def _chain(value: ir.Value | None) -> set[ir.Node] | None:
 
 
 def _answers(node: ir.Node, opset: int) -> list[NDArray[np.generic]] | None:
-    """The outputs of a node on its constant inputs, ``None`` if they are not known."""
+    """The outputs of a node for its constant inputs; ``None`` if they cannot be computed."""
     feeds: dict[str, NDArray[Any]] = {}
     for value in node.inputs:
         if value is None:
@@ -176,7 +178,7 @@ def _store(
         output.name = f"{name}{_SUFFIX}"
         value = add_initializer(graph, name, array)
         value.meta[_COMPUTED] = True
-        for kind in ("folded", "literal"):  # what is made of both is folded
+        for kind in ("folded", "literal"):  # a result of both kinds counts as folded
             found = next((origin for origin in made_of if origin.kind == kind), None)
             if found is not None:
                 stamp_origin(value, found)
@@ -184,10 +186,10 @@ def _store(
         else:
             if torch and all(
                 origin.kind == "unknown" for origin in made_of
-            ):  # it stores all its parameters: what shapes alone make was written in the code
+            ):  # it stores all parameters: tensors from shapes alone are literals
                 stamp_origin(value, Origin("literal"))
         ir.convenience.replace_all_uses_with(output, value)
-        report.changed[name] = f"computed by {node.op_type} of constants"
+        report.changed[name] = f"computed by {node.op_type} from constants"
     graph.remove(node, safe=True)
 
 

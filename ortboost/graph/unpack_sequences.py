@@ -1,7 +1,7 @@
-"""Write elements taken from a split sequence as slices.
+"""Replace elements taken from a split sequence by slices.
 
-``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part. No
-engine differentiates sequences, and runtimes support them badly.
+``torch.split`` and ``chunk`` are exported as SplitToSequence, and a SequenceAt for each part.
+Neither engine differentiates sequences, and runtimes support them poorly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def unpack_sequences(model: ir.Model) -> Report:
     """Replace each SequenceAt after a SplitToSequence, in place, if index and sizes are known.
 
     Returns:
-        Which parts were sliced; the others are kept. A second call changes nothing.
+        A report of the replaced nodes; others are kept. The rewrite is idempotent.
     """
     report = Report("unpack_sequences")
     builder: Builder | None = None
@@ -44,7 +44,7 @@ def unpack_sequences(model: ir.Model) -> Report:
         if alone and not split.attributes.get_int("keepdims", 1):
             part = builder.op("Squeeze", part, builder.ints(axis))
         replace_node(node, [part], builder)
-        report.changed[node.name or ""] = f"a slice of what '{split.name}' splits"
+        report.changed[node.name or ""] = f"a slice of the input of '{split.name}'"
     return report
 
 

@@ -1,8 +1,8 @@
-"""How a stored tensor is used: the nodes where its numbers are combined with data.
+"""The uses of a stored tensor: the nodes that combine it with data.
 
-Transpose, Slice, Concat of stored tensors and the like only move numbers; arithmetic among stored
-tensors (a weight normalization, the exponential of a scale) computes a weight from several. The use
-is the node after them.
+Transpose, Slice, Concat of stored tensors and similar operators only move elements; arithmetic
+among stored tensors (a weight normalization, the exponential of a scale) computes a weight from
+several. The use is the first node after these.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
 NORM, WEIGHT, BIAS, PLAIN, OTHER, SETTING = range(6)
 """Kinds of uses, the most conclusive first.
 
-They are: in a normalization; as a weight or bias of a layer; in arithmetic with activations;
-others; as a setting of an operator.
+They are: in a normalization; as a weight of a layer; as a bias; in arithmetic with activations;
+other uses; as a setting of an operator.
 """
 
 _NORM_OPS = {
@@ -41,7 +41,7 @@ _NORM_OPS = {
     "SimplifiedLayerNormalization": (1,),
     "RMSNormalization": (1,),
 }
-# Positions where a float tensor is a weight whatever its size.
+# Inputs where a float tensor is a weight, whatever its size.
 _WEIGHTS = {
     "Conv": ((1, "weight"), (2, "bias")),
     "ConvTranspose": ((1, "weight"), (2, "bias")),
@@ -58,7 +58,7 @@ _WEIGHTS = {
     "RNN": ((1, "weight"), (2, "weight"), (3, "bias")),
 }
 _RECURRENT = ("LSTM", "GRU", "RNN")
-# Positions that set how an operator works; never learned.
+# Inputs that configure an operator; never learned.
 _SETTINGS = {
     "BatchNormalization": (3, 4),
     "CastLike": (1,),
@@ -73,9 +73,9 @@ _SETTINGS = {
     "QuantizeLinear": (1, 2),
     "DequantizeLinear": (1, 2),
 }
-# No gradient flows through these: what only they read is no weight.
+# No gradient flows through these: a tensor that only they read is not a weight.
 _STOPS = STOPS - {"Range"}  # the bounds of a Range are settings
-# Through these a tensor is still the same tensor, or a part of it: operator to the inputs with data.
+# The output of these is the same tensor or a part of it: operator to its data inputs.
 _MOVES = {
     **dict.fromkeys(
         "Cast CastLike DepthToSpace Expand Flatten Identity Pad Reshape ReverseSequence Slice "  # noqa: SIM905
@@ -98,16 +98,16 @@ class WeightUse:
     """One node in which a stored tensor is combined with data.
 
     Args:
-        kind: ``NORM``, ``WEIGHT``, ...
-        role: The role that a tensor has there.
+        kind: :data:`NORM`, :data:`WEIGHT`, ...
+        role: The role that a tensor has at that input.
         op: The operator.
         where: The input and the node, for messages.
         neutral: Whether it is the inner scale or shift of torch's GroupNorm, all 1 or all 0.
-        plain_values: Whether it scales by 1 or shifts by 0.
-        recurrent: Whether the layer runs over a sequence.
+        plain_values: Whether it is a scale of all 1 or a shift of all 0.
+        recurrent: Whether the layer is recurrent.
         raw: Whether it is subtracted from the raw input, or divides it.
-        raw_affine: Whether it is multiplied with the raw input, or added to it.
-        waves: Whether it is multiplied with integers inside a sine or cosine.
+        raw_affine: Whether it is multiplied by the raw input, or added to it.
+        waves: Whether it is multiplied by integers inside a sine or cosine.
         computed: Whether it is combined with other stored tensors first.
     """
 
@@ -158,7 +158,7 @@ def _use(value: ir.Value, node: ir.Node, index: int, waves: bool, computed: bool
             )
     raw = op in ("Sub", "Div") and index == 1 and _is_raw(node.inputs[0])
     affine = op in ("Mul", "Add") and _is_raw(node.inputs[1 - index])
-    # An operator that is not of the standard has weights where it likes: it is trained, or refused.
+    # A non-standard operator may have weights at any input: it is trained, or rejected later.
     plain = op in _ARITHMETIC or not standard or (op not in _STATE and op not in _RECURRENT)
     return WeightUse(
         PLAIN if plain else OTHER,
@@ -225,7 +225,7 @@ def _is_stored(value: ir.Value, known: dict[int, bool]) -> bool:
 
 
 def _makes_waves(node: ir.Node, index: int) -> bool:
-    """Whether a node multiplies integers for sines and cosines only, as rotary positions do."""
+    """Whether a node multiplies by integers only for sines and cosines, as for rotary positions."""
     if node.op_type not in _PRODUCTS:
         return False
     others = [v for i, v in enumerate(node.inputs) if i != index and v is not None]
@@ -273,7 +273,7 @@ def _is_neutral(value: ir.Value, index: int) -> bool:
 
 
 def _normalizes_groups(node: ir.Node) -> bool:
-    """Whether it is the inner part of torch's GroupNorm, between two Reshapes."""
+    """Whether a node is the inner part of torch's GroupNorm, between two Reshapes."""
     source = producer_of(node.inputs[0])
     readers = [usage.node.op_type for usage in node.outputs[0].uses()]
     together = source is not None and source.op_type == "Reshape"
@@ -281,7 +281,7 @@ def _normalizes_groups(node: ir.Node) -> bool:
 
 
 def _is_raw(value: ir.Value | None) -> bool:
-    """Whether a value comes from the model's inputs through no operator that has weights."""
+    """Whether a value comes from the model's inputs without passing an operator with weights."""
     pending, seen = [value], set[int]()
     while pending:
         current = pending.pop()

@@ -1,4 +1,4 @@
-"""Update rules as graph fragments: one file a rule, the formulas at its top."""
+"""Update rules as graph fragments: one file per rule, with its formulas at the top."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def optimizer_from_dict(data: Mapping[str, Any]) -> Optimizer:
     """Build an optimizer from its name and hyper-parameters.
 
     Raises:
-        ConfigError: Unknown name or hyper-parameter; the nearest one is named.
+        ConfigError: Unknown name or hyper-parameter; the nearest one is suggested.
 
     Example:
         >>> optimizer_from_dict({"name": "adam", "beta1": 0.8}).beta1

@@ -8,13 +8,16 @@ With `t` the number of the update, starting at 1:
     v  <- b2 v + (1 - b2) g^2
     w  <- w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-With ``eps_hat`` the last line is the second form of the paper, which MindSpore's `nn.Adam` uses:
+With ``eps_hat``, the last line takes the second form given in the paper, as in MindSpore's
+`nn.Adam`:
 
     w  <- w - lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps)
 
-`1 - b^t` is computed in double precision: in single precision `1 - 0.999` has an error of 1e-5.
+`1 - b^t` is computed in double precision: in single precision, `1 - 0.999` has a relative error of
+1e-5.
 
-Sources: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, Algorithm 1 and the end of
+Sources: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015, Algorithm 1 and the end
+    of
 its section 2; Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019; Reddi et al.,
 "On the Convergence of Adam and Beyond", 2018, for ``amsgrad``.
 """
@@ -35,15 +38,15 @@ __all__ = ["Adam", "AdamW"]
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam; a weight decay is added to the gradient.
+    """Adam; weight decay is added to the gradient.
 
     Args:
-        beta1: Decay of the mean of gradients, 0 to below 1.
-        beta2: Decay of the mean of squares, 0 to below 1.
+        beta1: Decay of the running mean of gradients, at least 0 and below 1.
+        beta2: Decay of the running mean of squared gradients, at least 0 and below 1.
         eps: Added to the denominator, above 0.
         amsgrad: Divide by the largest `v` so far.
         nesterov: Use `b1 m + (1 - b1) g` for `m` in the last line.
-        eps_hat: Use MindSpore's place of `eps`, see the module.
+        eps_hat: Add `eps` where MindSpore does, see the module docstring.
         bias_correction: Divide by `1 - b^t`; MindSpore's `AdamWeightDecay` does not.
 
     Raises:
@@ -69,7 +72,7 @@ class Adam:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Means of the gradient and of its square."""
+        """Running means of the gradient and of its square, and with ``amsgrad`` the maximum."""
         return ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if self.amsgrad else ())
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:
@@ -104,7 +107,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, past the moments."""
+    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, outside the moments."""
 
     name: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True
@@ -115,7 +118,7 @@ def _average(b: Builder, old: ir.Value, new: ir.Value, beta: float) -> ir.Value:
 
 
 def _bias_correction(b: Builder, step: ir.Value, beta: float) -> ir.Value:
-    """`1 - beta^step` in double precision, made once per graph part."""
+    """`1 - beta^step` in double precision, built once per graph part."""
     double = ir.DataType.DOUBLE
     return b.shared(
         ("bias_correction", beta),

@@ -1,7 +1,7 @@
-"""What an update rule is: slots it keeps for each parameter, and the nodes of one update.
+"""The protocol of an update rule: its slots for each parameter, and the nodes of one update.
 
-To add an optimizer: one file beside this one with a frozen dataclass that has ``name``,
-``slots`` and ``update``; enter it in :data:`ortboost.optimizers.OPTIMIZERS`.
+To add an optimizer, write a file beside this one with a frozen dataclass that has ``name``,
+``slots`` and ``update``, and enter it in :data:`ortboost.optimizers.OPTIMIZERS`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ortboost.graph.build import Builder
 __all__ = ["Decay", "NotNegative", "Optimizer", "Update", "UpdateInputs", "regularized"]
 
 Decay: TypeAlias = Annotated[float, Range(0, below=1)]
-"""How much of a running mean is kept."""
+"""The decay factor of a running mean."""
 NotNegative: TypeAlias = Annotated[float, Range(0, below=3.4e38)]
 """A finite float32, 0 or more."""
 
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What an update rule may read; all tensors live in the graph.
+    """The inputs of an update rule; all tensors are values of the graph.
 
     Args:
         weight: The parameter, any shape.
-        grad: Its gradient, same shape; un-scaled, clipped, finite.
+        grad: Its gradient, same shape; unscaled, clipped, finite.
         slots: Slot name to the slot's current value, same shape as the parameter.
         learning_rate: float32 scalar.
         step: float64 scalar, number of this update, 1 for the first.
         weight_decay: Coefficient for this parameter, 0 for none.
-        adapt: Whether layer-wise adaptation (LARS) is wanted for this parameter.
-        after_decay: What becomes of the gradient after the weight decay has been added to it; ``None``
-            to leave it.
+        adapt: Whether layer-wise adaptation (LARS) applies to this parameter.
+        after_decay: Transforms the gradient after weight decay has been added to it; ``None`` to
+            leave it unchanged.
     """
 
     weight: ir.Value
@@ -51,7 +51,7 @@ class UpdateInputs:
 
 @dataclass(frozen=True)
 class Update:
-    """What an update rule made.
+    """The result of an update rule.
 
     Args:
         weight: The new parameter.
@@ -77,15 +77,15 @@ class Optimizer(Protocol):
 
 
 def regularized(b: Builder, p: UpdateInputs, *, decay: bool = True) -> ir.Value:
-    """The gradient with weight decay, and what boosts make of it.
+    """The gradient after weight decay and after the transform of boosts.
 
         g <- g + wd w
         g <- after_decay(g)
 
     Args:
-        b: Gets the nodes.
-        p: The parameter.
-        decay: False for rules that decay the weight itself.
+        b: Receives the nodes.
+        p: The parameter and its gradient.
+        decay: False for rules that decay the weight directly.
     """
     grad = p.grad
     if decay and p.weight_decay:

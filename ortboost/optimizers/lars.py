@@ -4,12 +4,12 @@ r"""LARS: layer-wise adaptive rates around another optimizer.
     r  = min(r / lr, 1)                   with clipping
     g <- r (g + wd w)
 
-and the inner optimizer updates with `g` (centralizing it, if wanted) and no decay of its own. Parameters that are not adapted
-(biases and normalization) pass their gradient on unchanged, without decay, as in MindSpore's
-`nn.LARS`.
+The inner optimizer updates with `g` (after gradient centralization, if enabled) and without weight
+decay. Parameters that are not adapted (biases and normalization) pass on their gradient unchanged,
+without decay, as in MindSpore's `nn.LARS`.
 
-Source: You et al., "Large Batch Training of Convolutional Networks", 2017, equation 6; the form with
-``eps`` and clipping is that of MindSpore's `nn.LARS` documentation.
+Source: You et al., "Large Batch Training of Convolutional Networks", 2017, equation 6; the form
+    with ``eps`` and clipping is from MindSpore's `nn.LARS` documentation.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Lars:
     """LARS.
 
     Args:
-        inner: The optimizer that takes the adapted gradient.
+        inner: The optimizer that applies the adapted gradient.
         coefficient: The trust coefficient `c`, above 0.
         epsilon: Added to the denominator.
-        use_clip: Bound the adapted rate by the learning rate.
+        use_clip: Bound the adapted rate by the learning rate: `min(r / lr, 1)`.
 
     Raises:
         ConfigError: A value out of range.
@@ -52,7 +52,7 @@ class Lars:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Those of the inner optimizer."""
+        """The slots of the inner optimizer."""
         return self.inner.slots
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:

@@ -9,7 +9,7 @@ With weight `w`, gradient `g`, learning rate `lr`, decay `wd`, momentum `mu`, da
     w  <- w - lr g
 
 Sources: `torch.optim.SGD` documentation; Sutskever et al., "On the importance of initialization and
-momentum in deep learning", 2013. MindSpore's `nn.SGD` and `nn.Momentum` follow the same law
+momentum in deep learning", 2013. MindSpore's `nn.SGD` and `nn.Momentum` follow the same formulas
 (checked against MindSpore 2.10, see tests/golden/mindspore).
 """
 
@@ -33,9 +33,9 @@ class Sgd:
     """Stochastic gradient descent.
 
     Args:
-        momentum: `mu`, 0 or more; 0 keeps no slot.
+        momentum: `mu`, 0 or more; 0 needs no slot.
         dampening: `d`, 0 to 1.
-        nesterov: Look ahead; needs a momentum and no dampening.
+        nesterov: Use Nesterov momentum; requires a momentum and no dampening.
 
     Raises:
         ConfigError: A value out of range, or Nesterov without momentum or with dampening.
@@ -61,7 +61,7 @@ class Sgd:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """One momentum buffer if there is a momentum."""
+        """One momentum buffer if the momentum is not 0."""
         return ("momentum",) if self.momentum else ()
 
     def update(self, b: Builder, p: UpdateInputs) -> Update:

@@ -1,19 +1,19 @@
-"""Which states may be updated in place: a proof on the graph.
+"""Proof on the graph that states may be updated in place.
 
 Binding the input `S` and the output `next(S)` to one buffer saves the second copy of the state. The
-runtime's planner knows nothing of it: a node that still has to read `S` may run after the one that
-writes `next(S)`, and training is silently wrong. It is right if
+runtime's memory planner does not know about this: a node that still has to read `S` may run after
+the one that writes `next(S)`, and training is silently wrong. It is safe if
 
-1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside `G`
-   that reads `S` is an ancestor of `G`, so that it has run before `G` starts; and
-2. within each branch of `G`, every reader of `S` is the node that makes the branch's output for `S`,
-   or an ancestor of it, and that node works elementwise, so that it never reads what it has
-   already written.
+1. `next(S)` is an output of a node `G` (in a step graph: the one ``If``), and every node outside
+   `G` that reads `S` is an ancestor of `G`, so that it has run before `G` starts; and
+2. within each branch of `G`, every reader of `S` is the node that computes the branch's output for
+    `S`, or an ancestor of it, and that node is elementwise, so that it never reads an element after
+    writing it.
 
-A reader is also what reads `S` through a Reshape or the like: the runtime gives such a node the
-memory of its input.
+Nodes that read `S` through a view such as Reshape also count as readers: the runtime gives such a
+view the memory of its input.
 
-Where the proof fails, the runtime keeps two buffers and alternates.
+If the proof fails, ortboost's runtime alternates between two buffers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ __all__ = ["in_place_states"]
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Where", "Identity", "Neg"})
 
 
-# Operators whose output may be the memory of their first input.
+# Operators whose output may share the memory of their first input.
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Cast"})
 
 
 def in_place_states(model: ir.Model, catalogue: Catalogue) -> frozenset[str]:
-    """Names of the states whose input and next output may share one buffer.
+    """Find the states whose input and next output may share one buffer.
 
     Args:
         model: A step graph.
         catalogue: Its catalogue.
+
+    Returns:
+        Names of the states.
     """
     inputs = {value.name: value for value in model.graph.inputs}
     outputs = {value.name: value for value in model.graph.outputs}
@@ -74,7 +77,7 @@ def _readers_precede(source: ir.Value, writer: ir.Node, before: set[int]) -> boo
 
 
 def _readers(source: ir.Value) -> list[ir.Node]:
-    """Every node that reads the value or a view of it."""
+    """All nodes that read the value or a view of it."""
     found: dict[int, ir.Node] = {}
     pending = [source]
     while pending:
@@ -87,7 +90,7 @@ def _readers(source: ir.Value) -> list[ir.Node]:
 
 
 def _owner(node: ir.Node, writer: ir.Node) -> ir.Graph | None:
-    """The branch of ``writer`` that directly holds ``node``."""
+    """The branch of ``writer`` that directly contains ``node``."""
     for attribute in writer.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH and attribute.as_graph() is node.graph:
             return attribute.as_graph()
@@ -107,7 +110,7 @@ def _branch_is_safe(branch: ir.Graph, index: int, source: ir.Value) -> bool:
 
 
 def _ancestors(nodes: Iterable[ir.Node], graph: ir.Graph) -> set[int]:
-    """Nodes of ``graph`` that must have run before ``nodes`` start; what subgraphs read counts."""
+    """IDs of the nodes of ``graph`` that must run before ``nodes``, reads of subgraphs included."""
     found: set[int] = set()
     pending = list(nodes)
     while pending:

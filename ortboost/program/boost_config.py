@@ -1,7 +1,7 @@
-"""The boosts by level: MindSpore's configuration of AutoBoost, resolved to boosts.
+"""Boost levels: MindSpore's AutoBoost configuration, resolved to boosts.
 
-A level decides which boosts are on, a dictionary (or a JSON file of the same form) can decide
-otherwise, and every boost has a section with its hyper-parameters::
+A level enables boosts, a dictionary (or a JSON file of the same form) can override this, and every
+boost has a section with its hyper-parameters::
 
     {
       "boost": {"mode": "manual", "less_bn": false},
@@ -12,12 +12,12 @@ otherwise, and every boost has a section with its hyper-parameters::
 
 Modes, under ``boost``:
 
-- ``auto`` (the default): the level decides, and what else stands under ``boost`` is not read;
-- ``manual``: what stands there overrules the level, the rest is the level's;
-- ``enable_all``, ``disable_all``: whatever the level says.
+- ``auto`` (the default): the level decides, and other keys under ``boost`` are ignored;
+- ``manual``: the keys under ``boost`` override the level;
+- ``enable_all``, ``disable_all``: all boosts on or off, regardless of the level.
 
-Names, defaults and modes are those of MindSpore Boost 2.10. Unlike there, an unknown level, mode, section
-or key is an error, values are checked, and nothing is remembered from one configuration to the next.
+Names, defaults and modes are those of MindSpore Boost 2.10. In contrast to MindSpore, an unknown
+level, mode, section or key is an error, values are checked, and configurations do not share state.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _ON: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class _Section:
-    """A section: types are checked here, and the least and greatest numbers of its fields."""
+    """Base of sections: checks the types and ranges of the fields."""
 
     NAME: ClassVar[str]
     LEAST: ClassVar[Mapping[str, int]] = {}
@@ -82,7 +82,7 @@ class _Section:
             numbers = value if isinstance(value, (list, tuple)) else (value,)
             if not all(number is None or least <= number < _LARGEST for number in numbers):
                 raise ConfigError(
-                    f"{name} = {value!r} makes no sense.",
+                    f"{name} = {value!r} is out of range.",
                     where=f"{self.NAME}, {name}",
                     fix=f"Give a whole number of at least {least} and below {_LARGEST}.",
                 )
@@ -90,7 +90,7 @@ class _Section:
 
 @dataclass(frozen=True)
 class Switches(_Section):
-    """Which boosts are on."""
+    """The boosts that are enabled."""
 
     NAME = "boost"
 
@@ -104,13 +104,13 @@ class Switches(_Section):
 
 @dataclass(frozen=True)
 class CommonSection(_Section):
-    """What several boosts share.
+    """Settings shared by several boosts.
 
     Args:
         gradient_split_groups: Positions in the list of parameters where a new group for the
-            exchange between processes starts; ``None`` for one in the middle. With one process it
-            changes nothing.
-        device_number: Devices of a server.
+            exchange between processes starts; ``None`` for one in the middle. It has no effect with
+            one process.
+        device_number: Number of devices per server.
     """
 
     NAME = "common"
@@ -122,13 +122,13 @@ class CommonSection(_Section):
 
 @dataclass(frozen=True)
 class LessBnSection(_Section):
-    """LessBN, and what comes with it.
+    """LessBN and the boosts that accompany it.
 
     Args:
-        fn_flag: Make the last fully connected layer a full-normalization head.
+        fn_flag: Turn the last fully connected layer into a full-normalization head.
         gc_flag: Centralize the gradients of weights.
-        gc_multiple_of: Only of weights with a multiple of this many inputs (ours; MindSpore has 16
-            without saying so).
+        gc_multiple_of: Centralize only weights whose number of inputs is a multiple of this (an
+            addition; MindSpore uses 16 without documenting it).
     """
 
     NAME = "less_bn"
@@ -144,7 +144,7 @@ class AccumulationSection(_Section):
     """Gradient accumulation.
 
     Args:
-        grad_accumulation_step: Micro-batches an update; 1 is none.
+        grad_accumulation_step: Number of micro-batches per update; 1 for no accumulation.
     """
 
     NAME = "grad_accumulation"
@@ -158,15 +158,15 @@ class DimReduceSection(_Section):
     """Dimension reduction, see :mod:`ortboost.boosts.dim_reduce`.
 
     Args:
-        rho: Rate of the second trial.
+        rho: Rate of the second trial; that of the first is 1.
         gamma: Decay of the momentum of the residual.
         alpha: Rate of the residual.
-        sigma: Share of the slope that a trial must win.
+        sigma: Fraction of the predicted decrease of the loss that a trial must achieve.
         n_components: Number of components.
-        pca_mat_path: The file of the components, made by ``ortboost pca``.
-        weight_load_dir: Checkpoints to make the components of; for AutoBoost only, a program takes those of
-            ``ortboost pca --checkpoints``.
-        timeout: Not read: there is no process that waits for another one's file.
+        pca_mat_path: File of the components, written by ``ortboost pca``.
+        weight_load_dir: Checkpoints to compute the components from; for AutoBoost only, a program
+            uses those of ``ortboost pca --checkpoints``.
+        timeout: Ignored: no process waits for the file of another.
     """
 
     NAME = "dim_reduce"
@@ -186,7 +186,7 @@ class DimReduceSection(_Section):
         for name in ("rho", "gamma", "alpha", "sigma"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(
-                    f"{name} = {getattr(self, name)!r} makes no sense.",
+                    f"{name} = {getattr(self, name)!r} is out of range.",
                     where=f"dim_reduce, {name}",
                     fix="Give a number from 0 to below 1.",
                 )
@@ -194,7 +194,7 @@ class DimReduceSection(_Section):
 
 @dataclass(frozen=True)
 class BoostConfig:
-    """What a level and a dictionary come to.
+    """A resolved boost configuration.
 
     Args:
         level: ``O0``, ``O1`` or ``O2``.
@@ -205,7 +205,7 @@ class BoostConfig:
         grad_freeze: See :class:`ortboost.boosts.freeze_schedule.FreezeConfig`.
         grad_accumulation: See :class:`AccumulationSection`.
         dim_reduce: See :class:`DimReduceSection`.
-        idle: What was given and changes nothing, with the reason.
+        idle: Settings that have no effect, with the reason.
     """
 
     level: str = "O0"
@@ -219,9 +219,9 @@ class BoostConfig:
     idle: Mapping[str, str] = field(default_factory=dict)
 
     def boosts(self) -> dict[str, Boost]:
-        """The boosts that are on, by the switch or flag that turned them on.
+        """The enabled boosts, by the switch or flag that enabled them.
 
-        A grouped loss scale is none: it is a setting of the loss scale.
+        A grouped loss scale is not among them: it is a setting of the loss scale.
         """
         found: dict[str, Boost] = {}
         if self.on.less_bn:
@@ -249,8 +249,8 @@ class BoostConfig:
             raise ConfigError(
                 "Dimension reduction needs the principal components.",
                 where="dim_reduce, pca_mat_path",
-                fix="Make them with 'ortboost pca RUN -o p.npy' (--checkpoints takes weight_load_dir), and "
-                "set dim_reduce.pca_mat_path.",
+                fix="Compute them with 'ortboost pca RUN -o p.npy' (pass weight_load_dir to "
+                "--checkpoints), and set dim_reduce.pca_mat_path.",
             )
         return DimReduce(
             section.pca_mat_path,
@@ -275,11 +275,11 @@ SECTIONS: Final = ("boost", *_SECTIONS)
 
 
 def read_boost_config(source: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
-    """The dictionary of a configuration: itself, or what a JSON file holds; empty for nothing.
+    """Read a configuration from a dictionary or a JSON file; empty if none is given.
 
     Raises:
-        FileError: The file is missing or no JSON.
-        ConfigError: It is no dictionary of dictionaries.
+        FileError: The file is missing or is not JSON.
+        ConfigError: The configuration is not a dictionary of dictionaries.
 
     Example:
         >>> read_boost_config("")
@@ -300,14 +300,14 @@ def read_boost_config(source: Mapping[str, Any] | str | os.PathLike[str] | None)
     for name, section in source.items():
         if not isinstance(section, Mapping):
             raise ConfigError(
-                f"The section {name!r} is {section!r}, no dictionary.",
+                f"The section {name!r} is {section!r}, not a dictionary.",
                 where=where,
-                fix=f"Sections hold keys and values; {nearest(str(name), SECTIONS)}.",
+                fix=f"Sections contain keys and values; {nearest(str(name), SECTIONS)}.",
             )
         for key in section:
             if not isinstance(key, str):
                 raise ConfigError(
-                    f"The key {key!r} is no text.",
+                    f"The key {key!r} is not a string.",
                     where=f"{where}, {name}",
                     fix=f"Write '{key}' if it is the name of a setting.",
                 )
@@ -319,17 +319,17 @@ def resolve_boost(
     source: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     sets: Iterable[tuple[str, Any]] = (),
 ) -> BoostConfig:
-    """Resolve a level, a dictionary and single settings to what is on, and how.
+    """Resolve a level, a dictionary and single settings to a boost configuration.
 
     Args:
         level: ``O0``, ``O1`` or ``O2``.
         source: See :func:`read_boost_config`; it is not changed.
-        sets: Pairs such as ``("grad_freeze.freeze_p", 0.5)``; they overrule the dictionary. One that
-            turns a boost on or off makes the mode ``manual``, if none is given.
+        sets: Pairs such as ``("grad_freeze.freeze_p", 0.5)``, which override the dictionary. One
+            that turns a boost on or off sets the mode to ``manual``, if no mode is given.
 
     Raises:
-        ConfigError: An unknown level, mode, section or key (the nearest is named), or a value
-            that makes no sense.
+        ConfigError: An unknown level, mode, section or key (the nearest is suggested), or an
+            invalid value.
         FileError: The file cannot be read.
 
     Example:
@@ -367,7 +367,7 @@ def resolve_boost(
 
 
 def _switches(level: str, given: dict[str, Any]) -> tuple[str, Switches, dict[str, str]]:
-    """Mode, what is on, and what changes nothing."""
+    """The mode, the enabled boosts, and settings without effect."""
     mode = given.pop("mode", "auto")
     if mode not in MODES:
         raise ConfigError(
@@ -381,7 +381,7 @@ def _switches(level: str, given: dict[str, Any]) -> tuple[str, Switches, dict[st
     if mode == "manual":
         return mode, dataclasses.replace(on, **given), {}
     idle = {
-        f"boost.{name}": f"not read: the mode auto takes the level's ({level}); set boost.mode=manual"
+        f"boost.{name}": f"ignored: in mode auto the level ({level}) decides; set boost.mode=manual"
         for name, value in given.items()
         if value != getattr(on, name)
     }
@@ -393,7 +393,7 @@ def _section(name: str, given: Mapping[str, Any]) -> Any:
     if points is not None:
         if not isinstance(points, list | tuple | int) or isinstance(points, bool):
             raise ConfigError(
-                f"gradient_split_groups = {points!r} is no list.",
+                f"gradient_split_groups = {points!r} is not a list.",
                 where="common, gradient_split_groups",
                 fix="Give positions in the list of parameters, for example [50, 100].",
             )
@@ -408,12 +408,12 @@ def _split(key: str) -> tuple[str, str]:
         homes = [f"{s}.{key}" for s, kind in _SECTIONS.items() if key in _names(kind)]
         homes += [f"boost.{key}"] if key in ("mode", *_SWITCHES) else []
         raise ConfigError(
-            f"{key!r} names no section.",
+            f"{key!r} does not name a section.",
             where="boost settings",
             fix=f"Write {homes[0]}=..."
             if homes
-            else "Write SECTION.KEY=VALUE, for example grad_freeze.param_groups=4; what is in no section "
-            "has an option of its own.",
+            else "Write SECTION.KEY=VALUE, for example grad_freeze.param_groups=4; other settings "
+            "have their own options.",
         )
     return section, name
 

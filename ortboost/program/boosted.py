@@ -1,4 +1,4 @@
-"""From the boosts of a level, and single settings, to a program configuration."""
+"""Apply the boosts of a level, and single settings, to a program configuration."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ __all__ = [
 
 _PARTS: Final = ("loss", "optimizer", "loss_scale", "clip", "centralize", "precision")
 ADASUM_IDLE = (
-    "it joins the updates of several servers; one process has nothing to join (--processes)"
+    "it combines the updates of several servers; one process has nothing to combine (--processes)"
 )
-SCALE_GROUPS_GIVEN = "the loss scale names its groups itself"
+SCALE_GROUPS_GIVEN = "the loss scale defines its own groups"
 
 
 def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, Report]:
-    """Add the boosts that are on to a configuration.
+    """Add the enabled boosts to a configuration.
 
-    What the configuration has of its own stays as it is: its freeze, its window of accumulation, its
-    centralization.
+    Boosts that the configuration already has are kept: its freeze, accumulation or centralization.
 
     Args:
         config: The configuration.
         boost: The boosts, see :func:`ortboost.program.boost_config.resolve_boost`.
 
     Returns:
-        The new configuration, and the report: each boost with what it became.
+        The new configuration, and a report of each boost.
 
     Raises:
-        ConfigError: ``dim_reduce`` without components, or ``loss_scale_group`` without a loss scale that has
-            groups.
+        ConfigError: ``dim_reduce`` without components, or ``loss_scale_group`` without a grouped
+            loss scale.
 
     Example:
         >>> from ortboost.program.boost_config import resolve_boost
@@ -53,7 +52,7 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
     added = []
     for switch, new in boost.boosts().items():
         if new.name in known:
-            report.kept[switch] = f"the configuration has '{new.name}' of its own"
+            report.kept[switch] = f"the configuration already has '{new.name}'"
         elif new.enabled:
             added.append(new)
             report.changed[switch] = str(new)
@@ -62,9 +61,9 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
     if boost.on.loss_scale_group:
         if not isinstance(config.loss_scale, GroupedScaleConfig):
             raise ConfigError(
-                "The boost 'loss_scale_group' needs a loss scale with groups.",
+                "The boost 'loss_scale_group' requires a grouped loss scale.",
                 where=f"boost level {boost.level}, mode {boost.mode}",
-                fix="Give one, on the command line --loss-scale grouped:4096,groups=4.",
+                fix="Give one, for example --loss-scale grouped:4096,groups=4.",
             )
         report.kept["loss_scale_group"] = SCALE_GROUPS_GIVEN
     if boost.on.adasum:
@@ -76,10 +75,10 @@ def boosted(config: ProgramConfig, boost: BoostConfig) -> tuple[ProgramConfig, R
 def split_settings(
     sets: Iterable[tuple[str, Any]],
 ) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
-    """Single settings in those of boosts and those of a :class:`ProgramConfig`.
+    """Split single settings into those of boosts and those of a :class:`ProgramConfig`.
 
     Raises:
-        ConfigError: A section that neither has; the nearest is named.
+        ConfigError: An unknown section; the nearest one is suggested.
 
     Example:
         >>> split_settings([("grad_freeze.freeze_p", 0.5), ("centralize.multiple_of", 1)])
@@ -99,33 +98,33 @@ def split_settings(
 
 
 def with_settings(config: ProgramConfig, sets: Iterable[tuple[str, Any]]) -> ProgramConfig:
-    """Set single keys of the parts of a configuration.
+    """Set single keys of parts of a configuration.
 
     Args:
         config: The configuration.
-        sets: Pairs such as ``("centralize.multiple_of", 1)``; a part that is not there is made.
+        sets: Pairs such as ``("centralize.multiple_of", 1)``; a missing part is created.
 
     Raises:
-        ConfigError: A part or key that is not known, or a value that makes no sense.
+        ConfigError: An unknown part or key, or an invalid value.
 
     Example:
         >>> with_settings(ProgramConfig(), [("centralize.multiple_of", 1)]).centralize.multiple_of
         1
     """
-    data, said = config.to_dict(), list[str]()
+    data, settings = config.to_dict(), list[str]()
     for key, value in sets:
         section, _, name = key.partition(".")
         if section not in _PARTS or not name:
             raise ConfigError(
-                f"{key!r} names no part.", where="settings", fix=nearest(section, _PARTS)
+                f"{key!r} does not name a part.", where="settings", fix=nearest(section, _PARTS)
             )
         data[section] = {**(data[section] or {}), name: value}
-        said.append(f"{key}={value!r}")
+        settings.append(f"{key}={value!r}")
     try:
-        return ProgramConfig.from_dict(data) if said else config
-    except TypeError as error:  # a part that needs more keys, or a value of another kind
+        return ProgramConfig.from_dict(data) if settings else config
+    except TypeError as error:  # a part with missing keys, or a value of the wrong type
         raise ConfigError(
-            f"The settings {', '.join(said)} make no sense.",
+            f"The settings {', '.join(settings)} are invalid.",
             where=f"settings: {error}",
-            fix="Give every key that a part needs, each with a value of its kind.",
+            fix="Give every key that a part requires, each with a value of the right type.",
         ) from error

@@ -1,4 +1,4 @@
-"""From a model to a program: the pipeline, one line a stage."""
+"""The pipeline that converts a model to a program, one line per stage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _RANDOM_OPS = (
 
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
-    """Keep Python's garbage collector quiet: it would search the growing graphs again and again.
+    """Disable Python's garbage collector, which would scan the growing graphs repeatedly.
 
     That takes a third of the time of a conversion, and more for larger graphs.
     """
@@ -78,7 +78,7 @@ def _without_collector() -> Iterator[None]:
 @checked
 @_without_collector()
 def build_program(source: ModelSource, config: ProgramConfig | None = None) -> Program:
-    """Turn a model into a training program.
+    """Convert a model to a training program.
 
     Args:
         source: Path, :class:`onnx.ModelProto` or :class:`onnx_ir.Model`.
@@ -88,10 +88,10 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         The program, in memory; :meth:`Program.save` writes it.
 
     Raises:
-        ModelError: The model cannot be trained so; the error lists all reasons.
+        ModelError: The model cannot be trained; the error lists all reasons.
         UsageError: A pattern or a name matches nothing.
         DependencyError: The engine cannot run here.
-        ConfigError: Boosts that do not go together, or that do not fit the model.
+        ConfigError: Boosts exclude each other, or do not fit the model.
 
     Example:
         >>> build_program("models/mlp.onnx").catalogue.batch[0].name  # doctest: +SKIP
@@ -116,7 +116,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
         fp32_operators=engine.fp32_operators,
         window=1 if config.gatherer is None else config.gatherer.steps,
     )
-    # All that looks at layers comes before what makes several nodes of one.
+    # Rewrites that look at layers come before those that split a node into several.
     found = []
     for boost in config.enabled_boosts:
         found.append(boost.rewrite_forward(graph))
@@ -132,7 +132,7 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     for boost in config.enabled_boosts:
         found.append(boost.rewrite_decomposed(graph))
         check_rewritten(model, f"{boost.name}, rewrite_decomposed")
-    # From here on outputs, so that no rewrite takes the next statistics for unused.
+    # Outputs from here on, so that no rewrite removes the next statistics as unused.
     raw = set(raw_next.values())
     kept = [_value(model, loss.loss), _value(model, loss.prediction)]
     kept += [output for node in model.graph for output in node.outputs if output.name in raw]
@@ -164,10 +164,10 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
 
 
 def _lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
-    """Make parameters and buffers graph inputs; give back their values, trained ones first.
+    """Turn parameters and buffers into graph inputs; return their values, trained ones first.
 
-    Parameters that are not trained become inputs too: one state serves all graphs, and no engine
-    can fold them or take two of equal value for one.
+    Untrained parameters become inputs too: one state serves all graphs, and no engine can fold them
+    or merge equal ones.
     """
     roles = forward.parameters.items()
     lifted = [parameter.name for parameter in forward.trained]
@@ -187,7 +187,7 @@ def _lift_state(model: ir.Model, forward: Forward) -> dict[str, NDArray[Any]]:
 
 
 def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
-    """What the forward pass computes is not yet the next state: a skipped step keeps the old one."""
+    """Rename new buffer values: they become the next state only if the step is not skipped."""
     renamed = {}
     made = {output.name: output for node in model.graph for output in node.outputs}
     for buffer, name in next_of.items():
@@ -198,7 +198,7 @@ def _rename_raw(model: ir.Model, next_of: Mapping[str, str]) -> dict[str, str]:
 def _groups(
     graph: GraphContext, config: ProgramConfig
 ) -> tuple[list[tuple[Parameter, ...]], list[Report]]:
-    """The parameters that each step graph trains; one graph if nothing splits the update."""
+    """The parameters that each step graph trains; a single graph if no boost splits the update."""
     splitter = config.splitter
     if splitter is None:
         return [tuple(graph.trained)], []
@@ -209,7 +209,7 @@ def _groups(
 def _build_graphs(
     plan: _Plan, groups: Sequence[Sequence[Parameter]]
 ) -> tuple[dict[str, ir.Model], Catalogue, dict[str, NDArray[Any]]]:
-    """All graphs that train, by name, the catalogue of the program, and its initial state."""
+    """All training graphs by name, the catalogue of the program, and its initial state."""
     splitter = plan.config.splitter
     separate = splitter is not None and splitter.separate_state
     graphs: dict[str, ir.Model] = {}
@@ -242,7 +242,7 @@ def _build_graphs(
 
 
 def _scale_loss(graph: GraphContext, config: ProgramConfig) -> dict[str, NDArray[Any]]:
-    """Multiply the loss by the scale; the scale as a state."""
+    """Multiply the loss by the scale; return the scale as a state."""
     scaler = config.scaler
     if scaler is None:
         return {}
@@ -258,13 +258,13 @@ def _scale_loss(graph: GraphContext, config: ProgramConfig) -> dict[str, NDArray
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all step graphs of a program share.
+    """Data shared by all step graphs of a program.
 
     Args:
-        forward: The forward graph, its weights inputs; ready to be differentiated.
+        forward: The forward graph with weights as inputs, ready to be differentiated.
         config: The configuration.
         engine: The engine.
-        graph: What the boosts know of the forward graph; its objective is the scaled loss.
+        graph: The boosts' view of the forward graph; its objective is the scaled loss.
         values: Parameters, buffers and scale: name to initial value.
         buffers_next: Buffer to the raw next value that the forward pass computes.
     """
@@ -277,7 +277,7 @@ class _Plan:
     buffers_next: Mapping[str, str]
 
     def context(self, model: ir.Model, trained: Sequence[Parameter], number: int) -> GraphContext:
-        """The same knowledge of another graph, with a memory that may go on by itself."""
+        """The context for another graph, with a separate copy of the memory."""
         return dataclasses.replace(
             self.graph,
             model=model,
@@ -287,7 +287,7 @@ class _Plan:
         )
 
     def entries(self) -> list[StateEntry]:
-        """Parameters, buffers and scale as state."""
+        """Parameters, buffers and scale as state entries."""
         roles = {name: p.role for name, p in self.forward.parameters.items()}
         found = []
         for name, array in self.values.items():
@@ -303,7 +303,7 @@ class _Plan:
 def _build_step(
     plan: _Plan, trained: Sequence[Parameter], group: int | None, number: int
 ) -> tuple[ir.Model, Catalogue, dict[str, NDArray[Any]]]:
-    """Differentiate, append the update, order inputs and outputs, describe it all."""
+    """Differentiate, append the update, order inputs and outputs, and build the catalogue."""
     config, loss = plan.config, plan.forward.loss
     entries = plan.entries()
     states = {entry.name for entry in entries}
@@ -312,7 +312,7 @@ def _build_step(
     join_padding_rows(step)
     bypass_identity_transposes(step)
     graph = plan.context(step, trained, number)
-    for boost in reversed(config.enabled_boosts):  # what was put in last is resolved first
+    for boost in reversed(config.enabled_boosts):  # in reverse order of insertion
         boost.rewrite_gradients(graph)
         check_rewritten(step, f"{boost.name}, rewrite_gradients")
     batch = [
@@ -351,20 +351,20 @@ def _build_step(
 
 
 def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir.Model:
-    """The gradient graph of the parameters, with what boosts want to see of it."""
+    """The gradient graph of the parameters, with the values that boosts request."""
     model = plan.forward.model
     asked = [
         boost.watched(plan.context(model, trained, number)) for boost in plan.config.enabled_boosts
     ]
     kept = list(dict.fromkeys(name for seen, _ in asked for name in seen))
-    wanted = dict.fromkeys([p.name for p in trained])
-    wanted |= dict.fromkeys(name for _, gradients in asked for name in gradients)
+    requested = dict.fromkeys([p.name for p in trained])
+    requested |= dict.fromkeys(name for _, gradients in asked for name in gradients)
     outputs = list(model.graph.outputs)
     present = {value.name for value in (*outputs, *model.graph.inputs)}
     model.graph.outputs.extend(_value(model, name) for name in kept if name not in present)
     try:
         objective = plan.graph.objective
-        return plan.engine.differentiate(model, objective, list(wanted), prepared=True)
+        return plan.engine.differentiate(model, objective, list(requested), prepared=True)
     finally:
         model.graph.outputs[:] = outputs
 
@@ -372,7 +372,7 @@ def _differentiate(plan: _Plan, trained: Sequence[Parameter], number: int) -> ir
 def _build_flush(
     plan: _Plan, trained: Sequence[Parameter], group: int | None, number: int, like: ir.Model
 ) -> tuple[ir.Model, Catalogue]:
-    """The update with what is left of a window of accumulation, as a graph of its own."""
+    """The update with an incomplete accumulation window, as a separate graph."""
     entries = [entry for entry in plan.entries() if entry.name in {p.name for p in trained}]
     inputs = [
         ir.Value(
@@ -395,14 +395,14 @@ def _close(
     batch: tuple[TensorSpec, ...],
     shown: Sequence[ir.Value],
 ) -> Catalogue:
-    """Put inputs and outputs in their order, remove what nobody reads, describe the graph."""
+    """Order inputs and outputs, remove unused nodes, and build the catalogue."""
     entries = [
         dataclasses.replace(e, next=names.next_name(e.name) if e.name in parts.next_of else None)
         for e in (*entries, *parts.state)
     ]
     inputs = {value.name: value for value in step.graph.inputs}
     step.graph.outputs[:] = [*shown, *(parts.next_of[e.name] for e in entries if e.next)]
-    common.RemoveUnusedNodesPass()(step)  # the scaled loss itself, and what was only kept for names
+    common.RemoveUnusedNodesPass()(step)  # the scaled loss, and values kept only for their names
     step.graph.inputs[:] = [
         *(inputs[spec.name] for spec in batch),
         *parts.hyper,
@@ -434,14 +434,14 @@ def _batch_input(value: ir.Value, config: ProgramConfig, loss: AttachedLoss) -> 
 def _metrics(
     step: ir.Model, config: ProgramConfig, values: Mapping[str, ir.Value], loss: AttachedLoss
 ) -> list[ir.Value]:
-    """Metrics of the batch; they read what the forward pass made anyway."""
+    """Metrics of the batch, computed from the outputs of the forward pass."""
     if "accuracy" not in config.metrics:
         return []
     if loss.labels is None or config.loss.name != "softmax-cross-entropy" or not config.loss.sparse:
         raise ConfigError(
-            "The metric 'accuracy' needs softmax cross entropy with sparse labels.",
+            "The metric 'accuracy' requires softmax cross entropy with sparse labels.",
             where="metrics",
-            fix="Leave it out, or measure at validation.",
+            fix="Omit it, or measure it in validation.",
         )
     b = Builder(step.graph, "ortboost/metric")
     int64, single = ir.DataType.INT64, ir.DataType.FLOAT
@@ -454,7 +454,7 @@ def _metrics(
     share = b.op("Cast", right, to=single, dtype=single)
     if loss.ignored is None:
         accuracy = b.op("ReduceMean", share, keepdims=0, name="accuracy", shape=())
-    else:  # the mean over the labels that count; 0 if none does
+    else:  # the mean over labels that are not ignored; 0 if there are none
         stray = b.op(
             "Equal",
             labels,
@@ -473,15 +473,15 @@ def _value(model: ir.Model, name: str) -> ir.Value:
     value = find_value(model.graph, name)
     if value is None:
         raise ModelError(
-            f"The tensor '{name}' was lost on the way.",
+            f"The tensor '{name}' was lost during the conversion.",
             where=source_name(model),
-            fix="Report this.",
+            fix="Please report this.",
         )
     return value
 
 
 def _stamp(model: ir.Model, catalogue: Catalogue | None, kind: str) -> None:
-    """Say in the file itself what it is."""
+    """Store the kind of the graph and its catalogue in its metadata."""
     model.producer_name, model.producer_version = "ortboost", __version__
     model.metadata_props["ortboost.kind"] = kind
     if catalogue is not None:

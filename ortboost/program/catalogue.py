@@ -1,10 +1,10 @@
 """The catalogue of a step graph: every input, every state tensor, every output, by name.
 
-It is written into the ``metadata_props`` of the step graph, so that a step file describes itself,
+It is written into the ``metadata_props`` of the step graph, so that the file is self-describing,
 and into the manifest of the program. Names:
 
-- parameters and buffers are called as in the user's model;
-- what ortboost adds starts with ``ortboost/``;
+- parameters and buffers have the names of the user's model;
+- tensors added by ortboost start with ``ortboost/``;
 - the next value of the state ``S`` is the output ``ortboost/next/S``.
 """
 
@@ -73,9 +73,9 @@ CONSECUTIVE_SKIPS = "ortboost/consecutive_skips"
 TOTAL_SKIPS = "ortboost/total_skips"
 METADATA_KEY = "ortboost.catalogue"
 RAW = "ortboost/raw/"
-"""Prefix of the values of running statistics that a step computes, before it is known if it is skipped."""
+"""Prefix of new running statistics, before it is known whether the step is skipped."""
 BATCH_MEAN = "ortboost/batch_mean/"
-"""Prefix of what boosts take of a batch besides gradients, see ``Boost.batch_means``."""
+"""Prefix of batch means that boosts use besides gradients, see ``Boost.batch_means``."""
 STEP_GRAPH, FLUSH_GRAPH = "step", "flush"
 TRIAL_GRAPH, ACCEPT_GRAPH = "trial", "accept"
 RATE, PROMISED = "rate", "promised"
@@ -83,7 +83,7 @@ _VERSION = 1
 
 
 def next_name(state: str) -> str:
-    """The output that holds the next value of a state.
+    """The name of the output with the next value of a state.
 
     Example:
         >>> next_name("fc1.weight")
@@ -93,7 +93,7 @@ def next_name(state: str) -> str:
 
 
 def slot_name(slot: str, parameter: str, group: int = 0) -> str:
-    """The state that an optimizer keeps for a parameter.
+    """The name of the state that an optimizer keeps for a parameter.
 
     Args:
         slot: Name of the slot.
@@ -110,7 +110,7 @@ def slot_name(slot: str, parameter: str, group: int = 0) -> str:
 
 
 def group_step(group: int) -> str:
-    """The state that counts the updates of one freeze group.
+    """The name of the state that counts the updates of one freeze group.
 
     Example:
         >>> group_step(0)
@@ -134,7 +134,7 @@ def graph_name(kind: str, group: int = 0) -> str:
 
 
 def learning_rate_name(group: str | None) -> str:
-    """The learning-rate input of a parameter group; ``None`` is the group of all others."""
+    """Name of the learning-rate input of a parameter group; ``None`` for all other parameters."""
     return LEARNING_RATE if group is None else f"{LEARNING_RATE}/{group}"
 
 
@@ -145,14 +145,14 @@ class TensorSpec:
     Args:
         name: Its name.
         dtype: numpy dtype.
-        shape: Lengths, names of symbolic dimensions, or ``None`` where nothing is known.
-        classes: For labels: values must be 0 to ``classes - 1``. The runtime's kernels read past
-            the end of a row for others, without an error.
-        ignored: For labels: the one other value that is allowed.
-        class_axis: For labels: the axis of the predictions that counts the classes.
+        shape: Lengths, names of symbolic dimensions, or ``None`` for unknown dimensions.
+        classes: For labels: values must be 0 to ``classes - 1``. For others, the runtime's kernels
+            read out of bounds without an error.
+        ignored: For labels: the only other value allowed.
+        class_axis: For labels: the class axis of the predictions.
         shifted: For labels: whether each position is compared with the next label.
-        averaged: For labels: whether the loss is the mean over the labels that count.
-        batch_axis: For data: the axis that counts the samples, see :mod:`ortboost.graph.batch_axes`.
+        averaged: For labels: whether the loss is the mean over the labels that are not ignored.
+        batch_axis: For data: the batch axis, see :mod:`ortboost.graph.batch_axes`.
     """
 
     name: str
@@ -167,12 +167,16 @@ class TensorSpec:
 
     @classmethod
     def of(cls, value: ir.Value) -> TensorSpec:
-        """The spec of a graph input or output whose type is known."""
+        """The spec of a graph input or output.
+
+        Raises:
+            ValueError: The type is unknown.
+        """
         dims: tuple[int | str | None, ...] = ()
         if value.shape is not None:
             dims = tuple(d if isinstance(d, int) else d.value for d in value.shape)
         if value.dtype is None:
-            raise ValueError(f"The type of '{value.name}' is not known.")
+            raise ValueError(f"The type of '{value.name}' is unknown.")
         return cls(value.name or "", np.dtype(value.dtype.numpy()), dims)
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,7 +214,7 @@ class TensorSpec:
         )
 
     def stray_class(self, array: NDArray[Any]) -> int | None:
-        """The first label that is no class, or ``None``.
+        """The first label that is not a valid class, or ``None``.
 
         Example:
             >>> spec = TensorSpec("labels", np.dtype("int64"), ("N",), classes=3, ignored=-1)
@@ -233,13 +237,13 @@ class StateEntry:
     """One state tensor of a step graph.
 
     Args:
-        name: Graph input with its current value.
+        name: Name of the graph input with its current value.
         kind: ``parameter``, ``buffer``, ``slot``, ``scale`` or ``counter``.
         dtype: numpy dtype.
         shape: Static shape.
-        next: Graph output with its next value; ``None`` if a step never changes it.
-        role: For parameters and buffers, see :class:`ortboost.graph.parameters.Parameter`; for slots
-            the name of the slot.
+        next: Name of the graph output with its next value; ``None`` if a step never changes it.
+        role: For parameters and buffers, see :class:`ortboost.graph.parameters.Parameter`; for
+            slots the name of the slot.
     """
 
     name: str
@@ -278,12 +282,13 @@ class Catalogue:
     """All inputs, states and outputs of a step graph.
 
     Args:
-        batch: Inputs fed with data at each step, labels included.
-        hyper: Inputs fed with numbers at each step, the learning rates.
+        batch: Data inputs of each step, labels included.
+        hyper: Hyper-parameter inputs of each step: the learning rates.
         state: The state tensors.
-        outputs: Outputs for people: loss, overflow, loss_scale, with a grouped scale loss_scales,
-            and metrics.
-        randomness: Whether the graph draws random numbers (Dropout), so that each step needs a seed.
+        outputs: Reported outputs: loss, overflow, loss_scale, with a grouped scale loss_scales, and
+            metrics.
+        randomness: Whether the graph draws random numbers (Dropout), so that each step requires a
+            seed.
     """
 
     batch: tuple[TensorSpec, ...]
@@ -311,15 +316,16 @@ class Catalogue:
 
         Args:
             data: The JSON data.
-            where: The place it was read from, for errors.
+            where: The source of the data, for errors.
 
         Raises:
-            FileError: Another version, or not a catalogue.
+            FileError: The version is not supported, or the data is not a catalogue.
         """
         try:
             if data["version"] != _VERSION:
                 raise FileError(
-                    f"The step catalogue has version {data['version']}; {_VERSION} is known.",
+                    f"The step catalogue has version {data['version']}; only {_VERSION} is "
+                    "supported.",
                     where=where,
                     fix="Convert the model again with this version of ortboost.",
                 )
@@ -343,7 +349,7 @@ class Catalogue:
 
 
 def merged(catalogues: Sequence[Catalogue]) -> Catalogue:
-    """The catalogue of a program: that of its first graph, with the states of all graphs.
+    """Merge catalogues of graphs into that of the program: the first one, with the states of all.
 
     A state has a next value if any of the graphs writes it.
     """
@@ -361,15 +367,15 @@ def merged(catalogues: Sequence[Catalogue]) -> Catalogue:
 
 
 def read_catalogue(model: ir.Model) -> Catalogue:
-    """Read the catalogue that a step graph carries.
+    """Read the catalogue of a step graph from its metadata.
 
     Raises:
-        FileError: The model carries none, or a damaged one.
+        FileError: The catalogue is missing or damaged.
     """
     text = model.metadata_props.get(METADATA_KEY)
     if text is None:
         raise FileError(
-            "This ONNX file is no step graph of ortboost.",
+            "This ONNX file is not a step graph of ortboost.",
             where=f"metadata '{METADATA_KEY}' is missing",
             fix="Make one with 'ortboost convert'.",
         )

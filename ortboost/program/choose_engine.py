@@ -1,7 +1,8 @@
-"""Which engine makes the gradients of a model: the first that is here and able.
+"""Selection of the autodiff engine for a model: the first one available that supports it.
 
-``auto`` takes the engines in the order of :mod:`ortboost.autodiff.engine` and the first with which nothing
-stands in the way: the portable one, or the native one for a model with an operator that only it knows.
+``auto`` tries the engines in the order of :mod:`ortboost.autodiff.engine` and selects the first
+without blockers: the portable one, or the native one for a model with an operator that only it
+supports.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ __all__ = ["Chosen", "choose_engine", "refuse_blockers"]
 
 @dataclass(frozen=True)
 class Chosen:
-    """An engine, and the forward graph that was made for it.
+    """An engine, and the forward graph prepared for it.
 
     Args:
         engine: The engine.
         forward: The forward graph.
-        blockers: What stands in the way.
-        note: Why it is not the engine that is taken otherwise.
+        blockers: What prevents training.
+        note: Why it is not the engine that is preferred otherwise.
     """
 
     engine: Engine
@@ -42,15 +43,15 @@ def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
 
     Args:
         source: The model; it is not changed.
-        config: The configuration; with an ``engine`` that is not ``auto``, for that one.
+        config: The configuration; an ``engine`` other than ``auto`` is the only candidate.
 
     Returns:
-        The choice. If every engine finds something in the way, that of the first.
+        The choice. If every engine has blockers, the first engine with its blockers.
 
     Raises:
         DependencyError: No engine can run here.
         FileError: The file is not a readable model.
-        ModelError: No engine can take the model at all.
+        ModelError: No engine can prepare the model.
         UsageError: A name or pattern matches nothing.
     """
     first: Chosen | None = None
@@ -66,15 +67,15 @@ def choose_engine(source: ModelSource, config: ProgramConfig) -> Chosen:
         first = first or chosen
     if refused is not None and first is None:
         raise refused
-    assert first is not None  # there is an engine, or an error said so
+    assert first is not None  # available_engines() returns at least one, or raises
     return first
 
 
 def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) -> None:
-    """Refuse a model that cannot be trained, with all reasons at once.
+    """Raise an error with all reasons if a model cannot be trained.
 
     Raises:
-        ModelError: Something stands in the way.
+        ModelError: There are blockers.
     """
     blockers = chosen.blockers
     if not blockers:
@@ -82,7 +83,7 @@ def refuse_blockers(chosen: Chosen, source: ModelSource, config: ProgramConfig) 
     fix = blockers[0].fix
     if config.engine != "auto":
         other = _better(source, config)
-        fix = f"Take --engine {other}, which can differentiate it." if other else fix
+        fix = f"Use --engine {other}, which can differentiate it." if other else fix
     count = len(blockers)
     raise ModelError(
         f"The model cannot be trained as it is: {count} {'reason' if count == 1 else 'reasons'}.",
@@ -100,19 +101,19 @@ def _prepared(source: ModelSource, config: ProgramConfig, engine: Engine) -> Cho
 
 
 def _noted(chosen: Chosen, first: Chosen | None, refused: ModelError | None) -> Chosen:
-    """Say why it is not the engine that is taken otherwise."""
+    """Note why the preferred engine was not selected."""
     why = str(refused.what) if refused is not None else ""
     if first is not None:
         blocker = first.blockers[0]
         why = f"{first.engine.name}: {blocker.op} '{blocker.node}': {blocker.reason}"
-    note = f"the {chosen.engine.name} engine is taken; {why}"
+    note = f"the {chosen.engine.name} engine is used; {why}"
     report = Report("choose_engine", notes=[note])
     forward = dataclasses.replace(chosen.forward, reports=(report, *chosen.forward.reports))
     return dataclasses.replace(chosen, forward=forward, note=note)
 
 
 def _better(source: ModelSource, config: ProgramConfig) -> str | None:
-    """Another engine with which nothing stands in the way."""
+    """The name of another engine without blockers, if there is one."""
     try:
         chosen = choose_engine(source, dataclasses.replace(config, engine="auto"))
     except ModelError:

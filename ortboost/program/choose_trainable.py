@@ -1,7 +1,8 @@
-"""The choice of what is trained, and what is said about it.
+"""The choice of trained parameters, and the report on it.
 
-The graph proposes (:func:`ortboost.graph.parameters.find_parameters`), the user disposes: by a list of
-parameters, by patterns, by names. Whatever the file leaves open is named, with what was decided.
+:func:`ortboost.graph.parameters.find_parameters` classifies the tensors; the user overrides it by a
+list of parameters, by patterns or by names. Doubtful classifications are reported with the
+decision.
 """
 
 from __future__ import annotations
@@ -24,38 +25,38 @@ from ortboost.program.config import ProgramConfig
 __all__ = ["CHOOSE_TRAINABLE", "choose_trainable", "refuse_unknown"]
 
 CHOOSE_TRAINABLE = "choose_trainable"
-"""Name of the report; its first note says how much is trained."""
+"""Name of the report; its first note gives the number of trained parameters."""
 
-_FEW = 0.5  # of all numbers: a smaller share that nobody asked for is told
+_SMALL_SHARE = 0.5  # of all elements: a smaller share is reported unless requested
 
 
 def choose_trainable(
     model: ir.Model, parameters: Mapping[str, Parameter], loss: str, config: ProgramConfig
 ) -> tuple[tuple[Parameter, ...], Report]:
-    """Which parameters are trained, and why the others are not.
+    """Choose the trained parameters, and report why the others are not trained.
 
     Args:
         model: The forward graph.
         parameters: All float initializers, from :func:`ortboost.graph.parameters.find_parameters`.
-        loss: Name of the loss: what it does not depend on is not trained.
-        config: The list ``parameters``, patterns of ``trainable``, ``freeze`` and ``adapt``, and the
-            groups.
+        loss: Name of the loss: parameters that it does not depend on are not trained.
+        config: Gives the list ``parameters``, the patterns ``trainable``, ``freeze`` and ``adapt``,
+            and the groups.
 
     Returns:
-        The parameters that are trained, and the report. Its first note counts.
+        The trained parameters, and the report, whose first note has the counts.
 
     Raises:
         UsageError: A pattern or a name matches no tensor.
-        ModelError: Nothing is left to train.
+        ModelError: There is nothing to train.
     """
-    _refuse_idle(model, parameters, config)
+    _refuse_unmatched(model, parameters, config)
     refuse_unknown(model, parameters, config.parameters or {})
-    wanted, _ = match_names(parameters, config.trainable)
+    selected, _ = match_names(parameters, config.trainable)
     frozen, _ = match_names(parameters, config.freeze)
     report = Report(CHOOSE_TRAINABLE)
     trained = []
     for name, parameter in parameters.items():
-        # A wildcard means the weights it meets; a constant has to be asked for by its full name.
+        # A wildcard selects only parameters; a constant must be requested by its full name.
         possible = parameter.trainable or (
             name in config.trainable and not parameter.role.startswith("running_")
         )
@@ -63,7 +64,7 @@ def choose_trainable(
             possible = config.parameters.get(name, False)
         if name in frozen:
             report.kept[name] = "frozen by pattern"
-        elif possible and config.trainable and name not in wanted:
+        elif possible and config.trainable and name not in selected:
             report.kept[name] = "not among the trainable patterns"
         elif possible:
             chosen = parameter
@@ -77,29 +78,29 @@ def choose_trainable(
             report.kept[name] = f"constant: {parameter.reason}"
     if not trained:
         raise _nothing(model, parameters, config)
-    chosen_ones = _reached(model, tuple(trained), loss, config, report)
-    doubts = [] if config.parameters is not None else _doubts(parameters, chosen_ones, config)
+    kept_parameters = _reached(model, tuple(trained), loss, config, report)
+    doubts = [] if config.parameters is not None else _doubts(parameters, kept_parameters, config)
     report.notes[:0] = [
-        _counted(parameters, chosen_ones, len(doubts)),
-        *_few(parameters, chosen_ones, config),
+        _counted(parameters, kept_parameters, len(doubts)),
+        *_small_share(parameters, kept_parameters, config),
         *_grouped(doubts),
         *_lost(model, parameters, config),
     ]
-    report.notes += _tied(model, chosen_ones)
-    return chosen_ones, report
+    report.notes += _tied(model, kept_parameters)
+    return kept_parameters, report
 
 
-def _refuse_idle(
+def _refuse_unmatched(
     model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig
 ) -> None:
     others = [pattern for group in config.groups for pattern in group.patterns]
     others += config.adapt or ()
-    idle = match_names(parameters, [*config.trainable, *config.freeze, *others])[1]
-    if idle:
+    unmatched = match_names(parameters, [*config.trainable, *config.freeze, *others])[1]
+    if unmatched:
         raise UsageError(
-            f"The pattern '{idle[0]}' matches no tensor of the model.",
+            f"The pattern '{unmatched[0]}' matches no tensor of the model.",
             where=source_name(model),
-            fix=f"Names are like {', '.join(list(parameters)[:4])}; "
+            fix=f"Examples of names: {', '.join(list(parameters)[:4])}; "
             "list them with 'ortboost inspect MODEL --params'.",
         )
 
@@ -107,17 +108,19 @@ def _refuse_idle(
 def refuse_unknown(
     model: ir.Model, parameters: Mapping[str, Parameter], listed: Mapping[str, bool]
 ) -> None:
-    """Hold a list of parameters against a model.
+    """Check a list of parameters against a model.
 
     Raises:
-        UsageError: It names what is no float tensor, or wants a running statistic trained.
+        UsageError: The list names a tensor that is not a float tensor of the model, or trains a
+            running statistic.
     """
     unknown = [name for name in listed if name not in parameters]
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         hint = nearest(unknown[0], parameters).partition(" (choices")[0]
         raise UsageError(
-            f"The list of parameters names '{unknown[0]}', which is no float tensor of the model{more}.",
+            f"The list of parameters names '{unknown[0]}', which is not a float tensor of the "
+            f"model{more}.",
             where=source_name(model),
             fix=(f"{hint[0].upper()}{hint[1:]} " if hint.startswith("did") else "")
             + "List them with 'ortboost inspect MODEL --params'.",
@@ -125,27 +128,28 @@ def refuse_unknown(
     for name, yes in listed.items():
         if yes and parameters[name].role.startswith("running_"):
             raise UsageError(
-                f"The list of parameters names '{name}', a running statistic: no gradient moves it.",
+                f"The list of parameters trains '{name}', a running statistic, which has no "
+                "gradient.",
                 where=source_name(model),
-                fix=f"Leave it out, or write '{name} false'.",
+                fix=f"Omit it, or write '{name} false'.",
             )
 
 
 def _nothing(
     model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig
 ) -> ModelError:
-    """Why nothing is left, by what was asked for."""
+    """The error if there is nothing to train, with a fix that depends on the configuration."""
     if config.parameters is not None and not any(config.parameters.values()):
-        fix = "Let the list of parameters name one that is trained."
+        fix = "Mark at least one parameter in the list as trained."
     elif config.freeze or config.trainable or config.parameters is not None:
         given = {"--freeze": config.freeze, "--trainable": config.trainable}
         named = " or ".join(option for option, patterns in given.items() if patterns)
         fix = f"Loosen {named or 'the list of parameters'}; see 'ortboost inspect MODEL --params'."
     elif parameters:
-        fix = "See 'ortboost inspect MODEL --params' for what each float tensor is taken for; name "
+        fix = "See the roles of float tensors with 'ortboost inspect MODEL --params'; select "
         fix += "those to train with --trainable NAME or --parameters FILE."
     else:
-        fix = "The file holds no float tensors: start from a float model with its weights."
+        fix = "The file contains no float tensors: start from a float model with its weights."
     return ModelError("There is nothing to train.", where=source_name(model), fix=fix)
 
 
@@ -156,68 +160,68 @@ def _reached(
     config: ProgramConfig,
     choice: Report,
 ) -> tuple[Parameter, ...]:
-    """Leave out parameters of other outputs: the loss depends on them in no way.
+    """Drop parameters that the loss does not depend on.
 
-    What the user named himself stays, so that the check can say why it cannot be trained.
+    Parameters selected by the user stay, so that the check can report why they cannot be trained.
     """
     named = match_names([p.name for p in trained], config.trainable)[0]
-    idle = set(reach(model, [p.name for p in trained], loss).unreachable) - named
-    if len(idle) == len(trained):
+    unreached = set(reach(model, [p.name for p in trained], loss).unreachable) - named
+    if len(unreached) == len(trained):
         return trained
-    for name in (p.name for p in trained if p.name in idle):
+    for name in (p.name for p in trained if p.name in unreached):
         choice.changed.pop(name, None)
         choice.kept[name] = "the loss does not depend on it"
-    if idle:
+    if unreached:
         choice.notes.append(
-            f"not trained, because the loss does not depend on them: {count_of(len(idle), 'tensor')}, "
-            f"{_shown(sorted(idle))}"
+            "not trained, because the loss does not depend on them: "
+            f"{count_of(len(unreached), 'tensor')}, {_shown(sorted(unreached))}"
         )
-    return tuple(p for p in trained if p.name not in idle)
+    return tuple(p for p in trained if p.name not in unreached)
 
 
 def _counted(
     parameters: Mapping[str, Parameter], trained: Sequence[Parameter], doubtful: int
 ) -> str:
-    """``trains 39,742 of 39,742 numbers in 10 tensors; ...``."""
+    """``trains 39,742 of 39,742 parameters in 10 tensors; ...``."""
     names = {p.name for p in trained}
     frozen = [p for p in parameters.values() if p.trainable and p.name not in names]
     constants = [p for p in parameters.values() if p.role == "constant" and p.name not in names]
     constants = [p for p in constants if p.size > 1]
     count = sum(p.size for p in trained)
     parts = [
-        f"trains {count:,} of {count + sum(p.size for p in frozen):,} numbers in "
+        f"trains {count:,} of {count + sum(p.size for p in frozen):,} parameters in "
         f"{_tensors(len(trained))}"
     ]
     if frozen:
         parts.append(f"{_tensors(len(frozen))} frozen")
     if constants:
-        numbers = sum(p.size for p in constants)
-        parts.append(f"{len(constants)} constant, with {numbers:,} numbers")
+        elements = sum(p.size for p in constants)
+        parts.append(f"{len(constants)} constant, with {elements:,} elements")
     if doubtful:
         parts.append(f"{doubtful} doubtful")
     return "; ".join(parts)
 
 
-def _few(
+def _small_share(
     parameters: Mapping[str, Parameter], trained: Sequence[Parameter], config: ProgramConfig
 ) -> list[str]:
-    """A small share is told, where nobody asked for it."""
+    """Note a small share of trained parameters, if it was not requested."""
     if config.freeze or config.trainable or config.parameters is not None:
         return []
     stored = sum(p.size for p in parameters.values() if not p.role.startswith("running_"))
     count = sum(p.size for p in trained)
-    if count >= _FEW * stored:
+    if count >= _SMALL_SHARE * stored:
         return []
     return [
-        f"ONLY {100 * count / stored:.2g} % of the {stored:,} float numbers of the model are trained; "
-        "'ortboost inspect MODEL --params' says why for each tensor"
+        f"ONLY {100 * count / stored:.2g} % of the {stored:,} float elements of the model are "
+        "trained; see 'ortboost inspect MODEL --params' for the reason for each tensor"
     ]
 
 
 def _doubts(
     parameters: Mapping[str, Parameter], trained: Sequence[Parameter], config: ProgramConfig
 ) -> list[tuple[str, str, bool]]:
-    """Name, doubt and whether it is trained, of what the user has not decided."""
+    """Name, doubt, and whether it is trained, for tensors that the user has not decided on."""
     names = {p.name for p in trained}
     decided = {*match_names(parameters, config.freeze)[0], *config.trainable}
     return [
@@ -235,39 +239,42 @@ def _grouped(doubts: Iterable[tuple[str, str, bool]]) -> list[str]:
     return [
         f"doubtful and {'trained' if trained else 'NOT trained'}: {_shown(names)} ({doubt}); "
         + (
-            "--freeze NAME or --parameters FILE says otherwise"
+            "--freeze NAME or --parameters FILE overrides this"
             if trained
-            else "--trainable '*' --trainable NAME or --parameters FILE says otherwise"
+            else "--trainable '*' --trainable NAME or --parameters FILE overrides this"
         )
         for (trained, doubt), names in groups.items()
     ]
 
 
 def _lost(model: ir.Model, parameters: Mapping[str, Parameter], config: ProgramConfig) -> list[str]:
-    """Parameters of the torch module which no tensor of the file stands for as they were."""
+    """Notes on parameters of the torch module that no tensor of the file represents unchanged."""
     if config.parameters is not None:
         return []
-    standing: set[str] = set()
+    represented: set[str] = set()
     for name, parameter in parameters.items():
         value = model.graph.initializers.get(name)
         if value is not None and parameter.trainable and not parameter.doubt:
-            standing.update(origin_of(value).made_of)
-    lost = [name for name in lost_parameters(model) if name not in standing]
+            represented.update(origin_of(value).made_of)
+    lost = [name for name in lost_parameters(model) if name not in represented]
     if not lost:
         return []
     return [
-        f"{len(lost)} parameter{'s' * (len(lost) > 1)} of the torch module not in the file by name: "
-        f"{_shown(lost)}; shared with another module, folded into another tensor (a BatchNormalization "
-        "into its convolution: export again with optimize=False to train what torch trains), or not needed "
-        "by the outputs"
+        f"{len(lost)} parameter{'s' * (len(lost) > 1)} of the torch module are not in the file by "
+        "name: "
+        f"{_shown(lost)}; shared with another module, folded into another tensor (a "
+        "BatchNormalization "
+        "into its convolution: export again with optimize=False to train the same parameters as "
+        "torch), or not needed by the outputs"
     ]
 
 
 def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
-    """Exporters that store equal tensors once tie the layers of a fresh model together.
+    """Notes on layers of a fresh model tied by an exporter that stores equal tensors once.
 
-    Only tensors of one number throughout, the ones and zeros of a fresh layer, can be equal by chance.
-    One tensor in two kinds of nodes, an embedding that is the output layer too, is meant so.
+    Only constant-valued tensors, the ones and zeros of a fresh layer, can be equal by chance. A
+    tensor shared by two kinds of nodes, such as an embedding that is also the output layer, is tied
+    on purpose.
     """
     tied = []
     for parameter in trained:
@@ -281,8 +288,8 @@ def _tied(model: ir.Model, trained: Sequence[Parameter]) -> list[str]:
     if not tied:
         return []
     return [
-        f"{_tensors(len(tied))} of one number throughout, {_shown(tied)}, "
-        "serve several nodes and are trained as one each; if they were separate, export again without "
+        f"{_tensors(len(tied))} with the same value everywhere, {_shown(tied)}, are shared by "
+        "several nodes and trained as one; if they should be separate, export again without "
         "merging equal tensors (torch.onnx.export(..., dynamo=True, optimize=False))"
     ]
 

@@ -1,4 +1,4 @@
-"""The configuration of a program: everything that decides what the step graph looks like."""
+"""The configuration of a program: all settings that determine the step graph."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ __all__ = [
 
 DecayFilter: TypeAlias = Literal["no-norm", "weights", "all"]
 _METRICS = ("accuracy",)
-_TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals are of the range of float32
+_TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals fit into float32
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with a learning rate or weight decay of their own.
+    """Parameters with a separate learning rate or weight decay.
 
     Args:
         name: Name of the group, part of its input ``learning_rate/<name>``.
         patterns: Shell-style patterns of parameter names; the first group that matches wins.
         learning_rate: Schedule as text, see :mod:`ortboost.training.schedules`; ``None`` for the
-            rate of all others.
-        weight_decay: Coefficient for exactly these parameters, whatever their role; ``None`` for
-            that of all others with the common filter.
+            common rate.
+        weight_decay: Coefficient for these parameters, regardless of their role; ``None`` for the
+            common coefficient and filter.
     """
 
     name: str
@@ -79,43 +79,46 @@ class ParameterGroup:
 @with_former_fields
 @dataclass(frozen=True)
 class ProgramConfig:
-    """How a model becomes a training program.
+    """The configuration of the conversion from a model to a training program.
 
-    ``less_bn``, ``full_norm_head``, ``centralize``, ``precision``, ``loss_scale``, ``accumulate``, ``clip`` and
-    ``grad_freeze`` are the former names of boosts: given as keywords they replace the boost that they stand
-    for, and they can be read, see :mod:`ortboost.program.former_fields`.
+    ``less_bn``, ``full_norm_head``, ``centralize``, ``precision``, ``loss_scale``, ``accumulate``,
+    ``clip`` and ``grad_freeze`` are the former names of boosts: given as keywords, they replace the
+    corresponding boost, and they can be read, see :mod:`ortboost.program.former_fields`.
 
     Args:
-        boosts: The boosts, in any order; they are kept in the order in which they act. Without a
-            loss scale among them, :class:`~ortboost.boosts.loss_scale.LossScale` is added.
-        loss: Which loss, over which output.
+        boosts: The boosts, in any order; they are stored in the order in which they act. If there
+            is no loss scale, :class:`~ortboost.boosts.loss_scale.LossScale` is added.
+        loss: The loss, and the output that it is computed from.
         inputs: Lengths of dimensions, fixed values and batch axes of the inputs.
         optimizer: The update rule.
-        learning_rate: Schedule as text, the default at training; see
+        learning_rate: Default schedule for training, as text; see
             :mod:`ortboost.training.schedules`.
         weight_decay: Coefficient, 0 for none.
-        decay: Which parameters decay: ``no-norm`` all but the scale and shift of normalizations (as
-            MindSpore's optimizers with a flat parameter list), ``weights`` neither biases, ``all``.
+        decay: The parameters with weight decay: ``no-norm`` for all except the scale and shift of
+            normalizations (like MindSpore's optimizers with a flat parameter list), ``weights`` to
+            exclude biases too, ``all``.
         groups: Parameter groups.
-        check_finite: Skip the update when a gradient is not finite. Without it a step updates
-            whatever comes.
-        gate_buffers: On a skipped step, running statistics keep their values too. MindSpore and
-            PyTorch let them move.
-        gradient_divisor: Gradients are divided by this after un-scaling (the ``loss_scale`` argument
+        check_finite: Skip the update if a gradient is not finite. Otherwise the update is always
+            applied.
+        gate_buffers: In a skipped step, keep the running statistics too. MindSpore and PyTorch
+            update them.
+        gradient_divisor: Gradients are divided by this after unscaling (the ``loss_scale`` argument
             of MindSpore's optimizers).
         adapt: Patterns of the parameters that LARS adapts; ``None`` for those of role ``weight``.
-        parameters: Names of float tensors and whether they are trained; no other tensor is. Without it the
-            graph decides, see :func:`ortboost.graph.parameters.find_parameters`.
-        trainable: Patterns; if any, only matching parameters are trained.
+        parameters: Name of a float tensor to whether it is trained; no other tensor is trained. If
+            not given, parameters are inferred, see
+            :func:`ortboost.graph.parameters.find_parameters`.
+        trainable: Patterns; if given, only matching parameters are trained.
         freeze: Patterns of parameters that are not trained.
-        padding_idx: Names of embedding tables and the row of their padding token, which looking it up does
-            not train (torch's ``padding_idx``); ``None`` for what the file tells, ``{}`` for none.
-        new_head: Number of outputs of a fresh last layer, or ``None``.
+        padding_idx: Name of an embedding table to the row of its padding token, which lookups do
+            not train (torch's ``padding_idx``); ``None`` to infer it from the file, ``{}`` for
+            none.
+        new_head: Number of outputs of a new last layer, or ``None``.
         frozen_norm: Patterns of BatchNormalization nodes (or of their parameters) that stay in
             inference mode.
         running_variance: ``unbiased`` as PyTorch and MindSpore, or ``onnx`` (biased).
         metrics: Metrics computed in the step, ``accuracy`` for sparse cross entropy.
-        engine: Engine of the gradients, ``auto`` for the first that can run.
+        engine: The autodiff engine, ``auto`` for the first one that supports the model.
         seed: Seed of a new head.
 
     Raises:
@@ -157,9 +160,10 @@ class ProgramConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.learning_rate, str):
             raise ConfigError(
-                f"The learning rate is {self.learning_rate!r}; it is written as a text.",
+                f"The learning rate is {self.learning_rate!r}; it must be a string.",
                 where="learning_rate",
-                fix=f"Write '{self.learning_rate}', or a schedule as 'cosine:0.05,warmup=100'.",
+                fix=f"Write '{self.learning_rate}', or a schedule such as "
+                "'cosine:0.05,warmup=100'.",
             )
         check_kinds(self, "configuration")
         _check_decay(self.weight_decay, "weight_decay")
@@ -172,34 +176,35 @@ class ProgramConfig:
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
-                    f"Two parameter groups are called '{name}'.",
+                    f"Two parameter groups have the name '{name}'.",
                     where="groups",
                     fix="Give each group its own name.",
                 )
         if not _TINY < self.gradient_divisor < _HUGE:
             raise ConfigError(
-                f"gradient_divisor = {self.gradient_divisor} makes no sense.",
+                f"gradient_divisor = {self.gradient_divisor} is out of range.",
                 where="gradient_divisor",
-                fix="Give a number above 0; it and its reciprocal must be of the range of float32.",
+                fix="Give a number above 0; it and its reciprocal must fit into float32.",
             )
         if self.scaler is not None and self.scaler.moves and not self.check_finite:
             raise ConfigError(
-                "A loss scale that moves needs the finite check.",
+                "A loss scale that changes requires the finite check.",
                 where="check_finite",
-                fix="Leave check_finite on, or use a fixed scale.",
+                fix="Keep check_finite on, or use a fixed scale.",
             )
 
         taker = self.taker
         if taker is not None and (self.gradient_divisor != 1 or self.loss.reduction != "mean"):
             raise ConfigError(
-                f"The boost '{taker.name}' compares losses with their slopes.",
-                where=f"gradient_divisor = {self.gradient_divisor}, reduction '{self.loss.reduction}'",
+                f"The boost '{taker.name}' requires the gradient of the mean loss.",
+                where=f"gradient_divisor = {self.gradient_divisor}, reduction "
+                f"'{self.loss.reduction}'",
                 fix="Use a divisor of 1 and the reduction 'mean'.",
             )
 
     @property
     def enabled_boosts(self) -> tuple[Boost, ...]:
-        """The boosts that do something, in the order in which they act."""
+        """The boosts that have an effect, in the order in which they act."""
         return tuple(boost for boost in self.boosts if boost.enabled)
 
     @property
@@ -209,7 +214,7 @@ class ProgramConfig:
 
     @property
     def gatherer(self) -> GradientGatherer | None:
-        """The boost that gathers gradients over several steps."""
+        """The boost that accumulates gradients over several steps."""
         return next((b for b in self.enabled_boosts if isinstance(b, GradientGatherer)), None)
 
     @property
@@ -223,7 +228,7 @@ class ProgramConfig:
         return next((b for b in self.enabled_boosts if isinstance(b, StepTaker)), None)
 
     def with_boosts(self, *boosts: Boost) -> ProgramConfig:
-        """The same with these boosts, each in the place of its like: one of its name, or its loss scale.
+        """A copy with these boosts; each replaces the one of the same name, or the loss scale.
 
         Example:
             >>> from ortboost.boosts import GradAccumulation, GroupLossScale
@@ -244,16 +249,17 @@ class ProgramConfig:
         """Plain JSON data, written into the manifest."""
         items = [item.name for item in dataclasses.fields(self) if item.name != "boosts"]
         data = {name: write_config(getattr(self, name)) for name in items}
-        if self.padding_idx is None:  # older versions do not know it
+        if self.padding_idx is None:  # unknown to older versions
             del data["padding_idx"]
         return data | former_to_dict(self.boosts)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProgramConfig:
-        """Rebuild from :meth:`to_dict`; keys may stay out.
+        """Rebuild from :meth:`to_dict`; absent keys keep their defaults.
 
         Raises:
-            ConfigError: Unknown keys; the nearest one is named. Or a value of another kind.
+            ConfigError: An unknown key (the nearest one is suggested), or a value of the wrong
+                type.
         """
         former = former_from_dict(data)
         plain = {key: value for key, value in data.items() if key not in former}
@@ -281,5 +287,5 @@ def decays(parameter: Parameter, decay: DecayFilter) -> bool:
 def _check_decay(value: float | None, where: str) -> None:
     if value is not None and not 0 <= value < _HUGE:
         raise ConfigError(
-            f"A weight decay of {value} makes no sense.", where=where, fix="Give 0 or more."
+            f"A weight decay of {value} is out of range.", where=where, fix="Give 0 or more."
         )

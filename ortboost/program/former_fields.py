@@ -1,7 +1,8 @@
-"""The fields that stood for boosts before there were objects: ``ProgramConfig(less_bn=True, accumulate=4)``.
+"""Former fields for boosts, from before boosts were objects.
 
-They go on working, in Python and in documents. A field that is given takes the place of the boost that it
-stands for; reading one gives what it would have been. All of that is here.
+``ProgramConfig(less_bn=True, accumulate=4)`` and configuration files with such fields continue to
+work. A given field replaces the corresponding boost; reading a field gives the value for the
+present boosts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _C = TypeVar("_C", bound=type[Any])
 
 @dataclass(frozen=True)
 class _Values:
-    """The former fields, with the types that they are checked for and their values without a boost."""
+    """The former fields with their types, and as defaults their values without a boost."""
 
     less_bn: bool = False
     full_norm_head: bool = False
@@ -53,9 +54,9 @@ class _Values:
             value = getattr(self, name)
             if former.parse is not None and isinstance(value, (str, int, float, Mapping)):
                 raise ConfigError(
-                    f"'{name}' is {value!r}, plain data.",
+                    f"'{name}' is {value!r}, which is plain data.",
                     where=name,
-                    fix="Give an object, or build the configuration of plain data: "
+                    fix="Give an object, or build the configuration from plain data: "
                     f"ProgramConfig.from_dict({{'{name}': {{...}}}}).",
                 )
         check_kinds(self, "configuration")
@@ -63,10 +64,10 @@ class _Values:
 
 @dataclass(frozen=True)
 class _Former:
-    """One field.
+    """One former field.
 
     Args:
-        boost: The boost that it stands for.
+        boost: The corresponding boost.
         read: Boost to value.
         make: Value to boost, ``None`` for no boost.
         parse: JSON object to value.
@@ -112,14 +113,15 @@ FORMER: Final[Mapping[str, _Former]] = {
         FreezeConfig.from_dict,
     ),
 }
-"""The fields by name."""
+"""The former fields by name."""
 _DEFAULTS: Final = _Values()
 
 
 def with_former_fields(config: _C) -> _C:
-    """Let a configuration with ``boosts`` take the former fields as keywords, and read them.
+    """Let a configuration with ``boosts`` accept the former fields as keywords, and read them.
 
-    Without a loss scale, the boosts get the default one: gradients that do not fit are skipped, not applied.
+    If the boosts have no loss scale, the default one is added: steps with overflowing gradients are
+    skipped, not applied.
     """
     plain = config.__init__
 
@@ -144,23 +146,23 @@ def _read(name: str, config: Any) -> Any:
 
 
 def join_boosts(boosts: Iterable[Boost], given: Mapping[str, Any]) -> tuple[Boost, ...]:
-    """The boosts, with those of the given former fields in the place of their like.
+    """Combine boosts with former fields, which replace corresponding boosts.
 
     Args:
         boosts: Boosts, in any order.
         given: Former field to its value.
 
     Returns:
-        All of them in the order in which they act, a loss scale among them.
+        All boosts in the order in which they act, including a loss scale.
 
     Raises:
-        ConfigError: ``boosts`` holds something else, or two that exclude each other.
+        ConfigError: ``boosts`` contains other objects, or boosts that exclude each other.
     """
     if isinstance(boosts, (str, Mapping)) or not isinstance(boosts, Iterable):
         raise ConfigError(
             f"'boosts' is {boosts!r}.",
             where="configuration, boosts",
-            fix="Give objects, as boosts=(LessBN(), GradFreeze(p=0.4)).",
+            fix="Give objects, such as boosts=(LessBN(), GradFreeze(p=0.4)).",
         )
     values = _Values(**given)
     replaced = tuple(FORMER[name].boost for name in given)
@@ -173,7 +175,7 @@ def join_boosts(boosts: Iterable[Boost], given: Mapping[str, Any]) -> tuple[Boos
 
 
 def former_to_dict(boosts: Iterable[Boost]) -> dict[str, Any]:
-    """Boosts as JSON data: as former fields where they have one, so that older versions read them, too.
+    """Boosts as JSON data: as former fields if possible, so that older versions can read them.
 
     All others are listed under ``boosts``, with their names.
     """
@@ -197,16 +199,16 @@ def _is_object(value: object) -> bool:
 
 
 def former_from_dict(data: object) -> dict[str, Any]:
-    """The former fields of a document, to be given to the configuration.
+    """Read the former fields of plain data, as keywords of the configuration.
 
     Raises:
-        ConfigError: It is no object of keys and values, or one of the fields makes no sense.
+        ConfigError: The data is not a mapping, or a field is invalid.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(
-            f"{data!r} is no configuration.",
+            f"{data!r} is not a configuration.",
             where="configuration",
-            fix="Give an object of keys and values.",
+            fix="Give an object with keys and values.",
         )
     found: dict[str, Any] = {name: data[name] for name in FORMER if name in data}
     for name, value in found.items():

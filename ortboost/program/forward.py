@@ -1,4 +1,4 @@
-"""From a model to a forward graph that can be differentiated, and the choice of what is trained."""
+"""Preparation of a forward graph for differentiation, and choice of the trained parameters."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Forward:
 
     Args:
         model: The forward graph in training mode, with its loss; weights are initializers.
-        loss: Where the loss is.
+        loss: Names of the loss and its inputs in the graph.
         parameters: Its float tensors by name.
-        trained: Those that are trained.
-        notes: Remarks on the choice of what is trained.
-        next_of: Buffer to the value that the forward pass computes for it.
-        reports: What was done so far.
-        padding_rows: Trained embedding table to the row that looking it up does not train.
-        batch_axes: Input to the axis that counts the samples, see :mod:`ortboost.graph.batch_axes`.
+        trained: The trained parameters.
+        notes: Remarks for the user.
+        next_of: Buffer to the name of its next value, computed in the forward pass.
+        reports: Reports of all rewrites.
+        padding_rows: Trained embedding table to the row that lookups do not train.
+        batch_axes: Input to its batch axis, see :mod:`ortboost.graph.batch_axes`.
     """
 
     model: ir.Model
@@ -62,7 +62,7 @@ class Forward:
 
 
 def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> Forward:
-    """Normalize, replace the head, attach the loss, switch to training mode, choose what is trained.
+    """Normalize, replace the head, attach the loss, set training mode, choose trained parameters.
 
     Args:
         model: The model as loaded; changed in place.
@@ -70,7 +70,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
         engine: The engine that will differentiate; it decides the opset.
 
     Raises:
-        ModelError: A stage refuses the model.
+        ModelError: A stage rejects the model.
         UsageError: A name or pattern matches nothing.
     """
     opsets = engine.opsets
@@ -119,12 +119,12 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
     moving = _moving_norms(model, norms.report, {parameter.name for parameter in trained}, config)
     reports.append(moving)
     padding = _padding_rows(model, [parameter.name for parameter in trained], config)
-    told = Report("padding_rows")
-    told.notes += [
-        f"row {row} of '{name}' is its padding row (padding_idx): looking it up does not train it"
+    padded = Report("padding_rows")
+    padded.notes += [
+        f"row {row} of '{name}' is its padding row (padding_idx): lookups do not train it"
         for name, row in padding.items()
     ]
-    reports.append(told)
+    reports.append(padded)
     return Forward(
         model,
         loss,
@@ -136,7 +136,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
             *reports[stored].notes,
             *choice.notes,
             *moving.notes,
-            *told.notes,
+            *padded.notes,
         ),
         norms.next_of,
         tuple(reports),
@@ -148,7 +148,7 @@ def prepare_forward(model: ir.Model, config: ProgramConfig, engine: Engine) -> F
 def _moving_norms(
     model: ir.Model, norms: Report, trained: Collection[str], config: ProgramConfig
 ) -> Report:
-    """Say what becomes of BatchNormalization whose weights were asked to be frozen."""
+    """Note that BatchNormalization with frozen weights still updates its running statistics."""
     report = Report("frozen_weights_of_norms")
     if not (config.freeze or config.trainable or config.parameters is not None):
         return report
@@ -160,35 +160,36 @@ def _moving_norms(
     ]
     if moving:
         report.notes.append(
-            f"BatchNormalization with frozen weights still follows the batches, as in torch: '{moving[0]}'"
+            "BatchNormalization with frozen weights still updates its statistics, as in torch: "
+            f"'{moving[0]}'"
             + (f" and {len(moving) - 1} more" if len(moving) > 1 else "")
-            + "; --frozen-bn PATTERN keeps its running statistics and its answers as they are"
+            + "; use --frozen-bn PATTERN to keep them fixed"
         )
     return report
 
 
 def _padding_rows(model: ir.Model, trained: Sequence[str], config: ProgramConfig) -> dict[str, int]:
-    """The padding row of each trained table: what the configuration says, else what the file does."""
+    """The padding row of each trained table, from the configuration or else from the file."""
     if config.padding_idx is None:
         return {name: row for name, row in padding_rows(model).items() if name in trained}
     for name, row in config.padding_idx.items():
         if name not in trained:
             raise UsageError(
-                f"'{name}' has a padding row, and is not trained.",
+                f"'{name}' has a padding row, but is not trained.",
                 where=f"padding_idx, {source_name(model)}",
                 fix=nearest(name, trained),
             )
         table = model.graph.initializers[name]
         if not any(is_standard(use.node, "Gather", "Cast", "Identity") for use in table.uses()):
             raise UsageError(
-                f"'{name}' has a padding row, and no token is looked up in it.",
+                f"'{name}' has a padding row, but is not used as an embedding.",
                 where=f"padding_idx, {source_name(model)}",
                 fix="Name the table of an embedding.",
             )
         length = (static_shape(table) or (0,))[0]
         if row >= length:
             raise UsageError(
-                f"'{name}' has no row {row}: it has {length}.",
+                f"'{name}' has no row {row}: it has {length} rows.",
                 where=f"padding_idx, {source_name(model)}",
                 fix=f"Give a row from 0 to {length - 1}.",
             )
@@ -198,7 +199,7 @@ def _padding_rows(model: ir.Model, trained: Sequence[str], config: ProgramConfig
 def _batch_axes(
     model: ir.Model, loss: AttachedLoss, config: ProgramConfig
 ) -> tuple[dict[str, BatchAxis], Report]:
-    """The batch axis of each input, and what a user should know of it."""
+    """The batch axis of each input, and a report for the user."""
     report = Report("batch_axes")
     axes = model_batch_axes(
         model, config.inputs.batch_axes, prediction=loss.prediction, labels=loss.labels
@@ -206,33 +207,33 @@ def _batch_axes(
     for name, axis in axes.items():
         if axis == UNKNOWN:
             report.notes.append(
-                f"which axis of the input '{name}' counts the samples is not certain: data in batches "
-                f"need --batch-axis {name}=AXIS, or {name}=none if it is the same for all samples"
+                f"the batch axis of the input '{name}' is ambiguous: data in batches need "
+                f"--batch-axis {name}=AXIS, or {name}=none if it is the same for all samples"
             )
         elif axis != 0:
             report.changed[name] = "the same for all samples" if axis is None else f"axis {axis}"
     picker = row_picker(model)
     if picker is not None and not any(isinstance(axis, int) for axis in axes.values()):
         report.notes.append(
-            f"'{picker}' picks rows of what is computed from other inputs, as the edges of a graph do: "
-            "data are fed whole, one step an epoch"
+            f"'{picker}' selects rows of values computed from other inputs, like the edges of a "
+            "graph: data are fed whole, one step per epoch"
         )
     elif picker is not None:
         report.notes.append(
-            f"'{picker}' picks rows of what is computed from other inputs: shuffled batches of "
-            f"{', '.join(n for n, axis in axes.items() if axis is not None)} would tear them apart"
+            f"'{picker}' selects rows of values computed from other inputs: shuffled batches of "
+            f"{', '.join(n for n, axis in axes.items() if axis is not None)} would separate them"
         )
     return axes, report
 
 
 def _leave_prefix(model: ir.Model) -> None:
-    """Rename tensors called ``ortboost/...``, as a file of ours that comes back has them."""
+    """Rename tensors called ``ortboost/...``, which files written by ortboost contain."""
     prefix, graph = "ortboost/", model.graph
     visible = [v.name or "" for v in (*graph.inputs, *graph.outputs)]
     for name in visible:
         if name.startswith(prefix):
             raise ModelError(
-                f"The model has an input or output '{name}'; such names are ortboost's own.",
+                f"The model has an input or output '{name}'; such names are reserved.",
                 where=source_name(model),
                 fix="Convert the model that this file was made from.",
             )
@@ -249,7 +250,7 @@ def _leave_prefix(model: ir.Model) -> None:
 
 
 def _reserved(config: ProgramConfig) -> list[str]:
-    """Names of inputs and outputs of a step that a model may happen to use for its own tensors."""
+    """Names of inputs and outputs of a step that a model might use for its own tensors."""
     rates = [names.learning_rate_name(group.name) for group in config.groups]
     ours = [names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES, names.LEARNING_RATE]
     return [*ours, *rates, *config.metrics]
@@ -258,7 +259,7 @@ def _reserved(config: ProgramConfig) -> list[str]:
 def _separated_buffers(
     model: ir.Model, parameters: Mapping[str, Parameter], next_of: Mapping[str, str]
 ) -> dict[str, Parameter]:
-    """Running statistics that got tensors of their own when equal ones were stored once."""
+    """Running statistics that were separated because equal tensors were stored once."""
     found = {}
     for name in next_of:
         value = model.graph.initializers.get(name)
@@ -272,16 +273,18 @@ def _separated_buffers(
 
 
 def _frozen(model: ir.Model, config: ProgramConfig) -> Callable[[ir.Node], bool]:
-    """Whether a BatchNormalization stays in inference mode, by its name or that of a parameter."""
+    """A test for BatchNormalization nodes that stay in inference mode, by name or parameter."""
     named: dict[str, set[str]] = {}
     for node in batch_norms(model):
         labels = {node.name, *(value.name for value in node.inputs[1:] if value is not None)}
         named[node.name or ""] = {label for label in labels if label}
-    idle = match_names(set().union(*named.values()), config.frozen_norm)[1] if named else []
-    if idle or (config.frozen_norm and not named):
+    unmatched = match_names(set().union(*named.values()), config.frozen_norm)[1] if named else []
+    if unmatched or (config.frozen_norm and not named):
         raise UsageError(
-            f"The pattern '{(idle or config.frozen_norm)[0]}' matches no BatchNormalization.",
+            f"The pattern '{(unmatched or config.frozen_norm)[0]}' matches no BatchNormalization.",
             where=source_name(model),
-            fix=f"Nodes are like {', '.join(list(named)[:3])}." if named else "The model has none.",
+            fix=f"Examples of nodes: {', '.join(list(named)[:3])}."
+            if named
+            else "The model has none.",
         )
     return lambda node: bool(match_names(named[node.name or ""], config.frozen_norm)[0])

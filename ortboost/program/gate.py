@@ -1,4 +1,4 @@
-"""One ``If`` around everything that changes: its branches are the step taken and the step skipped."""
+"""One ``If`` around all state changes: its branches are the applied and the skipped step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def choose(
     """Append `If(condition) then ... else ...`.
 
     Args:
-        b: The builder of the graph; it has no waiting nodes.
-        name: Name of the node; the branches are called after it.
+        b: The builder of the graph, without collected nodes.
+        name: Name of the node; the branches are named after it.
         condition: bool scalar.
-        then: Makes the nodes of the first branch with ``b`` and gives back its results by key.
-        otherwise: The same for the second; the same keys.
+        then: Creates the nodes of the first branch with ``b`` and returns its results by key.
+        otherwise: The same for the second branch, with the same keys.
         names: Key to the name of the output of the ``If``.
-        like: Key to a value of the same type and shape; where there is none, the result of the first
-            branch tells.
+        like: Key to a value of the same type and shape; for other keys, those of the first branch's
+            result are used.
 
     Returns:
         Key to the output.
@@ -60,9 +60,9 @@ def choose(
 
 
 def _branch(b: Builder, name: str, results: Mapping[str, ir.Value]) -> ir.Graph:
-    """The waiting nodes as a branch whose outputs are the results, in this order.
+    """Turn the collected nodes into a branch whose outputs are the results, in this order.
 
-    A branch may only give out what it made itself, and everything once: the rest is copied.
+    A branch may only output values computed inside it, and each only once: others are copied.
     """
     inside = {id(output) for node in b.nodes for output in node.outputs}
     outputs: list[ir.Value] = []

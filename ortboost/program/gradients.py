@@ -1,21 +1,23 @@
-r"""What happens to gradients between the engine and the boosts: check and un-scale.
+r"""Gradients between the engine and the boosts: finite check and unscaling.
 
 With scaled gradients `G = S g` from the engine, and `d` the gradient divisor:
 
     g      = G / S / d                 a multiplication with the rounded reciprocal, as in MindSpore
     finite = all(16 sum(g^2) < inf)    as 0 * 16 sum(g^2) == 0: 0 * inf and 0 * nan are nan
 
-The square is there for the new state, not for the gradient. Adam squares it, and a norm that clips or adapts
-sums the squares: with finite gradients above 1.8e19 that is inf, and what is made of inf is nan sooner or
-later (`Sqrt(inf)` is nan on onnxruntime-training 1.19.2, `inf - inf` everywhere). So a tensor whose norm is
-2^62 = 4.6e18 or more counts as overflow. What stays below it leaves every optimizer finite: weight decay and
-momentum have a factor of 4 to add before a square overflows, and clipping, centralization and the mean over a
-window or over processes lengthen no gradient. `G` itself may reach to the end of float32.
+The square protects the new state. Adam squares the gradient, and norms for clipping or adaptation
+sum squares: with finite gradients above 1.8e19 the result is inf, which sooner or later leads to
+NaN (`Sqrt(inf)` is NaN on onnxruntime-training 1.19.2, `inf - inf` everywhere). So a tensor whose
+norm is 2^62 = 4.6e18 or more counts as overflow. Below this, every optimizer stays finite: weight
+decay and momentum may add a factor of 4 before a square overflows, and clipping, centralization and
+the mean over a window or over processes do not increase the norm of a gradient. `G` itself may use
+the whole range of float32.
 
-With a scale for each group of layers (:mod:`ortboost.boosts.group_loss_scale`) all of this is done group by
-group, each with the `S_i` that its gradients were scaled with.
+With a scale for each group of layers (:mod:`ortboost.boosts.group_loss_scale`) all of this is done
+for each group with its own `S_i`.
 
-Small gradients are laid into one vector first: for them a node costs more than the numbers do.
+Small gradients are first packed into one vector, as the overhead of a node exceeds the cost of
+their elements.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ from ortboost.graph.parameters import Parameter
 __all__ = ["INCOMING", "LARGEST_NORM", "ZEROS", "ScaledGradients"]
 
 ZEROS, INCOMING = "ortboost/zeros", "ortboost/incoming"
-"""First parts of the names of the sums that are zero if gradients are finite, float32 scalars: of
-parameters, and of what comes into a scale group."""
+"""Name prefixes of float32 scalars that are zero if gradients are finite.
+
+These are the gradients of parameters, and those that enter a scale group.
+"""
 
 LARGEST_NORM = 2.0**62
-"""Where the norm of an un-scaled gradient counts as overflow."""
-_SMALL = 8192  # elements; larger gradients are not worth a copy
+"""The norm from which an unscaled gradient counts as overflow."""
+_SMALL = 8192  # elements; larger gradients are not packed
 _BOOL = ir.DataType.BOOL
 
 
@@ -45,14 +49,15 @@ class ScaledGradients:
     """The gradients of one step, scaled by `S`, or by the `S_i` of their groups.
 
     Args:
-        b: Gets the nodes.
-        scaler: What scaled the loss; ``None`` for no scaling.
+        b: Receives the nodes.
+        scaler: The boost that scales the loss; ``None`` for no scaling.
         divisor: `d`.
         trained: The parameters, in order.
         gradients: Parameter name to its scaled gradient.
         scale: `S`, float32 scalar, or ``[groups]`` with groups; ``None`` for no scaling.
-        groups: Parameter to its scale group, from 1; ``None`` if there is one scale for all.
-        incoming: A group and the one above it, to the gradients that come from there into it.
+        groups: Parameter to its scale group, from 1; ``None`` if there is a single scale.
+        incoming: Pair of a group and the group above it, to the gradients that enter the former
+            from the latter.
     """
 
     def __init__(
@@ -73,29 +78,29 @@ class ScaledGradients:
         for parameter in trained:
             number = 0 if groups is None else groups[parameter.name]
             members.setdefault(number, []).append(parameter)
-        # The scale is read here, so before the branches that write it.
+        # The scale is read here, before the branches that write it.
         self.bundles = {
             number: _Bundle(b, found, gradients, self._factor(scale, number))
             for number, found in sorted(members.items())
         }
 
     def pack(self) -> None:
-        """Lay the small gradients into one vector; with groups one for each."""
+        """Pack the small gradients into one vector, with groups one per group."""
         for bundle in self.bundles.values():
             bundle.pack()
 
     def finite(self) -> ir.Value:
-        """Whether all are finite: bool scalar."""
+        """Whether all gradients are finite: bool scalar."""
         sums = [s for bundle in self.bundles.values() for s in self._zeros(bundle)]
         return _is_zero(self.b, sums)
 
     def blamed(self) -> dict[int, ir.Value]:
-        """Scale group to whether it overflowed, and nothing that came in from above did: bool scalars.
+        """Scale group to whether it caused an overflow: bool scalars; empty with a single scale.
 
-        Nothing with one scale.
-        What a group sends down counts too: it may overflow where the gradients of its parameters do not, and
-        a group that this graph does not train has nothing else. The last group is always to blame for
-        what is not finite in it.
+        A group is blamed if it overflowed and no gradient that entered it from above did. The
+        gradients that it passes down count too: they may overflow even if those of its parameters
+        do not, and a group that this graph does not train has no others. The last group is always
+        blamed for non-finite values in it.
         """
         if not self._groups:
             return {}
@@ -130,7 +135,7 @@ class ScaledGradients:
         return {name: found[name] for name in self.gradients if name in found}
 
     def _zeros(self, bundle: _Bundle) -> list[ir.Value]:
-        """Sums of zeros that are not zero if anything in the bundle overflows."""
+        """Scalars that are zero unless a gradient in the bundle overflows."""
         return [_zero_square(self.b, grad) for grad in bundle.means()]
 
     def _factor(self, scale: ir.Value | None, group: int) -> ir.Value | None:
@@ -176,7 +181,7 @@ class _Bundle:
         self.packed = self.b.op("Concat", *flat, axis=0, shape=(length,))
 
     def means(self) -> list[ir.Value]:
-        """All numbers of `g` in as few tensors as there are now; made once, by the first who asks."""
+        """The unscaled gradients `g`, packed ones as one tensor; computed once."""
         if not self.made:
             given = {**self._large(), **({} if self.packed is None else {"": self.packed})}
             if self.factor is not None:
@@ -204,7 +209,7 @@ class _Bundle:
 
 
 def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:
-    """`0 * 16 * sum(grad^2)` as float32: zero, or not a number."""
+    """`0 * 16 * sum(grad^2)` as float32: zero, or NaN."""
     if grad.dtype not in (ir.DataType.FLOAT, None):
         grad = b.op("Cast", grad, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
     total = b.op("ReduceSumSquare", grad, keepdims=0, shape=())
@@ -213,12 +218,12 @@ def _zero_square(b: Builder, grad: ir.Value) -> ir.Value:
 
 
 def _zero_sum(b: Builder, value: ir.Value, name: str) -> ir.Value:
-    """`sum(0 * value)` as float32: zero, or not a number."""
+    """`sum(0 * value)` as float32: zero, or NaN."""
     dtype = value.dtype or ir.DataType.FLOAT
     zero = b.op("ReduceSum", b.op("Mul", value, b.const(0.0, dtype)), keepdims=0, shape=())
     if dtype != ir.DataType.FLOAT:
         zero = b.op("Cast", zero, dtype=ir.DataType.FLOAT, to=ir.DataType.FLOAT)
-    zero.name = b.unique(name)  # known by it where a step is split, see ortboost.program.split
+    zero.name = b.unique(name)  # ortboost.program.split finds it by its name
     return zero
 
 

@@ -1,7 +1,7 @@
-"""A file that lists the parameters of a model, one name a line, and whether each is trained.
+"""A file that lists the parameters of a model, one name per line, and whether each is trained.
 
-An ONNX file does not know ``requires_grad``. :func:`write_parameters` asks the torch module that the file was
-exported from::
+An ONNX file does not contain ``requires_grad``. :func:`write_parameters` reads it from the torch
+module that was exported::
 
     # name requires_grad
     conv1.weight true
@@ -32,15 +32,16 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
     """Read a list of parameters.
 
     Args:
-        path: Text file: ``name`` or ``name requires_grad`` on a line, the second ``true`` (which it is
-            without one) or ``false``. Empty lines and those that start with ``#`` do not count.
+        path: Text file with ``name`` or ``name requires_grad`` on each line, where
+            ``requires_grad`` is ``true`` (the default) or ``false``. Empty lines and lines that
+            start with ``#`` are ignored.
 
     Returns:
         Name to whether it is trained: ``ProgramConfig(parameters=...)``.
 
     Raises:
-        FileError: It cannot be read.
-        ConfigError: A name stands there twice, or none does.
+        FileError: The file cannot be read.
+        ConfigError: A name is listed twice, or the list is empty.
     """
     found: dict[str, bool] = {}
     try:
@@ -49,7 +50,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
         raise FileError(
             "The list of parameters cannot be read.",
             where=f"{path}: {getattr(error, 'strerror', None) or error}",
-            fix="Give a text file with one name a line.",
+            fix="Give a text file with one name per line.",
         ) from error
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -70,7 +71,7 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
         raise ConfigError(
             "The list of parameters is empty.",
             where=str(path),
-            fix="Write one name a line, as 'ortboost inspect MODEL --params' shows them.",
+            fix="Write one name per line, as 'ortboost inspect MODEL --params' shows them.",
         )
     return found
 
@@ -78,9 +79,9 @@ def read_parameters(path: str | os.PathLike[str]) -> dict[str, bool]:
 def write_parameters(
     path: str | os.PathLike[str], model: ModelSource, named: Iterable[tuple[str, Any]]
 ) -> tuple[str, ...]:
-    """List the parameters of an exported torch module under the names that the file has for them.
+    """List the parameters of an exported torch module by their names in the file.
 
-    Exporters keep most names. What they renamed is found by its numbers, also transposed.
+    Exporters keep most names. Renamed tensors are matched by their values, also transposed.
 
     Args:
         path: Text file to write.
@@ -88,15 +89,16 @@ def write_parameters(
         named: ``module.named_parameters()``.
 
     Returns:
-        Parameters that no tensor of the file holds: folded into others, or not needed by the outputs. They are
-        in the list as comments.
+        Parameters without a tensor in the file: folded into others, or not needed by the outputs.
+        They are listed as comments.
 
     Raises:
-        FileError: The model cannot be read, or the list not written.
+        FileError: The model cannot be read, or the list cannot be written.
 
     Example:
         >>> module = torch.nn.Linear(3, 2)  # doctest: +SKIP
-        >>> torch.onnx.export(module, (torch.ones(1, 3),), "net.onnx", dynamo=True)  # doctest: +SKIP
+        >>> x = torch.ones(1, 3)  # doctest: +SKIP
+        >>> torch.onnx.export(module, (x,), "net.onnx", dynamo=True)  # doctest: +SKIP
         >>> write_parameters("net.txt", "net.onnx", module.named_parameters())  # doctest: +SKIP
         ()
     """
@@ -105,22 +107,22 @@ def write_parameters(
         for value, tensor in all_tensors(load_model(model))
         if value.dtype in FLOAT_TYPES
     }
-    wanted = {name: (_array(tensor), bool(tensor.requires_grad)) for name, tensor in named}
-    free = {name: array for name, array in stored.items() if name not in wanted}
+    parameters = {name: (_array(tensor), bool(tensor.requires_grad)) for name, tensor in named}
+    free = {name: array for name, array in stored.items() if name not in parameters}
     lines = ["# name requires_grad"]
     lost: list[str] = []
-    for name, (array, trained) in wanted.items():
+    for name, (array, trained) in parameters.items():
         found = name if name in stored else _same(array, free)
         if found is None:
             lost.append(name)
-            lines.append(f"# {name} {str(trained).lower()}: no tensor of the file holds it")
+            lines.append(f"# {name} {str(trained).lower()}: not in the file")
             continue
         free.pop(found, None)
         lines.append(f"{found} {str(trained).lower()}")
-        for copy in _copies(array, free):  # as the exporter stores a tied weight
+        for copy in _copies(array, free):  # the exporter may store a tied weight twice
             free.pop(copy)
             lines += [
-                f"# a copy of {found}, trained apart from it:",
+                f"# a copy of {found}, trained separately:",
                 f"{copy} {str(trained).lower()}",
             ]
     with atomic_path(path) as temporary:
@@ -133,12 +135,12 @@ def _array(tensor: Any) -> NDArray[Any]:
 
 
 def _same(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> str | None:
-    """The tensor with the same numbers in the same order, or transposed."""
+    """The name of a tensor with the same values in the same order, or transposed."""
     return next((name for name, other in stored.items() if _equal(array, other)), None)
 
 
 def _copies(array: NDArray[Any], stored: dict[str, NDArray[Any]]) -> list[str]:
-    """All of them; none of an array that is all zeros or ones, which others are, too."""
+    """Names of all equal tensors; none for a constant-valued array, as it may match by chance."""
     if array.size == 0 or array.min() == array.max():
         return []
     return [name for name, other in stored.items() if _equal(array, other)]

@@ -1,4 +1,4 @@
-"""Which graph of a program the host runs for which update."""
+"""The schedule of step graphs: which one the host runs for each update."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["step_plan"]
 
 
 def step_plan(config: ProgramConfig, graphs: Collection[str]) -> NDArray[np.int64]:
-    """The graph of each update; after the last one it starts again.
+    """The index of the step graph for each update, int64 ``[period]``; the plan repeats.
 
-    It follows from the configuration and the graphs that there are, and the place in it is the
-    number of applied updates: a run that is resumed goes on with the same groups, and an overflow
-    tries the same group again.
+    It follows from the configuration and the existing graphs, and is indexed by the number of
+    applied updates: a resumed run continues with the same groups, and an overflow retries the same
+    group.
 
     Args:
         config: The configuration.
-        graphs: Names of the graphs of the program; with one step graph there is nothing to choose.
+        graphs: Names of the graphs of the program.
 
     Example:
         >>> step_plan(ProgramConfig(), ["step"])

@@ -5,9 +5,9 @@
     run/
       program.json        manifest: versions, configuration, reports, catalogue
       step.onnx           one training step
-      step.1.onnx, ...    the same, training less (gradient freeze)
-      flush.onnx, ...     the update with what is left of a window (accumulation)
-      trial.onnx, accept.onnx   how far to go, and going there (DimReduce)
+      step.1.onnx, ...    the same for fewer parameters (gradient freeze)
+      flush.onnx, ...     the update with an incomplete window (accumulation)
+      trial.onnx, accept.onnx   the loss at a trial rate, and the accepted update (DimReduce)
       eval.onnx           outputs and loss in inference mode, on the same state
       state.safetensors   initial state
 """
@@ -62,7 +62,7 @@ MANIFEST, STEP, EVAL, STATE = "program.json", "step.onnx", "eval.onnx", "state.s
 _FORMAT = 1
 _GRAPH = re.compile(
     r"(step|flush)(\.\d+)?|trial|accept"
-)  # nothing else is read: a name is part of a path
+)  # no other names: they become part of a path
 _OF_GRAPH = re.compile(rf"({_GRAPH.pattern}|eval)\.onnx(\.([0-9a-f]{{16}}\.)?data)?")
 
 
@@ -74,13 +74,13 @@ class Program(Shown):
         step: The step graph; its state tensors are inputs.
         evaluation: Inference graph with outputs and ``loss``, on the same parameters and buffers.
         catalogue: Inputs, states and outputs of the step; the states of all graphs.
-        initial: State name to initial value; of a loaded program each access reads the file.
-        config: The configuration it was made with.
-        engine: Name of the engine that made the gradients.
-        source: Where the model came from.
-        prediction: Name of the output that the loss is taken of.
-        reports: What the rewrites did.
-        variants: Further graphs that train, by name; each carries its own catalogue.
+        initial: State name to initial value; for a loaded program, each access reads the file.
+        config: The configuration of the conversion.
+        engine: Name of the autodiff engine.
+        source: Path or name of the model.
+        prediction: Name of the output that the loss is computed from.
+        reports: Reports of the rewrites.
+        variants: Further training graphs by name; each contains its own catalogue.
     """
 
     step: ir.Model
@@ -105,7 +105,7 @@ class Program(Shown):
 
     @property
     def graphs(self) -> dict[str, ir.Model]:
-        """All graphs that train by name, ``step`` first."""
+        """All training graphs by name, ``step`` first."""
         return {STEP_GRAPH: self.step, **self.variants}
 
     def catalogue_of(self, graph: str) -> Catalogue:
@@ -118,7 +118,7 @@ class Program(Shown):
 
     @property
     def fingerprint(self) -> str:
-        """Names the step graphs and their state; a checkpoint of another program does not fit.
+        """Identifies the step graphs and their state, to reject checkpoints of other programs.
 
         It covers the catalogue and the nodes, not the initial values.
         """
@@ -130,7 +130,7 @@ class Program(Shown):
     @property
     def labels(self) -> str | None:
         """Name of the label input; ``None`` if the model computes its own loss."""
-        # A model with its own loss may well have an input of this name; it is data like the others.
+        # A model with its own loss may have an input of this name, which is ordinary data.
         return None if self.config.loss.name == "output" else self.config.loss.labels
 
     @property
@@ -142,7 +142,7 @@ class Program(Shown):
         specs = [known.get(value.name or "") or TensorSpec.of(value) for value in data]
         if all(spec.name in known for spec in specs):
             return tuple(specs)
-        axes = model_batch_axes(  # of inputs that only other outputs read, which a step leaves out
+        axes = model_batch_axes(  # inputs read only by other outputs are not in the step
             self.evaluation,
             self.config.inputs.batch_axes,
             inputs={spec.name: spec.shape for spec in specs},
@@ -156,14 +156,14 @@ class Program(Shown):
 
     @checked
     def save(self, folder: str | os.PathLike[str], *, dropping: Sequence[str] = ()) -> Path:
-        """Write the program as a folder. A crash leaves the program that was there, or the new one.
+        """Write the program as a folder. A crash leaves either the previous program or the new one.
 
         Args:
-            folder: The folder; other files in it are left alone.
-            dropping: Names in the folder, of files or folders, that go with the program that is replaced.
+            folder: The folder; other files in it are kept.
+            dropping: Names of files or folders in it to remove together with the previous program.
 
         Raises:
-            FileError: The folder cannot be made or written.
+            FileError: The folder cannot be created or written.
         """
         if not os.fspath(folder):
             raise FileError("The program folder has no name.", where="''", fix="Name a folder.")
@@ -172,9 +172,9 @@ class Program(Shown):
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(
-                "The program folder cannot be made.",
+                "The program folder cannot be created.",
                 where=f"{target}: {error}",
-                fix="Choose another.",
+                fix="Choose another path.",
             ) from error
         finish_replacement(target)
         with temporary_folder(target) as made:
@@ -186,7 +186,7 @@ class Program(Shown):
                 raise FileError(
                     "The state cannot be written.",
                     where=f"{target / STATE}: {error}",
-                    fix="Check space and rights.",
+                    fix="Check the free space and permissions.",
                 ) from error
             write_json(made / MANIFEST, self.manifest())
             former = [path.name for path in target.iterdir() if _OF_GRAPH.fullmatch(path.name)]
@@ -194,7 +194,7 @@ class Program(Shown):
         return target
 
     def manifest(self) -> dict[str, Any]:
-        """What ``program.json`` holds."""
+        """The contents of ``program.json``."""
         return {
             "format": _FORMAT,
             "ortboost": __version__,
@@ -220,13 +220,14 @@ class Program(Shown):
         """Read a program folder.
 
         Raises:
-            FileError: A file is missing, damaged, of another format, or they do not fit together.
+            FileError: A file is missing, damaged or of an unsupported format, or the files do not
+                match.
         """
         source = Path(folder)
         finish_replacement(source)
         if not (source / MANIFEST).is_file():
             raise FileError(
-                "This is no program folder.",
+                "Not a program folder.",
                 where=f"{source}: {MANIFEST} is missing",
                 fix="Make one with 'ortboost convert MODEL.onnx -o FOLDER'.",
             )
@@ -234,7 +235,7 @@ class Program(Shown):
         again = "Convert the model again."
         if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
             raise FileError(
-                "The program has another format than this ortboost knows.",
+                "The format of the program is not supported by this version of ortboost.",
                 where=f"{source / MANIFEST}: format, {_written_by(manifest)}",
                 fix=again,
             )
@@ -257,9 +258,7 @@ class Program(Shown):
                     if name != STEP_GRAPH and _GRAPH.fullmatch(name)
                 },
             )
-        except (
-            ConfigError
-        ) as error:  # an older version, an edited file, a boost that is not registered
+        except ConfigError as error:  # an older version, an edited file, or an unregistered boost
             raise FileError(
                 f"The configuration of the program cannot be read: {error.what}",
                 where=f"{source / MANIFEST}, {_written_by(manifest)}: {error.where}",
@@ -274,20 +273,20 @@ class Program(Shown):
         check_state(program.catalogue, program.initial, where=str(source / STATE))
         if program.fingerprint != manifest.get("fingerprint"):
             raise FileError(
-                "The step graph is not the one that the manifest describes.",
+                "The step graph does not match the manifest.",
                 where=f"{source / STEP}: fingerprint in {MANIFEST}",
                 fix=again,
             )
         settings = _settings_digest(manifest["config"])
         if settings != manifest.get("settings", settings):
             raise FileError(
-                "The configuration is not the one that the graphs were made with.",
+                "The configuration is not the one that the graphs were built with.",
                 where=f"{source / MANIFEST}: config",
                 fix="Convert the model again; only learning rates may be changed afterwards.",
             )
         if _digest(program.evaluation) != manifest.get("evaluation"):
             raise FileError(
-                "The evaluation graph is not the one that the manifest describes.",
+                "The evaluation graph does not match the manifest.",
                 where=f"{source / EVAL}: 'evaluation' in {MANIFEST}",
                 fix=again,
             )
@@ -297,7 +296,7 @@ class Program(Shown):
             known = recorded if isinstance(recorded, dict) else {}
             other = [name for name in models if known.get(name) != models[name]]
             raise FileError(
-                "Opset, functions or metadata of a graph are not those that the manifest describes.",
+                "Opset, functions or metadata of a graph do not match the manifest.",
                 where=f"{source / _file((other or [STEP_GRAPH])[0])}: 'models' in {MANIFEST}",
                 fix=again,
             )
@@ -305,7 +304,7 @@ class Program(Shown):
             "initial", _state_digest(program.initial)
         ):
             raise FileError(
-                "The initial state is not the one that the manifest describes.",
+                "The initial state does not match the manifest.",
                 where=f"{source / STATE}: 'initial' in {MANIFEST}",
                 fix=again,
             )
@@ -341,7 +340,7 @@ def _digest(model: ir.Model) -> str:
 
 
 def _model_digests(program: Program) -> dict[str, str]:
-    """What is around the nodes of each graph: opsets, functions, and the metadata with the catalogue."""
+    """Digests of each graph's opsets, functions, and metadata including the catalogue."""
     found = {}
     for name, model in {**program.graphs, "eval": program.evaluation}.items():
         proto = ir.to_proto(model)
@@ -355,7 +354,7 @@ def _model_digests(program: Program) -> dict[str, str]:
 
 
 def _settings_digest(config: Any) -> str:
-    """Of a configuration as JSON data, without the learning rates, which are no part of the graphs."""
+    """Digest of a configuration without learning rates, which the graphs do not contain."""
     if isinstance(config, Mapping):
         config = {**config, "learning_rate": None}
         groups = config.get("groups") or ()
@@ -374,10 +373,10 @@ def _state_digest(state: Mapping[str, NDArray[Any]]) -> str:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> TensorFile:
-    """Open a safetensors file; each tensor is read when it is asked for.
+    """Open a safetensors file; each tensor is read on access.
 
     Raises:
-        FileError: It is missing or damaged.
+        FileError: The file is missing or damaged.
     """
     try:
         return TensorFile(path)
@@ -390,26 +389,26 @@ def read_tensors(path: str | os.PathLike[str]) -> TensorFile:
 
 
 def check_state(catalogue: Catalogue, state: Mapping[str, NDArray[Any]], *, where: str) -> None:
-    """Refuse a state that does not have just the tensors of the catalogue.
+    """Check that a state has exactly the tensors of the catalogue.
 
     Raises:
-        FileError: Tensors are missing, left over, or of another shape or dtype.
+        FileError: Tensors are missing or superfluous, or have another shape or dtype.
     """
-    wanted = {entry.name: entry for entry in catalogue.state}
-    for name in [*wanted, *state]:
-        if name not in state or name not in wanted:
+    expected = {entry.name: entry for entry in catalogue.state}
+    for name in [*expected, *state]:
+        if name not in state or name not in expected:
             problem = "is missing" if name not in state else "does not belong to this program"
             raise FileError(
                 f"The state does not fit the program: '{name}' {problem}.",
                 where=where,
-                fix="Use the state of this very program.",
+                fix="Use the state of this program.",
             )
-        entry = wanted[name]
+        entry = expected[name]
         shape, dtype = form_of(state, name)
         if shape != entry.shape or dtype != entry.dtype:
             raise FileError(
                 f"The state does not fit the program: '{name}' is {dtype}{list(shape)}, "
-                f"{entry.dtype}{list(entry.shape)} is needed.",
+                f"{entry.dtype}{list(entry.shape)} is expected.",
                 where=where,
-                fix="Use the state of this very program.",
+                fix="Use the state of this program.",
             )

@@ -1,22 +1,24 @@
-r"""A step graph in two: what a process does by itself, and what all do with the sum.
+r"""Splitting of a step graph for several processes: gradients, and update.
 
-With several processes, each with a part of the batch, gradients are summed between two graphs::
+Each process has a part of the batch, and gradients are summed between two graphs::
 
     gradients.onnx    forward and backward:  batch, states -> loss, metrics, X_grad
-    update.onnx       un-scale, finite check, gate, boosts, optimizer, scale:  X_grad, states -> next states
+    update.onnx       unscale, check, gate, boosts, optimizer, scale:  X_grad, states -> next states
 
-Both are slices of the step graph and share its state; nothing is computed otherwise than in it. What is
-cut, and what becomes of it between the graphs:
+Both are slices of the step graph with the same computations, and share its state. The values at the
+cut, and how the processes exchange them:
 
-- ``X_grad`` of each trained parameter, still scaled, is summed over the processes. All of them see the same
-  sum, so that an inf of one is found by all and the same step is skipped;
-- what boosts take of the batch besides gradients (``ortboost/batch_mean/...``, the factors of THOR) is averaged;
-- what says whether a scale group overflowed above this one (``ortboost/incoming``) is summed, too;
-- raw running statistics (``ortboost/raw/...``) stay with their process, as in torch's DistributedDataParallel.
+- ``X_grad`` of each trained parameter, still scaled, is summed over the processes. All see the same
+  sum, so that all detect an inf of any process and skip the same step;
+- batch means that boosts use besides gradients (``ortboost/batch_mean/...``, the factors of THOR)
+  are averaged;
+- the indicators of overflow in a scale group above (``ortboost/incoming``) are summed, too;
+- raw running statistics (``ortboost/raw/...``) stay in their process, as in torch's
+  DistributedDataParallel.
 
-Where gradients are accumulated they travel once a window: ``X_grad`` stays with its process, only the means and the
-sums of the finite check travel at each step, and the update is left to the flush graph, after the
-sums of the window have been added up.
+With gradient accumulation, gradients are exchanged once per window: ``X_grad`` stays in its
+process, only the means and the sums of the finite check are exchanged in each step, and the flush
+graph makes the update after the sums of the window have been reduced.
 """
 
 from __future__ import annotations
@@ -59,15 +61,17 @@ _OF_UPDATE = (names.OVERFLOW, names.LOSS_SCALE, names.LOSS_SCALES)
 
 @dataclass(frozen=True)
 class SplitStep:
-    """The two graphs of a step; each carries its own catalogue.
+    """The two graphs of a step; each contains its own catalogue.
 
     Args:
-        gradients: Forward and backward; what is cut is among its outputs.
-        update: The rest; what is cut are its batch inputs.
-        summed: What is cut and summed over the processes, each part weighted by its share of the batch.
-        averaged: What is cut and averaged over the processes, weighted by their shares of what the loss is the mean of.
-        checks: Scalars that are summed without weights: zero, or not a number.
-        kept: What is cut and stays with its process; gradients among it are weighted, too.
+        gradients: Forward and backward pass; its outputs include the cut values.
+        update: The rest; its batch inputs are the cut values.
+        summed: Cut values that are summed over the processes, each weighted by its share of the
+            batch.
+        averaged: Cut values that are averaged over the processes, weighted by their shares of the
+            elements that the loss averages.
+        checks: Scalars that are summed without weights: zero, or NaN.
+        kept: Cut values that stay in their process; gradients among them are weighted, too.
     """
 
     gradients: ir.Model
@@ -79,11 +83,12 @@ class SplitStep:
 
 
 def split_program(program: Program) -> dict[str, SplitStep]:
-    """All step graphs of a program in two, by the name of the step graph.
+    """Split all step graphs of a program, by the name of the step graph.
 
     Raises:
-        ConfigError: A boost gathers gradients in a way that is not known here, or needs one process.
-        ModelError: The program was made by an older version that did not name what has to be cut.
+        ConfigError: A boost accumulates gradients in an unsupported way, or requires one process.
+        ModelError: The program was written by an older version, without the names needed to split
+            it.
 
     Example:
         >>> split_program(program)["step"].summed[0].name  # doctest: +SKIP
@@ -93,7 +98,7 @@ def split_program(program: Program) -> dict[str, SplitStep]:
     joins = any(isinstance(boost, AdaSum) for boost in program.config.enabled_boosts)
     if gatherer is not None and not isinstance(gatherer, GradAccumulation):
         raise ConfigError(
-            f"The boost '{gatherer.name}' gathers gradients in a way of its own.",
+            f"The boost '{gatherer.name}' accumulates gradients in an unsupported way.",
             where="several processes",
             fix="Use grad-accumulation, or train with one process.",
         )
@@ -102,7 +107,7 @@ def split_program(program: Program) -> dict[str, SplitStep]:
             raise ConfigError(
                 boost.needs_one_process,
                 where=f"boost '{boost.name}', several processes",
-                fix=f"Leave {boost.name} out, or train with one process.",
+                fix=f"Remove {boost.name}, or train with one process.",
             )
     return {
         name: split_step(
@@ -114,15 +119,15 @@ def split_program(program: Program) -> dict[str, SplitStep]:
 
 
 def save_split(program: Program, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write the two graphs of each step, for programs of one's own; they run without ortboost.
+    """Write the two graphs of each step, for use in other programs without ortboost.
 
     Args:
         program: The program.
-        folder: Where ``gradients.onnx``, ``update.onnx`` (``gradients.1.onnx``, ... with gradient freeze) go;
-            that of the program, for instance.
+        folder: Folder for ``gradients.onnx``, ``update.onnx`` (``gradients.1.onnx``, ... with
+            gradient freeze), for example that of the program.
 
     Raises:
-        FileError: They cannot be written.
+        FileError: The files cannot be written.
         ModelError: See :func:`split_program`.
     """
     written = []
@@ -145,10 +150,12 @@ def split_step(
 
     Args:
         step: The step graph.
-        accumulates: Whether gradients are gathered over a window: the update is left to the flush graph.
-        joins: Whether only some processes sum their gradients (AdaSum), while all skip the same steps: the
-            finite check is cut, too.
-        taker: The boost that takes the step itself: what it lets travel in place of the gradients is cut.
+        accumulates: Whether gradients are accumulated over a window, so that the flush graph makes
+            the update.
+        joins: Whether only some processes sum their gradients (AdaSum), while all skip the same
+            steps: the finite check is cut, too.
+        taker: The boost that takes the step itself: the value that it exchanges instead of the
+            gradients is cut.
 
     Raises:
         ModelError: See :func:`split_program`.
@@ -165,7 +172,7 @@ def split_step(
     gradients = [
         gradient_name(e.name) for e in catalogue.entries("parameter") if e.next is not None
     ]
-    if taker is not None:  # the step leaves the parameters where they are
+    if taker is not None:  # the step does not change the parameters
         found = [gradient_name(entry.name) for entry in catalogue.entries("parameter")]
         gradients = [taker.travels] if taker.travels else [name for name in found if name in made]
         joins = joins or taker.travels is not None
@@ -214,7 +221,7 @@ def split_step(
 
 
 def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) -> ir.Model:
-    """What makes the outputs, with the cut values as inputs; states that are only written stay inputs."""
+    """Keep the nodes that the outputs need; cut values and written states are inputs."""
     model = step.clone()
     graph = model.graph
     made = {o.name: o for node in graph for o in node.outputs if o.name}
@@ -227,7 +234,7 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
         inputs.append(new)
     graph.inputs.extend(inputs)
     graph.outputs[:] = [made[name] for name in outputs]
-    # Not the pass for unused nodes alone: what the branches of a node that goes read stays in use.
+    # The pass for unused nodes is not enough: it counts reads by branches of removed nodes.
     needed: set[ir.Node] = set()
     pending = [value.producer() for value in graph.outputs]
     while pending:
@@ -244,7 +251,9 @@ def slice_step(step: ir.Model, outputs: Sequence[str], cut: Sequence[str] = ()) 
     graph.remove(unread)
     common.RemoveUnusedNodesPass()(model)  # and the constants
     written = {name.removeprefix(names.next_name("")) for name in outputs}
-    used = {id(value) for node in graph.all_nodes() for value in node.inputs}  # of what is left
+    used = {
+        id(value) for node in graph.all_nodes() for value in node.inputs
+    }  # by the remaining nodes
     graph.inputs[:] = [v for v in graph.inputs if id(v) in used or v.name in written]
     return model
 
@@ -270,5 +279,6 @@ def _not_split(name: str) -> ModelError:
     return ModelError(
         "The step cannot be split between gradients and update.",
         where=f"tensor '{name}'",
-        fix="Convert the model again with this version of ortboost; if it stays so, report it.",
+        fix="Convert the model again with this version of ortboost; if the error persists, please "
+        "report it.",
     )

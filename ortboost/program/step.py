@@ -1,21 +1,22 @@
-r"""The training step as one graph: what comes after the gradients.
+r"""The training step as one graph: the part after the gradients.
 
     finite   = all scaled gradients are finite, and so are their squares
-    if finite:    un-scale, accumulate; S grows after `window` good steps
+
+    if finite:    unscale, accumulate; S grows after `window` steps without overflow
     otherwise:    every state keeps its value; S shrinks
-    if finite, and the window of accumulation is full:    clip, optimizer
+    if finite, and the accumulation window is full:    clip, optimizer
 
 Without accumulation the two conditions are one, and so are the two ``If``. The last one depends on
-every gradient, so whatever reads a state to make a gradient has run before anything is written: this is
-what makes updating in place right (see :mod:`ortboost.program.aliasing`). A skipped step costs almost
-nothing.
+every gradient, so all nodes that read a state to compute a gradient have run before any state is
+written: this makes in-place updates safe (see :mod:`ortboost.program.aliasing`). In a skipped step,
+the update costs almost nothing.
 
-With a boost that gathers gradients (:mod:`ortboost.boosts.grad_accumulation`) a step that is not skipped adds
-to its window. What is left of a window can be applied by :func:`append_flush`.
+With a boost that accumulates gradients (:mod:`ortboost.boosts.grad_accumulation`), a step that is
+not skipped adds to its window. :func:`append_flush` applies an incomplete window.
 
 Overflow means gradients that are not finite, or so large that the new state would not be
-(:mod:`ortboost.program.gradients`); the loss itself is not looked at, as in MindSpore. What becomes of
-the scale is for the boost that scales the loss to say (:class:`ortboost.boosts.roles.LossScaler`).
+(:mod:`ortboost.program.gradients`); the loss itself is not checked, as in MindSpore. The boost that
+scales the loss updates the scale (:class:`ortboost.boosts.roles.LossScaler`).
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ _SKIPS = (names.LAST_SKIPPED, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS)
 
 @dataclass(frozen=True)
 class StepParts:
-    """What the update added to the graph.
+    """The result of appending an update to a graph.
 
     Args:
         hyper: Learning-rate inputs.
-        state: States that the update keeps for itself: slots, scale, counters.
+        state: States added by the update: slots, scale, counters.
         initial: Their initial values.
-        next_of: State to the value that is next, for every state a step changes.
+        next_of: State to its next value, for every state that a step changes.
         overflow: bool scalar.
-        loss_scale: float32 scalar, the scale after this step; with a grouped scale that of the first
-            group.
+        loss_scale: float32 scalar, the scale after this step; with a grouped scale that of the
+            first group.
         loss_scales: float32 ``[groups]``, with a grouped scale.
     """
 
@@ -81,7 +82,7 @@ def append_update(
     group: int | None = None,
     graph: GraphContext | None = None,
 ) -> StepParts:
-    """Append finite check, gate, un-scaling, boosts, optimizer and scale update to a gradient graph.
+    """Append finite check, gate, unscaling, boosts, optimizer and scale update to a gradient graph.
 
     Args:
         model: The gradient graph; parameters are its inputs. Changed in place.
@@ -90,9 +91,9 @@ def append_update(
         gradients: Parameter name to its scaled gradient.
         buffers_next: Buffer name to the raw next value that the forward pass computed.
         scale: The loss-scale input; ``None`` for no scaling.
-        group: Number of the freeze group that has an optimizer state of its own; ``None`` if there
-            is one state for all.
-        graph: What the boosts know of the gradient graph.
+        group: Number of the freeze group with a separate optimizer state; ``None`` if there is a
+            single state.
+        graph: The boosts' view of the gradient graph.
     """
     graph = graph or GraphContext(model, trained=trained)
     writer = _Writer(graph, config, group)
@@ -121,10 +122,10 @@ def append_update(
 def append_flush(
     graph: GraphContext, config: ProgramConfig, *, group: int | None = None
 ) -> StepParts:
-    """Append the update with what a window of gradients holds so far, see :func:`append_update`.
+    """Append the update with an incomplete window of gradients, see :func:`append_update`.
 
     Args:
-        graph: A graph whose inputs are the parameters, and what is trained. Changed in place.
+        graph: The context of a graph whose inputs are the parameters. Changed in place.
         config: The configuration.
         group: See :func:`append_update`.
     """
@@ -148,8 +149,8 @@ class _Writer:
         self.boosts = config.enabled_boosts
         self.gatherer = config.gatherer
         self.scaler = config.scaler
-        self.own: list[str] = []  # states of boosts, which move with the update
-        self.gathering: list[str] = []  # those of the gatherer, which move at every step
+        self.own: list[str] = []  # states of boosts that change with the update
+        self.gathering: list[str] = []  # states that change in every step
         self.state: list[StateEntry] = []
         self.initial: dict[str, NDArray[np.generic]] = {}
         self.hyper: dict[str, ir.Value] = {}
@@ -158,7 +159,7 @@ class _Writer:
     # ---- inputs -------------------------------------------------------------------------------
 
     def _declare_update(self, graph: GraphContext) -> None:
-        """What the optimizer reads and keeps."""
+        """Declare the inputs and states of the optimizer and the boosts."""
         self._learning_rate(None)
         for group in self.config.groups:
             if group.learning_rate is not None:
@@ -179,14 +180,14 @@ class _Writer:
         self._add_state(names.STEP, "counter", np.int64(0))
 
     def declare_step(self) -> None:
-        """What the gate reads and keeps."""
+        """Declare the states of the gate: counters of the loss scale and of skipped steps."""
         counters = {} if self.scaler is None else self.scaler.counters()
         skips = dict.fromkeys(_SKIPS, 0) if self.config.check_finite else {}
         for name, start in {**counters, **skips}.items():
             self._add_state(name, "counter", np.int64(start))
 
     def _input(self, name: str, dtype: ir.DataType, shape: Sequence[int]) -> ir.Value:
-        if name in self.inputs:  # a rewrite of the gradients has needed it already
+        if name in self.inputs:  # already declared by a rewrite of the gradients
             self.inputs[name].shape = ir.Shape(shape)
             return self.inputs[name]
         value = ir.Value(name=self.b.unique(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -212,7 +213,7 @@ class _Writer:
         return names.slot_name(slot, parameter.name, self.group or 0)
 
     def take_means(self) -> None:
-        """What boosts need of the batch, outside of all branches: a step is split there."""
+        """Compute the batch means of boosts outside all branches, where the step is split."""
         found: dict[str, ir.Value] = {}
         for boost in self.boosts:
             for key, value in boost.batch_means(self.context).items():
@@ -229,7 +230,7 @@ class _Writer:
         buffers_next: Mapping[str, ir.Value],
         scale: ir.Value | None,
     ) -> StepParts:
-        """Nothing moves but scale and counters if a gradient is not finite."""
+        """If a gradient is not finite, change only scale and counters."""
         scaled.pack()
         finite = scaled.finite()
         overflow = self.b.op("Not", finite, name=names.OVERFLOW, shape=())
@@ -258,7 +259,7 @@ class _Writer:
         buffers_next: Mapping[str, ir.Value],
         scale: ir.Value | None,
     ) -> StepParts:
-        """Update whatever comes."""
+        """Update without a finite check."""
         overflow = self.b.op("Identity", self.b.const(False, _BOOL), name=names.OVERFLOW, shape=())
         moved = self._moved(scaled)
         results = self._named({**moved, **buffers_next, **self._passed(scaled, scale)})
@@ -267,9 +268,9 @@ class _Writer:
         return self._parts(results, scale, overflow)
 
     def flush(self) -> StepParts:
-        """Update with what is left of a window, if there is anything."""
+        """Update with an incomplete window, if it is not empty."""
         b, gatherer = self.b, self.gatherer
-        assert gatherer is not None  # without one there is no such graph
+        assert gatherer is not None  # there is no flush graph without one
         some, gradients = gatherer.remainder(self.context)
         b.flush()
 
@@ -284,7 +285,7 @@ class _Writer:
         return self._parts(results, None, some)
 
     def _moved(self, scaled: ScaledGradients) -> dict[str, ir.Value]:
-        """What a step with finite gradients moves: all, or the window."""
+        """The states that a step with finite gradients changes: all, or the window."""
         if self.gatherer is None:
             return self._updated(scaled.unscaled)
         states, full = self.gatherer.gather(self.context, scaled.unscaled)
@@ -293,14 +294,14 @@ class _Writer:
         return {**states, _FULL: full}
 
     def _waiting(self) -> dict[str, ir.Value]:
-        """The window as it is."""
+        """The window unchanged."""
         return {
             **{name: self.inputs[name] for name in self.gathering},
             _FULL: self.b.const(False, _BOOL),
         }
 
     def _update_if_full(self, results: dict[str, ir.Value]) -> dict[str, ir.Value]:
-        """The optimizer, when the window is full."""
+        """The update, if the window is full."""
         if self.gatherer is None:
             return {}
         full = results.pop(_FULL)
@@ -318,7 +319,7 @@ class _Writer:
         )
 
     def _passed(self, scaled: ScaledGradients, scale: ir.Value | None) -> dict[str, ir.Value]:
-        """Scale and counters after a step whose gradients are finite, or are not looked at."""
+        """Scale and counters after a step with finite or unchecked gradients."""
         found: dict[str, ir.Value] = {}
         if self.scaler is not None and scale is not None:
             found = self.scaler.passed(self.b, self.inputs, scale, tuple(scaled.bundles))
@@ -331,7 +332,7 @@ class _Writer:
     def _skipped(
         self, scale: ir.Value | None, blamed: Mapping[int, ir.Value]
     ) -> dict[str, ir.Value]:
-        """Scale and counters after a step that overflowed."""
+        """Scale and counters after a step with overflow."""
         b, one = self.b, self.b.const(1, _INT64)
         found: dict[str, ir.Value] = {}
         if self.scaler is not None and scale is not None:
@@ -342,12 +343,12 @@ class _Writer:
         return found
 
     def _named(self, results: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        """Results of no branch under the names of the next states; a copy where one has another."""
+        """Name results outside branches like the next states; copy those that cannot be renamed."""
         made = {id(output) for node in self.b.nodes for output in node.outputs}
         found = {}
         for key, value in results.items():
             name = names.next_name(key)
-            if id(value) in made:  # a copy would cost time for no more than a name
+            if id(value) in made:  # rename instead of copying
                 made.remove(id(value))
                 value.name = self.b.unique(name)
             else:
@@ -360,7 +361,7 @@ class _Writer:
     def _parts(
         self, next_of: Mapping[str, ir.Value], scale: ir.Value | None, overflow: ir.Value
     ) -> StepParts:
-        """Close the graph and describe what was added."""
+        """Append the reported outputs and collect the results."""
         last = self.b.const(1.0) if scale is None else next_of.get(names.SCALE, scale)
         scales = None
         if self.scaler is not None and self.scaler.number and scale is not None:
@@ -378,7 +379,7 @@ class _Writer:
             scales,
         )
 
-    # ---- what moves ---------------------------------------------------------------------------
+    # ---- state changes ------------------------------------------------------------------------
 
     def _updated(self, means: Callable[[], Mapping[str, ir.Value]]) -> dict[str, ir.Value]:
         """Parameters, slots, the states of boosts, and the count of updates."""
@@ -420,7 +421,7 @@ class _Writer:
         return gradient
 
     def _unchanged(self) -> dict[str, ir.Value]:
-        """The same states as they are."""
+        """The states of :meth:`_updated`, unchanged."""
         kept = [names.STEP] + ([] if self.group is None else [names.group_step(self.group)])
         kept += self.own
         for parameter in self.trained:

@@ -1,4 +1,4 @@
-"""The graphs of a boost that takes the step itself: ``trial``, the loss at a rate, and ``accept``."""
+"""The graphs ``trial`` (the loss at a rate) and ``accept`` of a boost that takes the step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def build_trials(
     step: Catalogue,
     loss: str,
 ) -> dict[str, tuple[ir.Model, Catalogue]]:
-    """Both graphs by name, with their catalogues; the state is that of the step.
+    """Build both graphs, by name, with their catalogues; their states are those of the step.
 
     Args:
-        forward: The training graph before differentiation, its weights inputs; not changed.
+        forward: The training graph before differentiation, with weights as inputs; not changed.
         taker: The boost.
-        trained: What is trained.
+        trained: The trained parameters.
         step: The catalogue of the step graph.
-        loss: Name of the loss that users see.
+        loss: Name of the loss shown to users.
     """
     known = {entry.name: entry for entry in step.state}
     trial = _trial(forward.clone(), taker, trained, known, step, loss)
@@ -46,7 +46,7 @@ def _trial(
     step: Catalogue,
     loss: str,
 ) -> tuple[ir.Model, Catalogue]:
-    """The forward pass with other weights; what it makes for running statistics is not looked at."""
+    """The forward pass with trial weights; its running statistics are discarded."""
     graph = model.graph
     inputs = {value.name or "": value for value in graph.inputs}
     uses = {p.name: inputs[p.name].uses() for p in trained}
@@ -90,8 +90,8 @@ def _accept(
     trained: Sequence[Parameter],
     known: Mapping[str, StateEntry],
 ) -> tuple[ir.Model, Catalogue]:
-    wanted = [p.name for p in trained] + list(taker.accept_states(trained))
-    inputs = {name: _input(known[name]) for name in wanted}
+    read = [p.name for p in trained] + list(taker.accept_states(trained))
+    inputs = {name: _input(known[name]) for name in read}
     rate = ir.Value(name=names.RATE, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(()))
     graph = ir.Graph(
         [rate, *inputs.values()],
@@ -109,7 +109,7 @@ def _accept(
         graph.outputs.append(value)
     state = tuple(
         dataclasses.replace(known[name], next=names.next_name(name) if name in found else None)
-        for name in wanted
+        for name in read
     )
     catalogue = Catalogue((), (TensorSpec.of(rate),), state, ())
     return ir.Model(graph, ir_version=forward.ir_version), catalogue

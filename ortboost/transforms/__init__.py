@@ -1,1 +1,1 @@
-"""Graph rewrites, one a file. Each changes an `onnx_ir` model in place and returns a report."""
+"""Graph rewrites, one per file. Each changes an `onnx_ir` model in place and returns a report."""

@@ -8,20 +8,20 @@ With predictions `x`, labels `z`, `N` samples and `K` classes:
 - ``mse``: `l_i = (x_i - z_i)^2`;  ``l1``: `l_i = |x_i - z_i|`, elementwise. Labels have the shape
   of the predictions; they broadcast only with ``broadcast`` or a ``label_shape`` of another form.
 - ``bce-with-logits``: `l_i = w_i (p_i z_i softplus(-x_i) + (1 - z_i) softplus(x_i))`.
-- ``output``: the model already computes its loss; its gradient is taken as it is.
-- ``FILE.onnx``: a loss of the user's own, see :mod:`ortboost.transforms.own_loss`.
+- ``output``: the model already computes its loss, which is differentiated directly.
+- ``FILE.onnx``: a user-defined loss, see :mod:`ortboost.transforms.own_loss`.
 
-``mean`` divides by the number of losses (positions whose label counts for cross entropy, elements
-otherwise), ``sum`` adds them up, ``none`` gives them all out and differentiates their sum, as
-MindSpore does. Where no label of a batch counts, the mean is 0 and so is its gradient: PyTorch
-answers NaN, which would make the step a skipped one.
+``mean`` divides by the number of losses (positions whose label is not ignored for cross entropy,
+elements otherwise), ``sum`` adds them, ``none`` returns all of them and differentiates their sum,
+as MindSpore does. If all labels of a batch are ignored, the mean and its gradient are 0; PyTorch
+returns NaN, which would cause the step to be skipped.
 
 ``shift_labels`` is the loss of a causal language model: position `t` is compared with the label of
-`t + 1`, the last with none. Labels are then the token ids themselves.
+`t + 1`, and the last position is ignored. The labels are then the token IDs themselves.
 
 `softplus(x)` is computed as `ReduceLogSumExp([0, x])`: it does not overflow, and its gradient is
-the sigmoid everywhere, at `x = 0` too, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a
-kink that automatic differentiation gets wrong (a new head with zero weights starts just there).
+the sigmoid everywhere, even at `x = 0`, where the usual form `max(x, 0) + log(1 + exp(-|x|))` has a
+kink that automatic differentiation gets wrong (a new head with zero weights starts exactly there).
 
 Sources: the ONNX operator SoftmaxCrossEntropyLoss; `torch.nn.BCEWithLogitsLoss` for the form with
 ``pos_weight``; `transformers.loss.loss_utils.ForCausalLMLoss` for the shift.
@@ -57,23 +57,23 @@ __all__ = ["IGNORED", "LOSSES", "AttachedLoss", "LossConfig", "attach_loss", "sh
 _Dims = tuple[int | str | None, ...]
 
 
-_TWICE = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
-"""What a loss does itself; a model that has done it already is trained on squashed scores."""
+_APPLIED_BY_LOSS = {"softmax-cross-entropy": "Softmax", "bce-with-logits": "Sigmoid"}
+"""The activation that a loss applies itself; a model should not end with the same one."""
 
 
 @dataclass(frozen=True)
 class AttachedLoss:
-    """Where the loss is in the graph.
+    """The names of the loss and its inputs in the graph.
 
     Args:
-        report: What was attached.
-        prediction: Name of the output that the loss is taken of.
-        loss: Name of the graph output with the loss that users see, ``loss``.
+        report: The report of the rewrite.
+        prediction: Name of the output that the loss is computed from.
+        loss: Name of the graph output with the loss shown to users, ``loss``.
         objective: Name of the scalar to differentiate; differs from ``loss`` for ``none``.
         labels: Name of the label input; ``None`` if the model computes its own loss.
-        classes: Number of classes that sparse labels may name, where it is known.
-        class_axis: For cross entropy: axis of the prediction that counts the classes.
-        ignored: For sparse labels: the label that does not count, if there is one.
+        classes: Number of classes for sparse labels, if known.
+        class_axis: For cross entropy: the class axis of the prediction.
+        ignored: For sparse labels: the label to ignore, if any.
     """
 
     report: Report
@@ -91,12 +91,12 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
 
     Args:
         model: A normalized forward model (opset 18 or newer); changed in place.
-        config: Which loss.
+        config: The loss.
 
     Raises:
         ConfigError: Dense labels for another loss than cross entropy.
-        UsageError: The output to train on is not named and there are several, or does not exist.
-        ModelError: Its shape or type does not fit the loss.
+        UsageError: The output to train on does not exist, or is not given and there are several.
+        ModelError: The shape or type of the output does not fit the loss.
     """
     if not config.sparse and config.name != "softmax-cross-entropy":
         raise ConfigError(
@@ -120,15 +120,16 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     shape = known_shape(prediction)
     axis = None
     if config.name == "softmax-cross-entropy" and shape is not None and len(shape) > 1:
-        # Only language models shift, and their classes are the last axis.
+        # Only language models shift labels, and their class axis is the last.
         given = -1 if config.shift_labels and config.class_axis is None else config.class_axis
         axis = find_class_axis(model, prediction, given)
     if config.shift_labels and (shape is None or len(shape) != 3 or axis != 2):
         raise ModelError(
-            f"The output '{prediction.name}' is no sequence of classes, so its labels cannot be shifted.",
+            f"The output '{prediction.name}' is not a sequence of class scores: its labels cannot "
+            "be shifted.",
             where=f"{source_name(model)}: '{prediction.name}' {shape}",
-            fix="--shift-labels is for [batch, sequence, classes]; leave it out, or name that output "
-            "with --output.",
+            fix="--shift-labels requires [batch, sequence, classes]; omit it, or name such an "
+            "output with --output.",
         )
     if config.shift_labels and config.ignore_index is None:
         config = dataclasses.replace(config, ignore_index=IGNORED)
@@ -160,11 +161,11 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
     producer = prediction.producer()
     while producer is not None and is_standard(producer, "Identity"):
         producer = producer_of(producer.inputs[0])
-    if producer is not None and _TWICE.get(config.name) == producer.op_type:
+    if producer is not None and _APPLIED_BY_LOSS.get(config.name) == producer.op_type:
         report.notes.append(
-            f"the output '{prediction.name}' is a {producer.op_type} already, and {config.name} takes "
-            "one itself: training will be slow and poor; export the model without it, or name an "
-            "output with the plain scores with --output"
+            f"the output '{prediction.name}' is already a {producer.op_type}, which {config.name} "
+            "applies itself: training will be slow and inaccurate; export the model without it, or "
+            "name an output with the logits with --output"
         )
     count = None if axis is None or shape is None or not config.sparse else shape[axis]
     return AttachedLoss(
@@ -182,7 +183,7 @@ def attach_loss(model: ir.Model, config: LossConfig) -> AttachedLoss:
 def _from_file(
     model: ir.Model, prediction: ir.Value, config: LossConfig, builder: Builder
 ) -> AttachedLoss:
-    """The loss of a file as the output ``loss``, its labels as an input."""
+    """Attach a loss from a file: it becomes the output ``loss``, its labels an input."""
     _require_free(model, config.labels)
     labels, loss, picking = splice_loss(model, prediction, config.name, builder)
     labels.name = config.labels
@@ -200,7 +201,7 @@ def _from_file(
     count = scores[1] if scores is not None and len(scores) > 1 else None
     if not isinstance(count, int):
         raise ModelError(
-            f"How many classes the {picking.op_type} of the loss has is not known.",
+            f"The number of classes of the loss's {picking.op_type} is unknown.",
             where=f"{config.name}: node '{picking.name}', scores {scores}",
             fix="Fix the number of classes, in the loss or in the output of the network.",
         )
@@ -221,7 +222,7 @@ def _require_free(model: ir.Model, labels: str) -> None:
     """Make a name available for the labels.
 
     Raises:
-        UsageError: The model has an input of that name.
+        UsageError: The model has an input with that name.
     """
     if any(value.name == labels for value in model.graph.inputs):
         raise UsageError(
@@ -245,10 +246,10 @@ def _choose_output(model: ir.Model, config: LossConfig) -> ir.Value:
         return outputs[config.output]
     floats = [value for value in outputs.values() if value.dtype in FLOAT_TYPES]
     if len(outputs) > 1 and len(floats) == 1 and all(v.dtype is not None for v in outputs.values()):
-        return floats[0]  # the others are class numbers and such
+        return floats[0]  # the others are class indices and the like
     if len(outputs) != 1:
         raise UsageError(
-            f"The model has {len(outputs)} outputs, and the loss needs one.",
+            f"The model has {len(outputs)} outputs; the loss needs exactly one.",
             where=f"{source_name(model)}: {', '.join(outputs)}",
             fix="Name it with --output NAME (LossConfig(output=...)).",
         )
@@ -259,12 +260,11 @@ def _own_loss(model: ir.Model, output: ir.Value, builder: Builder) -> ir.Value:
     shape = known_shape(output)
     if output.dtype not in FLOAT_TYPES or (shape is not None and any(d != 1 for d in shape)):
         raise ModelError(
-            f"The output '{output.name}' is no scalar loss: {output.dtype}, shape {shape}.",
+            f"The output '{output.name}' is not a scalar loss: {output.dtype}, shape {shape}.",
             where=source_name(model),
             fix="Choose a loss with --loss, or name the output that holds the loss.",
         )
-    # A fresh name, so that the step's `loss` is always the unscaled scalar, whatever the model
-    # says.
+    # A new value, so that the step's `loss` is always the unscaled scalar of shape [].
     scalar = builder.op("Reshape", output, builder.ints(), shape=())
     builder.flush()
     if output.name == "loss":
@@ -289,27 +289,28 @@ def _label_input(
         )
     _require_free(model, config.labels)
     sparse = config.name == "softmax-cross-entropy" and config.sparse
-    wanted: _Dims | None = config.label_shape
-    if wanted is None:
+    label_shape: _Dims | None = config.label_shape
+    if label_shape is None:
         if shape is None:
             raise ModelError(
-                f"The rank of the output '{prediction.name}' is not known, so labels have no shape.",
+                f"The rank of the output '{prediction.name}' is unknown, so the shape of the "
+                "labels is too.",
                 where=source_name(model),
-                fix="Export the model with shapes, fix its dimensions with --dim, or take --loss output "
-                "if the model computes its own.",
+                fix="Export the model with shapes, fix its dimensions with --dim, or use --loss "
+                "output if the model computes its own.",
             )
         if config.name == "softmax-cross-entropy" and axis is None:
             raise ModelError(
                 f"The shape of the output '{prediction.name}' does not fit the loss: {shape}.",
                 where=source_name(model),
-                fix="Cross entropy needs a batch axis and a class axis. Choose another loss, or --loss "
-                "output if the model computes its own.",
+                fix="Cross entropy needs a batch axis and a class axis. Choose another loss, or "
+                "use --loss output if the model computes its own.",
             )
-        wanted = tuple(d for i, d in enumerate(shape) if i != axis) if sparse else shape
+        label_shape = tuple(d for i, d in enumerate(shape) if i != axis) if sparse else shape
     labels = ir.Value(
         name=config.labels,
         type=ir.TensorType(ir.DataType.INT64 if sparse else ir.DataType.FLOAT),
-        shape=ir.Shape(wanted),
+        shape=ir.Shape(label_shape),
     )
     model.graph.inputs.append(labels)
     return labels

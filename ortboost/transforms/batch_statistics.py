@@ -1,11 +1,11 @@
-"""BatchNormalization that keeps no running statistics, written out as arithmetic.
+"""Replace BatchNormalization without running statistics by arithmetic.
 
-Weight standardization (BiT, NFNets) normalizes a weight by its own mean and variance, with the
-operator of BatchNormalization; so does ``BatchNorm2d(track_running_stats=False)`` with its input, in
-evaluation too. Exporters write them in two forms, which mean the same:
+Weight standardization (BiT, NFNets) normalizes a weight by its own mean and variance with a
+BatchNormalization operator; ``BatchNorm2d(track_running_stats=False)`` does the same with its
+input, also in evaluation. Exporters write them in two equivalent forms:
 
-- in training mode, with running statistics that are computed and new ones that nothing reads;
-- in inference form, with statistics that the graph computes of the very input.
+- in training mode, with computed running statistics and unused updated statistics;
+- in inference form, with statistics that the graph computes from the same input.
 
 Source: Qiao et al., *Micro-Batch Training with Batch-Channel Normalization and Weight
 Standardization*, https://arxiv.org/abs/1903.10520, equation 11.
@@ -23,7 +23,7 @@ __all__ = ["write_out_batch_statistics"]
 
 
 def write_out_batch_statistics(model: ir.Model) -> Report:
-    r"""Replace such nodes of the main graph by arithmetic, in place.
+    r"""Replace BatchNormalization without stored statistics by arithmetic, in place.
 
         y = scale (x - mean) / sqrt(var + epsilon) + bias
 
@@ -31,8 +31,8 @@ def write_out_batch_statistics(model: ir.Model) -> Report:
     computes. The gradient goes through both.
 
     Returns:
-        The nodes that are replaced. Nodes with stored statistics are not looked at, and a node that fits
-        neither form is left as it is.
+        A report of the replaced nodes. Nodes with stored statistics, and nodes of neither form, are
+        kept unchanged.
     """
     report = Report("write_out_batch_statistics")
     for node in list(model.graph):
@@ -84,7 +84,7 @@ def _is_stored(value: ir.Value | None) -> bool:
 
 
 def _depends(value: ir.Value | None, source: ir.Value) -> bool:
-    """Whether a value is computed of the source, among others."""
+    """Whether a value depends on the source."""
     pending, seen = [value], set[int]()
     while pending:
         current = pending.pop()

@@ -1,17 +1,18 @@
-"""Which axis of the predictions counts the classes.
+"""Inference of the class axis of the predictions.
 
-Predictions of two dimensions are ``[samples, classes]``. With more there are two conventions:
-``[batch, classes, height, width]`` of images and ``[batch, sequence, classes]`` of language models.
-Labels have the same rank in both, so nothing in the data tells them apart, and where both lengths
-are the same a wrong guess would train without an error. So the axis is taken from evidence:
+Predictions of rank 2 are ``[samples, classes]``. For higher ranks there are two conventions:
+``[batch, classes, height, width]`` for images and ``[batch, sequence, classes]`` for language
+models. Labels have the same rank in both, so the data do not distinguish them, and if both lengths
+are equal, a wrong guess would train without an error. Therefore the axis is inferred from the
+graph:
 
-1. the operator that made the predictions: a product with a stored matrix (MatMul, Gemm) makes the
-   last axis, a convolution, pooling or DepthToSpace axis 1; the search goes back through operators
-   that keep or move axes, and a Softmax or LogSoftmax names its own axis;
-2. the lengths, where the operator says nothing: the number of classes is a fixed number of the
-   model, so it is the one axis that is fixed while all others are dimensions of an input.
+1. from the operator that computes the predictions: for a product with a stored matrix (MatMul,
+  Gemm) it is the last axis, for a convolution, pooling or DepthToSpace axis 1; the search goes back
+  through operators that keep or move axes, and a Softmax or LogSoftmax names its own axis;
+2. otherwise from the lengths: the number of classes is fixed, so the class axis is the only fixed
+    axis if all others are dimensions of an input.
 
-Where both speak and disagree, or neither speaks, nothing is guessed.
+If the two disagree, or neither gives an axis, the user has to name it.
 """
 
 from __future__ import annotations
@@ -25,35 +26,36 @@ from ortboost.graph.query import format_shape, is_standard, known_shape
 __all__ = ["find_class_axis"]
 
 _CHANNELS_FIRST = frozenset(
-    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool GroupNormalization "  # noqa: SIM905
-    "InstanceNormalization LpPool MaxPool SpaceToDepth Upsample".split()
+    "AveragePool Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool "  # noqa: SIM905
+    "GroupNormalization InstanceNormalization LpPool MaxPool SpaceToDepth Upsample".split()
 )
 """Operators for which ONNX defines axis 1 as the channels."""
 
 _AS_THE_FIRST = frozenset(
-    "BatchNormalization Cast CastLike Celu Clip Dropout Elu Exp Gelu HardSigmoid HardSwish Identity "  # noqa: SIM905
-    "LayerNormalization LeakyRelu Log Mish Neg PRelu Pad Relu Resize Sigmoid Slice Softplus Tanh".split()
+    "BatchNormalization Cast CastLike Celu Clip Dropout Elu Exp Gelu HardSigmoid HardSwish "  # noqa: SIM905
+    "Identity LayerNormalization LeakyRelu Log Mish Neg PRelu Pad Relu Resize Sigmoid Slice "
+    "Softplus Tanh".split()
 )
-"""Operators whose output has the axes of their first input."""
+"""Operators whose output has the same axes as their first input."""
 
 _AS_ALL = frozenset(("Add", "Concat", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum", "Where"))
-"""Operators whose output has the axes of every operand of its rank."""
+"""Operators whose output has the same axes as every operand of the same rank."""
 
 
 def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = None) -> int:
-    """The class axis of the predictions of a model.
+    """Find the class axis of the predictions of a model.
 
     Args:
         model: A normalized model.
-        prediction: Its output, float ``[batch, ...]``, of a known rank of at least 2.
-        given: The axis that the user names, counted from the end if negative.
+        prediction: Its output, float ``[batch, ...]``, with a known rank of at least 2.
+        given: The axis given by the user, counted from the end if negative.
 
     Returns:
         The axis, 1 or more.
 
     Raises:
         UsageError: The given axis does not exist, or is the batch axis.
-        ModelError: The model does not tell; the error gives both readings.
+        ModelError: The axis is ambiguous; the error gives both interpretations.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -80,16 +82,17 @@ def find_class_axis(model: ir.Model, prediction: ir.Value, given: int | None = N
     if made is None and lengths is not None:
         return lengths
     raise ModelError(
-        f"Which axis of the output '{prediction.name}' counts the classes is not certain.",
-        where=f"{source_name(model)}: {format_shape(shape)} has {_length(shape[1])} classes with labels "
+        f"The class axis of the output '{prediction.name}' is ambiguous.",
+        where=f"{source_name(model)}: {format_shape(shape)} has {_length(shape[1])} classes with "
+        "labels "
         f"{format_shape((shape[0], *shape[2:]))}, or {_length(shape[-1])} classes with labels "
         f"{format_shape(shape[:-1])}",
-        fix="Say which with --class-axis 1 (images) or --class-axis -1 (language models).",
+        fix="Give it with --class-axis 1 (images) or --class-axis -1 (language models).",
     )
 
 
 def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
-    """The axis of ``value`` that the operator behind it makes of features, if that is certain."""
+    """The feature axis of ``value`` according to the operators that compute it, if certain."""
     node, shape = value.producer(), known_shape(value)
     if node is None or shape is None or id(value) in seen or not is_standard(node):
         return None
@@ -97,7 +100,7 @@ def _by_operator(value: ir.Value, seen: set[int]) -> int | None:
     op, rank = node.op_type, len(shape)
     if op in _CHANNELS_FIRST:
         return 1
-    if op in ("Softmax", "LogSoftmax"):  # without an axis it depends on the opset which one it is
+    if op in ("Softmax", "LogSoftmax"):  # the default axis depends on the opset
         return node.attributes.get_int("axis") % rank if "axis" in node.attributes else None
     if op == "Gemm" or (op == "MatMul" and _stored_matrix(node.inputs[1])):
         return rank - 1
@@ -120,7 +123,7 @@ def _same_rank(value: ir.Value | None, rank: int, seen: set[int]) -> int | None:
 
 
 def _moved(node: ir.Node, value: ir.Value, seen: set[int]) -> int | None:
-    """The axis after an operator that moves axes; ``None`` if it may have been cut or joined."""
+    """The axis after an operator that moves axes; ``None`` if it may have been split or merged."""
     source = node.inputs[0]
     before, after = (None if source is None else known_shape(source)), known_shape(value)
     if source is None or before is None or after is None:
@@ -145,7 +148,7 @@ def _stored_matrix(value: ir.Value | None) -> bool:
 
 
 def _constant(value: ir.Value, depth: int = 8) -> bool:
-    """Whether a value depends on stored tensors only."""
+    """Whether a value depends only on stored tensors."""
     node = value.producer()
     if node is None:
         return value.is_initializer()
@@ -158,7 +161,7 @@ def _rank(value: ir.Value) -> int | None:
 
 
 def _by_lengths(model: ir.Model, shape: tuple[int | str | None, ...]) -> int | None:
-    """The one axis of a fixed length, where all others are dimensions of an input."""
+    """The only axis with a fixed length, if all others are dimensions of an input."""
     fixed = [axis for axis in range(1, len(shape)) if isinstance(shape[axis], int)]
     named = {
         dim

@@ -1,4 +1,4 @@
-"""Dropout in training mode: exporters write it so that it does nothing."""
+"""Dropout in training mode; exporters write it in inference form, where it is an identity."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ __all__ = ["add_mask", "dropout_to_training"]
 
 
 def dropout_to_training(model: ir.Model) -> Report:
-    """Switch the Dropout nodes of the main graph on, in place.
+    """Put the Dropout nodes of the main graph in training mode, in place.
 
     Without its third input, or with a false one, a Dropout is an identity. It gets a true one, and
-    its mask output ``[like the data]``, bool, which its gradient needs. A ratio of 0 is left alone.
+    a mask output, bool with the shape of the data, which its gradient needs. A Dropout with a ratio
+    of 0 is kept unchanged.
 
     Args:
         model: Model whose main graph is changed.
 
     Returns:
-        The report; it says of other operators that draw random numbers that their draws cannot be
-        repeated. A second call changes nothing.
+        The report; it notes other operators that draw random numbers, since these are not
+        reproducible. The rewrite is idempotent.
     """
     report = Report("dropout_to_training")
-    # Their kernels are seeded when a session is opened; only Dropout can be seeded at each step.
+    # Their kernels are seeded when a session is created; only Dropout can be seeded at each step.
     drawing = [node for node in model.graph.all_nodes() if node.op_type in RANDOM_OPERATORS]
     if drawing:
         report.notes.append(
-            f"{drawing[0].op_type} '{drawing[0].name}' draws from a generator that the runtime keeps "
-            "for itself: a run that is resumed draws other numbers than one that never stopped"
+            f"{drawing[0].op_type} '{drawing[0].name}' uses a random generator internal to the "
+            "runtime: a resumed run draws other numbers than an uninterrupted one"
         )
     builder = Builder(model.graph, "ortboost/dropout")
     for node in model.graph:
@@ -44,7 +45,7 @@ def dropout_to_training(model: ir.Model) -> Report:
         elif mode is None:
             report.kept[name] = "its training_mode is computed in the graph"
         elif mode and len(node.outputs) == 2:
-            report.kept[name] = "in training mode already"
+            report.kept[name] = "already in training mode"
         else:
             if not mode:
                 node.resize_inputs(3)
@@ -56,7 +57,7 @@ def dropout_to_training(model: ir.Model) -> Report:
 
 
 def add_mask(node: ir.Node, builder: Builder) -> bool:
-    """Give a Dropout its second output; whether that was needed."""
+    """Add the second output to a Dropout; return whether it was missing."""
     if len(node.outputs) >= 2 and node.outputs[1].name:
         return False
     node.resize_outputs(2)

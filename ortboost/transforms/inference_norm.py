@@ -1,4 +1,4 @@
-"""BatchNormalization and Dropout back in inference form, for evaluation and export."""
+"""Convert BatchNormalization and Dropout back to inference form, for evaluation and export."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["to_inference"]
 def to_inference(model: ir.Model) -> Report:
     """Put BatchNormalization and Dropout nodes in inference form, in place.
 
-    BatchNormalization normalizes by its running statistics and has one output; what computed the
-    next statistics is removed, also from the graph's outputs. Dropout passes its input on.
+    BatchNormalization normalizes by its running statistics and has one output; the nodes that
+    compute the next statistics are removed, also from the graph's outputs. Dropout passes on its
+    input.
 
     Args:
         model: Model whose main graph is changed.
 
     Returns:
-        The report. A second call changes nothing.
+        The report. The rewrite is idempotent.
     """
     report = Report("to_inference")
     graph = model.graph
@@ -60,7 +61,7 @@ def to_inference(model: ir.Model) -> Report:
 
 
 def _stored_of(value: ir.Value | None, originals: dict[str | None, ir.Value]) -> ir.Value | None:
-    """The stored tensor that a running statistic of ours is made of."""
+    """The stored tensor that a running statistic added by ortboost is computed from."""
     while value is not None and value.name not in originals:
         producer = value.producer()
         if producer is None or not (producer.name or "").startswith((OWN_PREFIX, NEXT)):
@@ -70,7 +71,7 @@ def _stored_of(value: ir.Value | None, originals: dict[str | None, ir.Value]) ->
 
 
 def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
-    """Remove a value, all nodes that need it, and the graph outputs among them."""
+    """Remove all nodes that depend on a value, and the graph outputs among it and their results."""
     for usage in list(value.uses()):
         node = usage.node
         if node.graph is None:
@@ -86,7 +87,7 @@ def _drop_downstream(graph: ir.Graph, value: ir.Value, report: Report) -> None:
 
 
 def _remove_unused(graph: ir.Graph) -> None:
-    """Remove what only the next statistics needed."""
+    """Remove nodes and constants that only the next statistics needed."""
     for node in reversed(list(graph)):
         if (node.name or "").startswith(OWN_PREFIX) and is_unused(node):
             graph.remove(node, safe=True)
@@ -99,7 +100,7 @@ def _dropout_off(node: ir.Node, report: Report) -> None:
     if len(node.inputs) > 2 and node.inputs[2] is not None:
         node.replace_input_with(2, None)
         node.resize_inputs(2)
-        report.changed[label(node)] = "passes its input on"
+        report.changed[label(node)] = "put in inference mode"
     if len(node.outputs) > 1:
         mask = node.outputs[1]
         if not is_read(mask):

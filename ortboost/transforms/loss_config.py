@@ -1,4 +1,4 @@
-"""Which loss a program is trained with."""
+"""The configuration of the training loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortboost.core.field_types import check_kinds
 __all__ = ["IGNORED", "LOSSES", "LossConfig"]
 
 IGNORED: Final = -100
-"""The label that does not count in PyTorch unless another is named; here with ``shift_labels``."""
+"""PyTorch's default ``ignore_index``; used here with ``shift_labels``."""
 
 
 LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
@@ -22,29 +22,28 @@ LOSSES = ("softmax-cross-entropy", "mse", "bce-with-logits", "l1", "output")
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Which loss, over which output, against labels of which form.
+    """The loss, the output that it is computed from, and the form of the labels.
 
     Args:
-        name: One of :data:`LOSSES`, or the path of an ONNX file with a loss of your own, see
+        name: One of :data:`LOSSES`, or the path of an ONNX file with a user-defined loss, see
             :mod:`ortboost.transforms.own_loss`.
-        reduction: ``mean``, ``sum`` or ``none``; of a file: whether it answers a mean or a sum.
-        sparse: For cross entropy: labels are class numbers (int64), not one row of
-            probabilities a sample.
-        output: Name of the model's output that the loss is taken of; may stay out if the model has
+        reduction: ``mean``, ``sum`` or ``none``; for a file: whether it returns a mean or a sum.
+        sparse: For cross entropy: labels are class indices (int64), not rows of probabilities.
+        output: Name of the model output that the loss is computed from; optional if the model has
             one output.
         labels: Name of the new input.
-        label_shape: Shape of the labels; follows from the output if not given.
-        ignore_index: For sparse cross entropy: labels with this value do not count; :data:`IGNORED`
-            with ``shift_labels`` if not given.
-        class_axis: For cross entropy: axis of the output that counts the classes, -1 for the last;
-            found if not given, see :mod:`ortboost.transforms.class_axis`.
+        label_shape: Shape of the labels; inferred from the output if not given.
+        ignore_index: For sparse cross entropy: labels with this value are ignored; the default is
+            :data:`IGNORED` with ``shift_labels``, otherwise none.
+        class_axis: For cross entropy: the class axis of the output, -1 for the last; inferred if
+            not given, see :mod:`ortboost.transforms.class_axis`.
         shift_labels: For sparse cross entropy: compare each position with the next label.
-        broadcast: Labels may broadcast against the output, as in MindSpore; refused otherwise.
-        weight: For ``bce-with-logits``: factor of each element, broadcast against the output.
-        pos_weight: For ``bce-with-logits``: factor of the positive part, broadcast likewise.
+        broadcast: Whether labels may broadcast against the output, as in MindSpore.
+        weight: For ``bce-with-logits``: weight of each element, broadcast against the output.
+        pos_weight: For ``bce-with-logits``: weight of the positive term, broadcast likewise.
 
     Raises:
-        ConfigError: An unknown name or reduction, or a setting of another loss.
+        ConfigError: An unknown name or reduction, or a setting that the loss does not have.
     """
 
     name: str = "softmax-cross-entropy"
@@ -66,29 +65,29 @@ class LossConfig:
             raise ConfigError(
                 f"Unknown loss '{self.name}'.",
                 where="loss",
-                fix=f"{nearest(self.name, LOSSES)}; or an .onnx file with a loss of your own",
+                fix=f"{nearest(self.name, LOSSES)}; or an .onnx file with your own loss",
             )
         if self.is_file and self.reduction == "none":
             raise ConfigError(
-                "A loss from a file answers one number.",
+                "A loss from a file returns a scalar.",
                 where=f"loss '{self.name}', reduction 'none'",
-                fix="Say whether it is the 'mean' or the 'sum' over the samples.",
+                fix="Set it to 'mean' or 'sum', whichever the loss computes over the samples.",
             )
         sparse = self.name == "softmax-cross-entropy" and self.sparse
         for key in ("ignore_index", "shift_labels"):
             value = getattr(self, key)
             if value is not None and value is not False and not sparse:  # 0 is a label
                 raise ConfigError(
-                    f"'{key}' means nothing to {self.name}"
+                    f"'{key}' has no effect for {self.name}"
                     f"{'' if self.name != 'softmax-cross-entropy' else ' with dense labels'}.",
                     where=f"loss, {key}",
-                    fix="Leave it out; it is for softmax-cross-entropy with sparse labels.",
+                    fix="Omit it; it applies to softmax-cross-entropy with sparse labels.",
                 )
         if self.class_axis is not None and self.name != "softmax-cross-entropy":
             raise ConfigError(
-                f"'class_axis' means nothing to {self.name}.",
+                f"'class_axis' has no effect for {self.name}.",
                 where="loss, class_axis",
-                fix="Leave it out; it is for softmax-cross-entropy.",
+                fix="Omit it; it applies to softmax-cross-entropy.",
             )
         for key in ("weight", "pos_weight"):
             if getattr(self, key) is not None:
@@ -96,16 +95,16 @@ class LossConfig:
 
     @property
     def is_file(self) -> bool:
-        """Whether the loss is in a file of the user's."""
+        """Whether the loss is a user-defined one in a file."""
         return self.name.lower().endswith(".onnx")
 
     def _check_factors(self, key: str) -> None:
-        """Factors are numbers, and there is one loss that reads them."""
+        """Check that a weight is finite and that the loss uses it."""
         if self.name != "bce-with-logits":
             raise ConfigError(
-                f"'{key}' means nothing to {self.name}.",
+                f"'{key}' has no effect for {self.name}.",
                 where=f"loss, {key}",
-                fix="Leave it out; it is for bce-with-logits.",
+                fix="Omit it; it applies to bce-with-logits.",
             )
         try:
             good = bool(np.isfinite(np.asarray(getattr(self, key), np.float32)).all())
@@ -115,5 +114,5 @@ class LossConfig:
             raise ConfigError(
                 f"'{key}' does not hold finite numbers.",
                 where=f"loss, {key}",
-                fix="Give one number, or numbers in a shape that fits the output.",
+                fix="Give a number, or an array that broadcasts to the output.",
             )

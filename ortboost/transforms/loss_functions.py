@@ -21,9 +21,9 @@ __all__ = [
 
 
 def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value:
-    """The labels ``[batch, sequence]`` one position earlier; the last position does not count.
+    """Shift the labels ``[batch, sequence]`` left by one position; the last one is ignored.
 
-    Shifting the labels copies nothing of the predictions, which are much larger.
+    Shifting the labels avoids a copy of the predictions, which are much larger.
     """
     int64, shape = ir.DataType.INT64, known_shape(labels) or ()
     rest = builder.op(
@@ -37,22 +37,22 @@ def shifted_labels(builder: Builder, labels: ir.Value, ignored: int) -> ir.Value
 def sparse_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, axis: int | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Cross entropy with class numbers, by the fused operator, which has the classes in axis 1.
+    """Cross entropy with class indices, by the fused operator, whose class axis is 1.
 
     Args:
-        builder: Where nodes are made.
-        x: Scores, ``[batch, ..., classes, ...]``.
-        labels: Class numbers, int64, ``x`` without the class axis.
-        config: Reduction and label that does not count.
+        builder: Receives the nodes.
+        x: Logits, ``[batch, ..., classes, ...]``.
+        labels: Class indices, int64, with the shape of ``x`` without the class axis.
+        config: Reduction and label to ignore.
         axis: The class axis; ``None`` for axis 1.
 
     Returns:
-        The loss that is shown, and the scalar to differentiate.
+        The loss to show, and the scalar to differentiate.
     """
     shape = known_shape(x) or ()
     rank = len(shape)
     target = labels
-    if axis is not None and axis > 1:  # all positions are samples: rows of classes, without a copy
+    if axis is not None and axis > 1:  # flatten positions into samples, without a copy
         if axis != rank - 1:
             perm = [i for i in range(rank) if i != axis] + [axis]
             x = builder.op("Transpose", x, shape=[shape[i] for i in perm], perm=perm)
@@ -71,7 +71,7 @@ def sparse_cross_entropy(
 def _fused_cross_entropy(
     builder: Builder, x: ir.Value, labels: ir.Value, config: LossConfig, reduction: str
 ) -> ir.Value:
-    """The fused operator with its second output, which native gradients read."""
+    """The fused operator with its second output, which the native gradient reads."""
     extra: dict[str, Any] = (
         {} if config.ignore_index is None else {"ignore_index": config.ignore_index}
     )
@@ -88,9 +88,9 @@ def _fused_cross_entropy(
 
 
 def fixed_shape(builder: Builder, labels: ir.Value, x: ir.Value, config: LossConfig) -> ir.Value:
-    """The labels in the shape of the predictions, so that a single row is not broadcast.
+    """Reshape the labels to the shape of the predictions, so that a single row is not broadcast.
 
-    A runtime checks fixed lengths itself, so nothing is added for them.
+    The runtime checks static shapes itself, so no node is added for these.
     """
     shape = known_shape(x)
     free = config.broadcast or config.label_shape is not None
@@ -121,7 +121,7 @@ def elementwise_losses(
 
 
 def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
-    """``log(1 + exp(x))`` as `ReduceLogSumExp([0, x])`, whose gradient is right at 0 too."""
+    """``log(1 + exp(x))`` as `ReduceLogSumExp([0, x])`, whose gradient is correct even at 0."""
     last = builder.ints(-1)
     x_last = builder.op("Unsqueeze", x, last)  # [..., 1]
     zeros = builder.op("Mul", x_last, builder.const(0.0))
@@ -130,7 +130,7 @@ def _softplus(builder: Builder, x: ir.Value) -> ir.Value:
 
 
 def reduce_losses(builder: Builder, losses: ir.Value, reduction: str) -> tuple[ir.Value, ir.Value]:
-    """The loss that is shown, and the scalar that is differentiated."""
+    """Reduce the losses to the loss to show and the scalar to differentiate."""
     if reduction == "mean":
         mean = builder.op("ReduceMean", losses, keepdims=0, shape=())
         return mean, mean

@@ -1,8 +1,8 @@
 """Replace the last fully connected layer by a new one with another number of outputs.
 
-For fine-tuning: the backbone keeps its weights, the head starts anew. Weight and bias are drawn
-uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch initializes a `Linear`
-(`torch.nn.Linear` documentation, section Variables).
+For fine-tuning: the backbone keeps its weights, the head is reinitialized. Weight and bias are
+drawn uniformly from `[-1/sqrt(fan_in), 1/sqrt(fan_in)]` with a seed, as PyTorch initializes a
+`Linear` (`torch.nn.Linear` documentation, section Variables).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortboost.graph.shape_inference import infer_shapes
 
 __all__ = ["DenseLayer", "find_head", "new_head"]
 
-_PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
+_PASS_THROUGH = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DenseLayer:
         node: The Gemm or MatMul.
         weight: Its weight initializer.
         bias: Its bias initializer, if it has one.
-        out_axis: Axis of the weight that counts the outputs (0 for torch's ``[out, in]``).
+        out_axis: Output axis of the weight (0 for torch's ``[out, in]``).
     """
 
     node: ir.Node
@@ -43,14 +43,15 @@ class DenseLayer:
 
 
 def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
-    """Find the fully connected layer that makes an output of the model.
+    """Find the fully connected layer that computes an output of the model.
 
     Args:
         model: A normalized model.
-        output: Name of the output; the only or first one if not given.
+        output: Name of the output; the first one if not given.
 
     Raises:
-        ModelError: No such layer on the way back from the output.
+        UsageError: The output does not exist.
+        ModelError: No such layer was found behind the output.
     """
     outputs = [v for v in model.graph.outputs if output is None or v.name == output]
     if not outputs:
@@ -81,7 +82,7 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
             else:
                 break
             continue
-        if node.op_type not in _PASSED_ON_THE_WAY or node.inputs[0] is None:
+        if node.op_type not in _PASS_THROUGH or node.inputs[0] is None:
             break
         value = node.inputs[0]
     raise ModelError(
@@ -92,21 +93,21 @@ def find_head(model: ir.Model, output: str | None = None) -> DenseLayer:
 
 
 def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = None) -> Report:
-    """Give the last fully connected layer ``size`` outputs and fresh weights, in place.
+    """Give the last fully connected layer ``size`` outputs and new random weights, in place.
 
     Args:
         model: A normalized model.
         size: Number of outputs of the new head.
         seed: Seed of the new weights.
-        output: The output whose head is meant; the only or first one if not given.
+        output: The output whose head is replaced; the first one if not given.
 
     Raises:
-        UsageError: ``size`` is not positive.
-        ModelError: No such layer, or its weight is shared with another node.
+        UsageError: ``size`` is not positive, or the output does not exist.
+        ModelError: No such layer was found, or its weight is shared with another node.
     """
     if size < 1:
         raise UsageError(
-            f"A head with {size} outputs makes no sense.",
+            f"A head cannot have {size} outputs.",
             where="--new-head",
             fix="Give the number of classes, 1 or more.",
         )
@@ -114,7 +115,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
     shared = [v for v in (head.weight, head.bias) if v is not None and len(v.uses()) > 1]
     if shared:
         raise ModelError(
-            f"The head cannot be replaced: '{shared[0].name}' is used by other nodes too.",
+            f"The head cannot be replaced: '{shared[0].name}' is also used by other nodes.",
             where=f"{source_name(model)}: node '{head.node.name}'",
             fix="Untie the weights before the export.",
         )
@@ -138,7 +139,7 @@ def new_head(model: ir.Model, size: int, *, seed: int = 0, output: str | None = 
 
 
 def _forget_shapes_after(node: ir.Node) -> None:
-    """The class count changed: shapes downstream are inferred again; the rank is kept."""
+    """Clear the shapes after a node, to be inferred again; graph outputs keep their rank."""
     pending, seen = [node], set[int]()
     while pending:
         current = pending.pop()

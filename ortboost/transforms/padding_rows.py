@@ -1,10 +1,10 @@
-"""Looking up a padding token sends no gradient to its row, as with torch's ``padding_idx``.
+"""Block the gradient of embedding rows of padding tokens, as torch's ``padding_idx`` does.
 
     y = Gather(w, ids)    becomes    y = Where(ids == row, w'[row], Gather(w, ids))
 
-with `w'` the same numbers as a graph input of its own, which is not trained. Once the graph is differentiated,
-:func:`join_padding_rows` makes `w'` the parameter again. So only this look-up is cut: where the table is the
-output layer, too, its row is trained by that, as in torch.
+where `w'` is a copy of `w` as a separate graph input, which is not trained. Once the graph is
+differentiated, :func:`join_padding_rows` replaces `w'` by the parameter again. Only this lookup is
+blocked: if the table is also the output layer, its row is trained through that, as in torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _DETACHED = "ortboost/detached/"
 
 
 def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
-    """Cut the gradient between the look-up of padding tokens and their rows, in place.
+    """Block the gradient from lookups of padding tokens to their rows, in place.
 
     Args:
-        model: A model whose parameters are graph inputs, and that is not differentiated yet.
-        rows: Trained tables and the row of their padding token.
+        model: A model whose parameters are graph inputs, not differentiated yet.
+        rows: Trained table to the row of its padding token.
 
     Returns:
-        The nodes that are changed.
+        A report of the changed nodes.
     """
     report = Report("protect_padding_rows")
     detached: dict[str, ir.Value] = {}
@@ -43,7 +43,7 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
         if data is None or ids is None or table is None or name not in rows:
             continue
         if ids.shape is None:
-            report.kept[label(node)] = "the rank of its indices is not known"
+            report.kept[label(node)] = "the rank of its indices is unknown"
             continue
         row = rows[name]
         b = Builder(model.graph, "ortboost/padding")
@@ -65,7 +65,7 @@ def protect_padding_rows(model: ir.Model, rows: Mapping[str, int]) -> Report:
 
 
 def _table(value: ir.Value | None) -> ir.Value | None:
-    """The graph input that a table is, behind a Cast of mixed precision."""
+    """The graph input that a table comes from, possibly through a Cast of mixed precision."""
     while value is not None and not value.is_graph_input():
         node = value.producer()
         if node is None or not is_standard(node, "Cast", "Identity"):
@@ -75,7 +75,7 @@ def _table(value: ir.Value | None) -> ir.Value | None:
 
 
 def join_padding_rows(model: ir.Model) -> None:
-    """Let what read the detached tables read the parameters again, in place."""
+    """Let all consumers of the detached tables read the parameters again, in place."""
     inputs = {value.name or "": value for value in model.graph.inputs}
     for name, value in inputs.items():
         if name.startswith(_DETACHED):

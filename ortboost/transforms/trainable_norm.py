@@ -1,17 +1,19 @@
-"""BatchNormalization between its training and its inference form.
+"""Conversion of BatchNormalization to its training form.
 
 Exporters write BatchNormalization in inference form, torch's dynamo exporter even from ``train()``.
-Trained like that, the statistics never move and the gradients are those of a fixed affine map.
-:func:`to_training` switches the nodes over and makes the next running statistics values of the
-graph; :func:`ortboost.transforms.inference_norm.to_inference` goes back, for evaluation and export.
+In this form the statistics are never updated and the gradients are those of a fixed affine map.
+:func:`to_training` switches the nodes to training mode and computes the next running statistics in
+the graph; :func:`~ortboost.transforms.inference_norm.to_inference` reverts this for evaluation and
+export.
 
 The statistics are computed beside the node, ``next = old * momentum + batch * (1 - momentum)``,
-with ``momentum = 0`` on the node itself, which then outputs those of the batch: onnxruntime would
-otherwise overwrite the stored statistics in place, even where a skipped step has to keep them.
+with ``momentum = 0`` on the node itself, which then outputs the statistics of the batch: otherwise
+onnxruntime would overwrite the stored statistics in place, even in a skipped step, which must keep
+them.
 
-The convention of ONNX is ``next = old * momentum + batch * (1 - momentum)`` with the *biased*
-variance of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore keep the unbiased one, ``/
-(N - 1)``; that is the default here.
+The ONNX convention is ``next = old * momentum + batch * (1 - momentum)`` with the *biased* variance
+of the batch, ``sum((x - mean)^2) / N``. PyTorch and MindSpore use the unbiased one, ``/ (N - 1)``,
+which is the default here.
 """
 
 from __future__ import annotations
@@ -54,12 +56,12 @@ RunningVariance = Literal["unbiased", "onnx"]
 
 @dataclass(frozen=True)
 class BatchNormState:
-    """What :func:`to_training` did.
+    """The result of :func:`to_training`.
 
     Args:
         report: Nodes changed (now in training mode) and kept (frozen), with reasons.
-        next_of: Buffer (running mean or variance) to the name of the value that holds its next
-            state. The values are in the graph, and not yet among its outputs.
+        next_of: Buffer (running mean or variance) to the name of the value with its next state. The
+            values are in the graph, but not yet among its outputs.
     """
 
     report: Report
@@ -79,10 +81,9 @@ def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def running_statistics(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """Running mean and variance of a node, if both are stored tensors.
+    """Running mean and variance of a node, if both are initializers or graph inputs.
 
-    That is, initializers or graph inputs, also through Identity nodes: the TorchScript exporter
-    stores equal tensors once.
+    They may be read through Identity nodes: the TorchScript exporter stores equal tensors once.
     """
     found = []
     for index in (3, 4):
@@ -102,21 +103,21 @@ def to_training(
     """Put BatchNormalization nodes in training mode, in place.
 
     A node in training mode normalizes by the statistics of the batch and computes the next running
-    mean and variance, shape ``[C]`` each, named ``ortboost/next/<buffer>``. Where a module is
-    applied twice (two nodes share scale, bias and both statistics) the second update starts from
-    the first one, as in PyTorch. Where nodes share only the statistics (exporters store equal
-    tensors once) each gets its own copy.
+    mean and variance, shape ``[C]`` each, named ``ortboost/next/<buffer>``. If a module is applied
+    twice (two nodes share scale, bias and both statistics), the second update starts from the
+    result of the first, as in PyTorch. If nodes share only the statistics (exporters store equal
+    tensors once), each gets its own copy.
 
     Args:
         model: Model whose main graph is changed.
-        frozen: Says of a node whether it keeps its running statistics and stays in inference form.
+        frozen: Returns whether a node keeps its running statistics and stays in inference form.
         running_variance: ``"unbiased"`` (PyTorch, MindSpore) or ``"onnx"`` (biased).
 
     Returns:
-        The report, and where the next statistics are. A second call changes nothing.
+        The report, and the names of the next statistics. The rewrite is idempotent.
 
     Raises:
-        ModelError: Running statistics are computed in the graph instead of stored; the error names
+        ModelError: Running statistics are computed in the graph instead of stored; the error lists
             all such nodes.
 
     Example:
@@ -131,7 +132,7 @@ def to_training(
     nodes = []
     for node in batch_norms(model):
         if is_training(node) and len(node.outputs) == 3 and _is_ours(node.outputs[1]):
-            state.report.kept[label(node)] = "in training mode already"
+            state.report.kept[label(node)] = "already in training mode"
         elif frozen(node):
             state.report.kept[label(node)] = "frozen: it keeps its running statistics"
             if is_training(node):
@@ -170,7 +171,7 @@ def to_training(
         )
     for buffer_name, new in latest.items():
         buffer = last_buffer[buffer_name]
-        if new.is_graph_output():  # its name is the user's: add another value for ours
+        if new.is_graph_output():  # keep its name, and add another value
             same = builder.op("Identity", new)
             producer = new.producer()
             model.graph.insert_after(producer, builder.take()) if producer else builder.flush()
@@ -188,7 +189,7 @@ def _is_ours(output: ir.Value) -> bool:
 
 
 def _freeze(node: ir.Node, report: Report) -> None:
-    """Bring a node that was exported in training mode into inference form."""
+    """Put a node that was exported in training mode in inference form."""
     if any(map(is_read, node.outputs[1:])):
         report.notes.append(f"'{label(node)}' is frozen, but its running statistics are used")
         return
@@ -207,8 +208,8 @@ def _add_statistics(
 ) -> tuple[ir.Value, ir.Value]:
     """Let the node output the batch statistics, and compute the next running ones beside it.
 
-    ``factors`` holds the corrections of the variance by element count: layers of one size share
-    them.
+    ``factors`` caches the correction factors of the variance by element count, which layers of the
+    same size share.
     """
     stored = (node.inputs[3], node.inputs[4])
     momentum = node.attributes.get_float("momentum", 0.9)
@@ -216,9 +217,9 @@ def _add_statistics(
     node.attributes["momentum"] = ir.AttrFloat32("momentum", 0.0)
     node.resize_outputs(3)
     for index, old in enumerate(stored):
-        # onnxruntime writes outputs 1 and 2 into the memory of inputs 3 and 4, also where those
-        # are the caller's arrays. So they get a value of no interest (at momentum 0 it counts for
-        # nothing) in memory of its own.
+        # onnxruntime writes outputs 1 and 2 into the memory of inputs 3 and 4, even if these are
+        # the caller's arrays. Therefore the inputs become temporaries; with momentum 0 their
+        # values have no effect.
         if old is not None:
             unused = builder.op("Mul", old, builder.const(0.5, old.dtype or ir.DataType.FLOAT))
             node.replace_input_with(3 + index, unused)
@@ -226,7 +227,7 @@ def _add_statistics(
     following = []
     for kind, old, batch in zip(("mean", "var"), stored, node.outputs[1:], strict=True):
         if old is None:
-            raise TypeError("running_statistics() found it before")
+            raise TypeError("running_statistics() returned it before")
         if not batch.is_graph_output():
             batch.name = builder.unique(f"{OWN_PREFIX}{label(node)}/{kind}")
         batch.type, batch.shape = old.type, old.shape
@@ -256,9 +257,9 @@ def _element_count(node: ir.Node) -> tuple[int | str, ...] | None:
 def _unbiased(
     node: ir.Node, like: ir.Value, weight: float, builder: Builder, dtype: ir.DataType
 ) -> ir.Value:
-    """``weight * N / max(N - 1, 1)``, N the number of elements per channel.
+    """``weight * N / max(N - 1, 1)``, where N is the number of elements per channel.
 
-    A batch of one element has no variance: its biased one is 0 and stays 0.
+    For a single element, the biased variance is 0 and remains 0.
     """
     data = node.inputs[0]
     if data is None:
@@ -276,7 +277,7 @@ def _unbiased(
 
 
 def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: Report) -> None:
-    """Give nodes that share statistics, but are not the same module, tensors of their own."""
+    """Give nodes that share statistics, but are not the same module, separate tensors."""
     owner: dict[str, tuple[str, ...]] = {}
     for node in nodes:
         statistics = running_statistics(node)
@@ -292,7 +293,8 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
                 raise ModelError(
                     "Two BatchNormalization nodes share running statistics, but not their scale.",
                     where=f"node '{label(node)}', tensor '{key}'",
-                    fix="Convert from the model as exported, where the statistics are initializers.",
+                    fix="Convert from the model as exported, where the statistics are "
+                    "initializers.",
                 )
             own_name = (direct.name if direct is not None else None) or key
             if direct is not value and direct is not None:
@@ -307,8 +309,8 @@ def _separate(model: ir.Model, nodes: list[ir.Node], builder: Builder, report: R
             node.replace_input_with(index, copy)
             owner[copy.name or ""] = module
             report.notes.append(
-                f"'{copy.name}' of node '{node.name}' was stored once with '{key}'; now it has "
-                "a tensor of its own"
+                f"'{copy.name}' of node '{node.name}' shared its tensor with '{key}'; it now has "
+                "its own"
             )
 
 

@@ -1,7 +1,7 @@
 """Gradients by central differences in float64: slow, simple, and independent of every engine.
 
 The graph is evaluated by the reference evaluator of the ``onnx`` package, with all float32 tensors
-turned into float64. Tests and ``tools/probe_gradients.py`` hold the engines against it.
+converted to float64. Tests and ``tools/probe_gradients.py`` compare the engines with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["as_double", "evaluate", "numeric_gradients"]
 
 
 class Erf(OpRun):
-    """The error function to float64; the reference evaluator's own is good to 1.5e-7 only."""
+    """The error function in float64; the reference evaluator's own is accurate only to 1.5e-7."""
 
     def _run(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64]]:
         exact = np.array([math.erf(v) for v in np.ravel(x)], dtype=np.float64)
@@ -84,8 +84,8 @@ def evaluate(
 
     Args:
         model: Model of standard operators.
-        feeds: Input arrays; float32 ones are made float64.
-        names: Outputs wanted; all if not given.
+        feeds: Input arrays; float32 ones are converted to float64.
+        names: Names of the requested outputs; all if not given.
     """
     runner = ReferenceEvaluator(as_double(model), new_ops=[Erf, Gelu])
     return list(runner.run(None if names is None else list(names), _doubled(feeds)))
@@ -107,7 +107,7 @@ def numeric_gradients(
 
     Args:
         model: Model with ``loss`` among its outputs.
-        loss: Name of the output, one number.
+        loss: Name of the output, a scalar.
         wrt: Names of float inputs.
         feeds: Arrays of all inputs.
         step: ``h``. The error is of the order ``h**2`` plus ``1e-16 / h``.

@@ -1,4 +1,4 @@
-"""What gradients are held against: central differences, and the bare builder with its errors."""
+"""Oracles for gradients: central differences, and the bare builder with its errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_gradients(
     tolerance: float = 1e-3,
     engine: str = "native",
 ) -> ir.Model:
-    """The model as ortboost differentiates it computes the same loss and right gradients."""
+    """Check that ortboost's gradient graph computes the same loss and correct gradients."""
     expected = numeric_gradients(model, loss, wrt, feeds)
     (value,) = evaluate(model, feeds, [loss])
     work = model.clone()

@@ -69,7 +69,7 @@ def test_operators_beside_the_gradient_path_do_not_matter():
 @pytest.mark.parametrize(
     ("body", "op", "reason"),
     [
-        ("h = Mul(x, w) y = com.microsoft.FusedMatMul(h, h)", "FusedMatMul", "made for inference"),
+        ("h = Mul(x, w) y = com.microsoft.FusedMatMul(h, h)", "FusedMatMul", "for inference only"),
         ("h = Mul(x, w) y = other.domain.Thing(h)", "Thing", "not a standard operator"),
         ("h = Mul(x, w) y = NonMaxSuppressed(h)", "NonMaxSuppressed", "no gradient"),
         (

@@ -1,4 +1,4 @@
-"""Batches that used to crash the process; each runs in a process of its own."""
+"""Batches that used to crash the process; each runs in a separate process."""
 
 import subprocess
 import sys
@@ -17,7 +17,8 @@ from ortboost.autodiff.engine import differentiate
 from ortboost.graph.shape_inference import infer_shapes
 TEXT = '''<ir_version: 10, opset_import: ["" : 18]>
 g (float[N,2,SIZE] x, float[1] w) => (float loss) {
-  [a] h = Mul(x, w)  [b] p = MaxPool<kernel_shape = KERNEL, strides = KERNEL>(h)  [c] loss = ReduceSum<keepdims = 0>(p)
+  [a] h = Mul(x, w)  [b] p = MaxPool<kernel_shape = KERNEL, strides = KERNEL>(h)
+  [c] loss = ReduceSum<keepdims = 0>(p)
 }'''
 model = ir.from_onnx_text(TEXT.replace("SIZE", sys.argv[1]).replace("KERNEL", sys.argv[2]))
 infer_shapes(model)
@@ -25,7 +26,8 @@ step = differentiate(model, "loss", ["w"], "native")
 session = ort.InferenceSession(ir.to_proto(step).SerializeToString())
 shape = [4, 2, *map(int, sys.argv[1].split(","))]
 for _ in range(20):
-    (gradient,) = session.run(["w_grad"], {"x": np.full(shape, np.nan, np.float32), "w": np.ones(1, np.float32)})
+    feeds = {"x": np.full(shape, np.nan, np.float32), "w": np.ones(1, np.float32)}
+    (gradient,) = session.run(["w_grad"], feeds)
 print("nan" if np.isnan(gradient).all() else gradient)
 """
 
@@ -48,11 +50,12 @@ from ortboost.autodiff.engine import differentiate
 from ortboost.graph.shape_inference import infer_shapes
 model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
 g (float[N,8,L] x, float[8,2,16] w) => (float loss) {
-  [a] y = Conv<kernel_shape = [16], pads = [8, 8], group = 4>(x, w)  [b] loss = ReduceSum<keepdims = 0>(y) }''')
+  [a] y = Conv<kernel_shape = [16], pads = [8, 8], group = 4>(x, w)
+  [b] loss = ReduceSum<keepdims = 0>(y) }''')
 infer_shapes(model)
 step = differentiate(model, "loss", ["x", "w"], "native")
 options = ort.SessionOptions()
-options.enable_cpu_mem_arena = False  # the allocator of the system finds out what is written where it must not be
+options.enable_cpu_mem_arena = False  # the system's allocator detects writes out of bounds
 session = ort.InferenceSession(ir.to_proto(step).SerializeToString(), options)
 for _ in range(20):
     session.run(None, {"x": np.ones((2, 8, 39), np.float32), "w": np.ones((8, 2, 16), np.float32)})
@@ -71,5 +74,5 @@ def test_convolution_in_groups_over_three_axes_is_refused():
         y = Conv<group = 2>(x, w) loss = ReduceSum<keepdims = 0>(y) }""")
     with pytest.raises(ModelError) as error:
         differentiate(model, "loss", ["w"], "native")
-    assert "writes outside its memory" in error.value.where
+    assert "writes out of bounds" in error.value.where
     assert differentiate(model, "loss", ["w"], "portable")

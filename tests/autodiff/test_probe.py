@@ -1,4 +1,4 @@
-"""Every operator, in its difficult forms, against central differences (cases of tools/probe_cases.py)."""
+"""Every operator in difficult forms (tools/probe_cases.py) against central differences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = {
 
 
 def expected_status(case: Case) -> str:
-    """``refused`` for forms that have no right gradient, else ``ok``."""
+    """``refused`` for forms without a correct gradient, else ``ok``."""
     attributes = case.attrs
     refused = (
         case.op in REFUSED
@@ -48,13 +48,15 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_gradient(case):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the oracle overflows where we must not
+        warnings.simplefilter(
+            "ignore", RuntimeWarning
+        )  # the oracle overflows where the engine must not
         status, detail = probe(case, raw=False)
     assert status == expected_status(case), detail
 
 
 def open_status(case: Case, symbolic: str) -> str:
-    """The same where lengths are symbolic: padding that depends on them is refused."""
+    """The same with symbolic lengths: padding that depends on them is refused."""
     open_padding = "SAME" in case.note and case.attrs.get("strides") is not None
     open_ceil = case.op == "AveragePool" and "ceil" in case.note
     if symbolic == "all" and (open_padding or open_ceil):
@@ -65,6 +67,6 @@ def open_status(case: Case, symbolic: str) -> str:
 @pytest.mark.parametrize("symbolic", ["batch", "all"])
 @pytest.mark.parametrize("case", [p for p in CASES if p.values[0].op in ("MaxPool", "AveragePool")])
 def test_gradient_of_pools_of_unknown_lengths(case, symbolic):
-    """The kernels of their gradients take lengths from the file, where a symbolic one is 0."""
+    """Their gradient kernels take lengths from the file, where a symbolic one is 0."""
     status, detail = probe(case, raw=False, symbolic=symbolic)
     assert status == open_status(case, symbolic), detail

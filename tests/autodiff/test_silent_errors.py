@@ -1,6 +1,6 @@
-"""Gradients that the bare builder gets wrong without a word, and ortboost right.
+"""Gradients that the bare builder gets silently wrong, and ortboost right.
 
-Each test shows both: the wrong number of the builder, and ours against central differences.
+Each test shows both: the wrong value of the builder, and ortboost's against central differences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def raw_is_wrong(model, wrt, feeds):
     """Whether loss, shape or value of the bare builder differ from central differences."""
     expected = numeric_gradients(model, "loss", wrt, feeds)
     (loss,) = evaluate(model, feeds, ["loss"])
-    # The bare builder writes running statistics into what it is fed.
+    # The bare builder writes running statistics into its inputs.
     found = raw_gradients(model, wrt, {name: array.copy() for name, array in feeds.items()})
     if not np.allclose(found["loss"], loss, rtol=1e-2, atol=1e-2):
         return True
@@ -35,7 +35,8 @@ def raw_is_wrong(model, wrt, feeds):
 CASES = {
     "conv_same_upper": (
         """g (float[2,3,5,6] x, float[4,3,3,3] w) => (float loss) {
-            y = Conv<auto_pad="SAME_UPPER">(x, w) z = Mul(y, y) loss = ReduceMean<keepdims=0>(z) }""",
+            y = Conv<auto_pad="SAME_UPPER">(x, w) z = Mul(y, y)
+              loss = ReduceMean<keepdims=0>(z) }""",
         ["x", "w"],
     ),
     "conv_same_lower_stride": (
@@ -80,7 +81,8 @@ CASES = {
     ),
     "average_pool_3d": (
         """g (float[1,2,4,4,5] x) => (float loss) {
-            y = AveragePool<kernel_shape=[2,2,2]>(x) z = Mul(y, y) loss = ReduceSum<keepdims=0>(z) }""",
+            y = AveragePool<kernel_shape=[2,2,2]>(x) z = Mul(y, y)
+              loss = ReduceSum<keepdims=0>(z) }""",
         ["x"],
     ),
     "average_pool_same": (

@@ -14,14 +14,15 @@ LENGTHS = {"x": (3, 5)}
 
 def site() -> Site:
     model = ir.from_onnx_text(
-        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,5] x) => (float[n,5] y) { y = Neg(x) }'
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,5] x) => (float[n,5] y) { y = '
+        "Neg(x) }"
     )
     (node,) = model.graph
     return Site(node, Builder(model.graph, "test"), 18)
 
 
 def value_of(b: Site, vector: ir.Value) -> list[int]:
-    """What a vector of lengths is when x has three rows."""
+    """The value of a vector of lengths if x has three rows."""
     graph = b.node.graph
     assert isinstance(graph, ir.Graph)
     graph.extend(b.builder.take())

@@ -1,4 +1,4 @@
-"""Layers as PyTorch exports them, against PyTorch's own gradients (tools/golden/torch_layers.py)."""
+"""Layers exported by PyTorch against PyTorch's gradients (tools/golden/torch_layers.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = GOLDEN / "torch_layers"
 NETWORKS = ("attending", "decoder", "recurrent", "signal")
 NATIVE = pytest.param(
     "native", marks=needs_native
-)  # it has no recurrent layers; auto takes the other
+)  # it has no recurrent layers; auto selects the other engine
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])

@@ -1,7 +1,7 @@
-"""Operands whose lengths the file does not tell, broadcast or not at run time, against differences.
+"""Operands of unknown lengths, broadcast at run time or not, against central differences.
 
-Every broadcasting operator meets every way in which exporters leave a length unknown. The native builder
-takes such lengths for equal; BERT's position embeddings then get a gradient that is not summed.
+Every broadcasting operator is combined with every form of unknown length. The native builder treats
+such lengths as equal; the gradient of BERT's position embeddings is then not summed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.autodiff.oracle import graph
 from tests.support import run
 
 WAYS = {
-    # how y [1, n, 2] is made of p; l is a vector of n numbers
+    # how y [1, n, 2] is computed from p; l is a vector of n elements
     "named": ("float[one,n,2] p", "y = Identity(p)"),
     "unnamed": ("float[one,n,2] p", "y = Identity(p)"),
     "fixed": ("float[1,{n},2] p", "y = Identity(p)"),
@@ -60,7 +60,8 @@ OPERATORS = {
     "Div": "o = Div({0}, {1})",
     "Pow": "a = Shape({1}) b = Expand(two, a) o = Pow({0}, b)",
     "Expand": "a = Shape({0}) o = Expand({1}, a)",
-    "MatMul": "a = Unsqueeze({0}, last) b = Unsqueeze({1}, row) c = MatMul(a, b) o = ReduceSum<keepdims=0>(c, last)",
+    "MatMul": "a = Unsqueeze({0}, last) b = Unsqueeze({1}, row) c = MatMul(a, b) o = "
+    "ReduceSum<keepdims=0>(c, last)",
     "Gemm": "a = ReduceSum<keepdims=0>({0}, zero) b = ReduceSum<keepdims=0>({1}, zero) "
     "c = Gemm<transB=1, alpha=0.5, beta=2.0>(a, square, b) o = Unsqueeze(c, zero)",
 }
@@ -72,7 +73,8 @@ FAMILIES = {
 }
 CONSTANTS = (
     "int64[1] zero = {0}, int64[1] axis = {1}, int64[1] width = {2}, int64[1] last = {-1}, "
-    "int64[1] row = {-2}, int64 start = {0}, int64 step = {1}, int64[1,6] ids = {3, 1, 4, 1, 5, 0}, "
+    "int64[1] row = {-2}, int64 start = {0}, int64 step = {1}, int64[1,6] ids = {3, 1, 4, 1, 5, "
+    "0}, "
     "float two = {2}, float half = {1.1}, float[2,2] square = {1, 2, 0, 3}"
 )
 SIZES = [((2, 3), 3), ((2, 3), 1), ((2, 1), 3), ((1, 3), 3), ((1, 1), 3)]

@@ -219,7 +219,7 @@ def test_what_does_not_go_together(tmp_path):
     config = ProgramConfig(engine="portable", boosts=(DimReduce(path),))
     with pytest.raises(ConfigError, match="do not go together"):
         config.with_boosts(Clip("norm", 1.0))
-    with pytest.raises(ConfigError, match="compares losses"):
+    with pytest.raises(ConfigError, match="requires the gradient of the mean loss"):
         dataclasses.replace(config, loss=LossConfig(reduction="sum"))
 
 

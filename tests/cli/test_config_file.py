@@ -146,7 +146,7 @@ def test_an_unknown_version_is_refused(tmp_path, capsys, version, kind):
     words = ["convert", MLP, "-o", str(tmp_path / "run"), "--config", str(file)]
     status, said = error(capsys, words)
     assert status == 3
-    assert "which is not known" in said
+    assert "has the unknown version" in said
     assert f"where: {file}" in said
     assert "This ortboost reads version 1" in said
 

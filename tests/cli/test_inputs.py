@@ -175,7 +175,7 @@ def test_a_graph_is_fed_whole(folder, capsys, engine):
         labels=rng.integers(0, 3, 10),
     )
     assert main(["convert", "gnn.onnx", "-o", "run", "--engine", engine, "--lr", "0.05"]) == 0
-    assert "'edges' picks rows" in capsys.readouterr().out
+    assert "'edges' selects rows" in capsys.readouterr().out
     train = ["train", "run", "--data", "graph.npz", "--val", "graph.npz", "--batch-size", "2"]
     assert main([*train, "--epochs", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3

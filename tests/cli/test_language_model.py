@@ -79,7 +79,7 @@ def test_an_uncertain_axis_is_an_error_of_convert(folder, capsys):
     save_model(model, "square.onnx")
     assert main(["convert", "square.onnx", "-o", "run"]) != 0
     said = capsys.readouterr().err
-    assert "Which axis of the output 'y' counts the classes is not certain." in said
+    assert "The class axis of the output 'y' is ambiguous." in said
     assert "--class-axis" in said
     assert main(["convert", "square.onnx", "-o", "run", "--class-axis", "-1"]) == 0
     assert "classes in axis 2" in capsys.readouterr().out

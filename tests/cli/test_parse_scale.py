@@ -84,7 +84,7 @@ def test_loss_scale(text, wanted):
         ("grouped:groups=;a", UsageError, "between groups"),
         ("grouped:64;x", ConfigError, "a list of numbers"),
         ("grouped:64;true", ConfigError, "a list of numbers"),
-        ("grouped:64;1024;5,groups=2", ConfigError, "3 first scales and 2 groups"),
+        ("grouped:64;1024;5,groups=2", ConfigError, "3 initial scales and 2 groups"),
         ("grouped:marks=3", UsageError, "--config"),
         ("grouped:grow=x", ConfigError, "grow"),
         ("grouped:shrink=2", ConfigError, "shrink"),

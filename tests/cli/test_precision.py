@@ -25,10 +25,10 @@ def test_convert_inspect_train_and_export(tmp_path, capsys):
     assert main(["inspect", run, "--precision"]) == 0
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line]
     assert ["node_conv2d", "fp16", "sums of products"] in rows
-    assert ["node_linear_2", "fp32", "as asked for"] in rows
+    assert ["node_linear_2", "fp32", "as requested"] in rows
     assert main(["inspect", run, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert {"node": "node_linear_2", "precision": "fp32", "why": "as asked for"} in data[
+    assert {"node": "node_linear_2", "precision": "fp32", "why": "as requested"} in data[
         "precision"
     ]
     assert data["config"]["precision"]["compute"] == "fp16"

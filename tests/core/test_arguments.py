@@ -1,4 +1,4 @@
-"""Types of arguments: the decorator, and what its errors say."""
+"""Types of arguments: the decorator and its errors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_arrays_and_scalars_of_numpy():
 
 
 def test_arrays_by_their_alias():
-    """A generic alias in older versions of numpy, the name of a ``type`` statement in newer ones."""
+    """A generic alias in older versions of numpy, a ``type`` statement in newer ones."""
     assert fits(np.zeros(1), NDArray[Any])
     assert fits({"a": np.zeros(1)}, str | Mapping[str, NDArray[Any]])
     assert not fits([0.0], NDArray[Any])

@@ -1,4 +1,4 @@
-"""Arrays out of what other frameworks call tensors."""
+"""Conversion of tensors of other frameworks to arrays."""
 
 from __future__ import annotations
 

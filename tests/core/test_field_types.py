@@ -1,4 +1,4 @@
-"""Kinds of the fields of configurations: nothing of another kind gets in, and nothing raises bare errors."""
+"""Field types of configurations: wrong types are rejected, always with a ConfigError."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_any_dataclass_is_read_and_written():
     found = read_config(Outer, data)
     assert found == Outer(Inner(2, ("a",)), (Inner(1),), 1, "sum")
     assert read_config(Outer, write_config(found)) == found
-    assert read_config(Outer, {"inner": Inner(3)}).inner == Inner(3)  # objects stay
+    assert read_config(Outer, {"inner": Inner(3)}).inner == Inner(3)  # objects are kept
     assert write_config(Inner(np.int64(4)))["size"] == 4
 
 

@@ -87,7 +87,7 @@ def test_what_the_system_says_is_where_and_not_fix(tmp_path):
 def test_a_pipe_or_device_is_not_replaced(tmp_path, write):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(FileError, match="no ordinary file") as caught:
+    with pytest.raises(FileError, match="not a regular file") as caught:
         write(pipe, {})
     assert_three_lines(caught.value)
     assert pipe.is_fifo()
@@ -186,7 +186,7 @@ class TestReplacement:
         folder = tmp_path / "run"
         folder.mkdir()
         self.begin(folder, dropped)
-        with pytest.raises(FileError, match="plain names") as caught:
+        with pytest.raises(FileError, match="not plain file names") as caught:
             finish_replacement(folder)
         assert_three_lines(caught.value)
         assert (tmp_path / "victim").exists()
@@ -207,14 +207,14 @@ class TestReplacement:
 def test_json_is_read_from_ordinary_files_only(tmp_path, end):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "a.json").symlink_to(end)
-    with pytest.raises(FileError, match="no ordinary file"):
+    with pytest.raises(FileError, match="not a regular file"):
         read_json(tmp_path / "a.json")
 
 
 def test_json_has_a_limit(tmp_path, monkeypatch):
     monkeypatch.setenv(LIMITS_VARIABLE, "text_bytes=10")
     write_json(tmp_path / "a.json", {"a": "much too long"})
-    with pytest.raises(FileError, match="more than 10") as caught:
+    with pytest.raises(FileError, match="limit is 10") as caught:
         read_json(tmp_path / "a.json")
     assert f"{LIMITS_VARIABLE}=text_bytes=" in caught.value.fix
 

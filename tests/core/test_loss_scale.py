@@ -1,4 +1,4 @@
-"""The scale state machines: laws, a slow re-statement, and MindSpore's own answers."""
+"""The scale state machines against a slow reimplementation and MindSpore's own results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(config, pattern):
 
 
 def slow_law(config, pattern):
-    """The law in other words: good steps since the last overflow or growth are counted one by one."""
+    """A reimplementation that counts steps since the last overflow or growth one by one."""
     f32 = np.float32
     scale, good, scales = f32(config.init), 0, []
     inverse = f32(np.float64(1.0) / np.float64(f32(config.factor)))
@@ -170,7 +170,7 @@ def test_matches_mindspore_exactly(key, combo):
         manager = data.get(f"{key}/manager")
     scales = np.array([state.scale for state in run(config, pattern.tolist())])
     np.testing.assert_array_equal(scales, cell)
-    if manager is None:  # MindSpore's manager refuses this start
+    if manager is None:  # MindSpore's manager rejects this start
         assert start < 1
         return
     state, found = HostScaleState(start), []
@@ -194,7 +194,7 @@ def test_host_and_device_law_agree_for_powers_of_two(pattern, window, factor):
     state = HostScaleState(2.0**12)
     for overflow, device in zip(pattern, run(config, pattern), strict=True):
         state = host_update(state, overflow, factor=factor, window=window)
-        # float64 goes on where float32 is at infinity
+        # float64 continues where float32 is infinite
         assert np.float32(min(state.scale, np.inf)) == device.scale
 
 

@@ -1,4 +1,4 @@
-"""Who calls from Python reads of arguments, who types a command of options."""
+"""Messages mention arguments in Python, and options on the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support import ROOT
 
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*)")
 # Options of other programs, and of verbs whose whole command a message shows.
-FOREIGN = {
-    "force-reinstall", "format", "mem", "no-deps", "nproc-per-node", "onnx", "query-gpu", "save", "standalone",
-    "strongly", "timing", "upgrade", "layers", "params",
+OTHER_OPTIONS = {
+    "force-reinstall", "format", "mem", "no-deps", "nproc-per-node", "onnx", "query-gpu", "save",
+    "standalone", "strongly", "timing", "upgrade", "layers", "params",
 }  # fmt: skip
 
 
 def texts(path):
-    """The strings of a module that are no docstrings."""
+    """The strings of a module that are not docstrings."""
     tree = ast.parse(path.read_text())
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -34,7 +34,7 @@ def test_every_option_of_a_message_has_an_argument():
     own = ROOT / "ortboost" / "core" / "python_words.py"
     files = [p for p in (ROOT / "ortboost").rglob("*.py") if p != own and "cli" not in p.parts]
     named = {name for path in files for text in texts(path) for name in OPTION.findall(text)}
-    assert named - FOREIGN == ARGUMENTS.keys() | ONLY_OPTIONS
+    assert named - OTHER_OPTIONS == ARGUMENTS.keys() | ONLY_OPTIONS
 
 
 def test_every_argument_exists():

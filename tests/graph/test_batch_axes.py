@@ -100,7 +100,7 @@ def test_other_indices_are_no_edges(case):
 
 
 def test_labels_say_nothing_of_the_inputs():
-    """Their first dimension is that of the predictions, which may have a name of its own."""
+    """Their first dimension is that of the predictions, which may have a different name."""
     model = graph("float[batch,4] x, int64[out] labels", "y = Relu(x)")
     model.graph.outputs[0].shape = ir.Shape(("out", 4))
     assert model_batch_axes(model, labels="labels") == {"x": 0, "labels": 0}

@@ -1,4 +1,4 @@
-"""The switch that looks at the graph after every rewrite."""
+"""The switch that checks the graph after every rewrite."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def switched_on(monkeypatch):
 
 
 def dangle(model):
-    """Let a node read what nobody makes."""
+    """Let a node read an undefined name."""
     node = next(node for node in model.graph if node.op_type == "Gemm")
     node.replace_input_with(0, ir.Value(name="nobody"))
 
 
 @dataclass(frozen=True)
 class Broken(Boost):
-    """A boost of a user with a mistake in one of its stages."""
+    """A user's boost with a bug in one of its stages."""
 
     name = "broken"
     stage = "forward"
@@ -64,7 +64,9 @@ def test_a_boost_that_breaks_the_graph_is_named_with_its_stage(switched_on, monk
     config = ProgramConfig(engine="portable")
     broken = (*config.boosts, Broken(stage))
     monkeypatch.setattr(ProgramConfig, "enabled_boosts", property(lambda _: broken))
-    with pytest.raises(OrtBoostError, match=f"'broken, {stage}' leaves a graph") as caught:
+    with pytest.raises(
+        OrtBoostError, match=f"'broken, {stage}' leaves an invalid ONNX graph"
+    ) as caught:
         build_program(small_convnet(), config)
     assert "nobody" in caught.value.where
     assert_three_lines(caught.value)
@@ -76,14 +78,14 @@ def test_a_rewrite_of_the_pipeline_is_named(switched_on, monkeypatch):
         return Report("bad")
 
     monkeypatch.setitem(pipeline.REWRITES, "merge_casts", bad)
-    with pytest.raises(OrtBoostError, match="The rewrite 'bad' leaves a graph"):
+    with pytest.raises(OrtBoostError, match="The rewrite 'bad' leaves an invalid ONNX graph"):
         export_network(small_convnet())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["lenet5", "resnet_bottleneck"])
 def test_ours_leave_valid_graphs(switched_on, name, engine):
-    """MaxPoolGrad is in onnxruntime-training only: no schema of onnx knows it."""
+    """MaxPoolGrad exists only in onnxruntime-training; onnx has no schema for it."""
     boosts = (LessBN(),) if name != "lenet5" else ()
     build_program(model_path(name), ProgramConfig(engine=engine, boosts=boosts))
 

@@ -1,4 +1,4 @@
-"""Models as scikit-learn's converter writes them: a scaler in front, maps and names of classes behind."""
+"""Models from scikit-learn's converter: a scaler first, maps and class names last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node(op, inputs, outputs, domain="", **attributes):
 
 
 def classifier(*, scaler=True, zipmap=True, texts=False, opset=18):
-    """``Scaler -> MatMul -> Add -> Relu -> MatMul -> Add -> Softmax -> ZipMap``, and the names of the classes."""
+    """``Scaler, MatMul, Add, Relu, MatMul, Add, Softmax, ZipMap``, and the class names."""
     names = {"classlabels_strings": ["a", "b", "c"]} if texts else {"classlabels_int64s": [3, 4, 5]}
     key = TensorProto.STRING if texts else TensorProto.INT64
     nodes = [

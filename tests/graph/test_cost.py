@@ -17,7 +17,7 @@ def net(body: str, signature: str, opset: int = 18) -> ir.Model:
 
 
 def conv(size: int, channels_in: int, channels: int, kernel: int = 3, groups: int = 1) -> int:
-    """The formula of the textbooks, for a square output."""
+    """The textbook formula, for a square output."""
     return size * size * channels * (channels_in // groups) * kernel * kernel
 
 
@@ -42,7 +42,7 @@ def test_resnet20_by_hand():
     third = conv(8, 32, 64) + 5 * conv(8, 64, 64) + conv(8, 32, 64, kernel=1)
     found = count_cost(load_model(model_path("resnet20")))
     assert found.macs == {"Conv": stem + first + second + third, "Gemm": 64 * 10}
-    # 40.55 million is the figure that is quoted for ResNet-20 without projections.
+    # 40.55 million is the figure usually quoted for ResNet-20 without projections.
     projections = conv(16, 16, 32, kernel=1) + conv(8, 32, 64, kernel=1)
     assert round((found.total - projections) / 1e6, 2) == 40.55
 
@@ -157,7 +157,7 @@ def test_functions_count_as_what_they_are():
         <domain: "mine", opset_import: ["" : 18]> dense (a, b) => (c) { c = MatMul(a, b) }"""
     )
     assert count_cost(model).total == 24
-    assert len(model.functions) == 1  # the model given stays as it is
+    assert len(model.functions) == 1  # the given model is not changed
 
 
 # ---- shapes -------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_stale_shapes_of_an_exporter_do_not_count():
     assert count_cost(model, batch=4).total == 4 * 3 * 2
     settled = with_lengths(model, {}, batch=4)
     assert static_shape(settled.graph.outputs[0]) == (4, 2)
-    assert static_shape(model.graph.inputs[0]) is None  # the model given stays as it is
+    assert static_shape(model.graph.inputs[0]) is None  # the given model is not changed
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def test_an_axis_that_is_computed_is_known_afterwards():
       sizes = Concat<axis = 0>(head, parts, tail) y = Reshape(x, sizes)"""
     model = net(
         body,
-        "float[N,3,6] x, int64 minus, int64 three, int64[1] nought, int64[1] one, int64[1] far, int64[2] parts",
+        "float[N,3,6] x, int64 minus, int64 three, int64[1] nought, int64[1] one, int64[1] far, "
+        "int64[2] parts",
         "float[a,b,c,d] y",
         minus=np.array(2),
         three=np.array(3),
@@ -105,6 +106,6 @@ def test_a_known_part_of_an_open_shape_is_computed():
     )
     normalize(model, opsets=range(18, 22), ir_version=10)
     left = [node.op_type for node in model.graph]
-    assert left.count("Gather") == 1  # that of the batch, which is not known
+    assert left.count("Gather") == 1  # the batch length is unknown
     found = run(model, {"x": weights(2, 3, 5)})
     assert (found["y"], found["z"]) == (5, 2)

@@ -1,4 +1,4 @@
-"""The runtime computes the guarded graph as the standard says, whatever it fuses."""
+"""The runtime computes the guarded graph according to the standard, despite its fusions."""
 
 import numpy as np
 import onnx_ir as ir
@@ -26,7 +26,7 @@ def padded(pool, attributes="", opset=18):
 
 
 def plainly(model, x):
-    """As a user runs the file: with all fusions."""
+    """As users run the file: with all fusions."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     data = ir.to_proto(model).SerializeToString()
@@ -44,7 +44,7 @@ def test_zeros_stay_zeros(pool):
 
 
 def test_this_runtime_is_one_that_needs_it():
-    """Once it does not, the guard can go."""
+    """If this test fails, the guard is no longer needed."""
     x = -1 - np.random.default_rng(0).random((3, 2, 6, 6), np.float32)
     wrong = 0
     for pool in POOLS:

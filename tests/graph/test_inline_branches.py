@@ -57,7 +57,7 @@ def test_an_open_condition_stays():
 
 
 def test_names_of_weights_stay_apart():
-    """A tensor of the branch with the name of one of the graph gets another."""
+    """A tensor of the branch is renamed if the graph has the same name."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[n,2] x, bool c, float[2] w) => (float[n,2] y) {

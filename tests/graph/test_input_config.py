@@ -44,9 +44,9 @@ def test_dims_by_name_and_by_axis(dims, changed):
         ({"height": 8}, "no dimension 'height'"),
         ({"z:0": 8}, "no dimension 'z:0'"),
         ({"x:4": 8}, "no dimension 'x:4'"),
-        ({"x:1": 4}, "is 3, it cannot be 4"),
-        ({"h": 8, "x:2": 9}, "is 8, it cannot be 9"),
-        ({"x:2": 8, "h": 9}, "is 8, it cannot be 9"),
+        ({"x:1": 4}, "is 3; it cannot be 4"),
+        ({"h": 8, "x:2": 9}, "is 8; it cannot be 9"),
+        ({"x:2": 8, "h": 9}, "is 8; it cannot be 9"),
     ],
 )
 def test_what_does_not_fit_is_refused(dims, words):

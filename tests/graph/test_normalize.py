@@ -33,7 +33,7 @@ def normalized(source) -> ir.Model:
 
 
 def inference_bytes(path) -> bytes:
-    """The file with its dropout and batch normalization off, without our help."""
+    """The file in inference mode, without ortboost's rewrites."""
     proto = onnx.load(path)
     fixed = {i.name for i in proto.graph.initializer}
     kept = [i for i in proto.graph.input if i.name not in fixed]
@@ -214,17 +214,19 @@ def test_unnamed_nodes_are_called_after_their_output():
 def test_an_operator_that_came_later_is_named():
     model = ir.from_onnx_text(
         """<ir_version: 11, opset_import: ["" : 23]>
-        net (float[N, 2, 3, 4] x) => (float[N, 2, 3, 4] y) { h = Attention(x, x, x)  y = Relu(h) }"""
+        net (float[N, 2, 3, 4] x) => (float[N, 2, 3, 4] y) { h = Attention(x, x, x)
+          y = Relu(h) }"""
     )
     with pytest.raises(ModelError) as info:
         convert_opset(model, OPSETS)
-    assert "Attention came later" in info.value.where
+    assert "added later: Attention" in info.value.where
 
 
 def test_scan_of_opset_8_is_refused():
-    """It had a batch axis of its own; the converter lets it pass as the other one."""
+    """It had a batch axis; the converter treats it like the later version."""
     body = onnx.parser.parse_graph(
-        "body (float[2] a, float[2] b) => (float[2] c, float[2] d) { c = Add(a, b) d = Identity(c) }"
+        "body (float[2] a, float[2] b) => (float[2] c, float[2] d) { c = Add(a, b) d = Identity(c) "
+        "}"
     )
     node = helper.make_node(
         "Scan", ["", "s", "x"], ["y", "z"], "scan", num_scan_inputs=1, body=body

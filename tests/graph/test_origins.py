@@ -48,7 +48,7 @@ def dynamo(opset: int = 18) -> ir.Model:
 
 
 def test_the_dynamo_exporter_says_it_all():
-    """Also which module reads a tensor that took the place of a parameter."""
+    """Also the module that reads a tensor that replaced a parameter."""
     found = tensor_origins(dynamo())
     assert {n: o.kind for n, o in found.of.items()} == {
         "w": "parameter",

@@ -1,4 +1,4 @@
-"""Which rows of embedding tables torch does not train, from what its exporters leave of it."""
+"""Rows of embedding tables that torch does not train, from traces of its exporters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(arguments: str) -> str:
     [("%p_w, %ids, 1", {"w": 1}), ("%p_w, %ids", {}), ("%p_w, %ids, -1", {}), ("%w, %i, 9", {})],
 )
 def test_the_call_that_dynamo_notes(arguments, found):
-    """It counts alone: a row of zeros is no padding row where the call names none."""
+    """A recorded call is decisive: without padding_idx, a row of zeros is not a padding row."""
     model = table("pytorch", zeros=(3,))
     model.graph[0].metadata_props[CALL] = call(arguments)
     assert find_padding_rows(model) == found

@@ -44,7 +44,7 @@ def test_running_statistics_are_buffers(name):
     for buffer in golden(name).get("buffer_names", []):
         expected[str(buffer).rpartition(".")[2]].append(str(buffer))
     assert {p.name for p in buffers} <= {n for names in expected.values() for n in names}
-    if name in ("resnet_bottleneck",):  # nothing is stored once for two there
+    if name in ("resnet_bottleneck",):  # no tensors are shared there
         assert len(buffers) == sum(map(len, expected.values()))
     assert not any(p.trainable for p in buffers)
 
@@ -180,7 +180,7 @@ net (float[5,N,3] x, float[12,3] w, float[12,4] r, float[12] b, float[12] c, flo
 
 
 def test_weights_of_a_recurrent_layer_that_were_cut_up():
-    """As both torch exporters write them, and a table that is cut, as position embeddings are."""
+    """As written by both torch exporters, and a sliced table, like position embeddings."""
     stored = {"w": (12, 3), "r": (12, 4), "b": (12,), "c": (12,), "h0": (1, 1, 4), "table": (7, 4)}
     model = text_model(
         CUT,
@@ -199,7 +199,7 @@ def test_weights_of_a_recurrent_layer_that_were_cut_up():
     assert found["w"].reason == "input 1 of GRU 'gru'"
 
 
-MOVED = [  # how a table reaches an Add, and the shape that the table has
+MOVED = [  # the path from a table to an Add, and the shape of the table
     ("t = Slice(p, i0, i1)", (3, 4)),
     ("u = Unsqueeze(p, i0) t = Squeeze(u)", (1, 4)),
     ("t = GatherND(p, index)", (3, 4)),
@@ -237,7 +237,7 @@ def test_weights_that_are_moved_about_are_weights(moves, shape):
 
 
 def torch_model(body: str, kinds: dict[str, str] | None = None, **stored) -> ir.Model:
-    """A file of torch: by the dynamo exporter where kinds are given, else by TorchScript."""
+    """A file of torch: from the dynamo exporter if kinds are given, else from TorchScript."""
     declared = ", ".join(f"float[{','.join(map(str, np.shape(v)))}] {n}" for n, v in stored.items())
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
@@ -287,7 +287,8 @@ def test_names_of_torchscript_leave_doubt_or_none():
     y = Mul(d, g)"""
     model = text_model(
         f"""<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
-        net (float[batch,4] x, float[4,4] fcweight, float[4] inv_freq, float[1,4] cls_token, float[4] gain,
+        net (float[batch,4] x, float[4,4] fcweight, float[4] inv_freq, float[1,4] cls_token,
+          float[4] gain,
              float g) => (y) {{ {body} }}""",
         **{name.replace(".", ""): value for name, value in stored.items()},
     )
@@ -305,7 +306,7 @@ def test_names_of_torchscript_leave_doubt_or_none():
 
 
 def test_numbers_in_the_code_of_torch_are_no_parameters():
-    """Also at the place of a bias: the zero that the dynamo exporter gives to convolutions without one."""
+    """Also as a bias: the zero that the dynamo exporter gives to convolutions without one."""
     model = torch_model(
         """zero = Constant<value_float = 0.0>() typed = CastLike(zero, w)
         two = Constant<value_ints = [2]>() bias = Expand(typed, two)
@@ -321,7 +322,7 @@ def test_numbers_in_the_code_of_torch_are_no_parameters():
 
 
 def test_a_parameter_that_counts_is_taken_for_a_projection():
-    """The last layer of a distribution focal loss: requires_grad is False, and the file does not say so."""
+    """The last layer of a distribution focal loss, which has requires_grad=False in torch."""
     counts = np.arange(4, dtype=np.float32).reshape(4, 1)
     model = torch_model(
         "a = MatMul(x, w) b = Softmax(a) y = MatMul(b, dfl)",
@@ -345,7 +346,7 @@ def test_sines_of_positions_are_no_weights(table, trained):
 
 
 def test_frequencies_that_meet_positions_are_no_weights():
-    """Rotary embeddings: whole numbers times frequencies, then sines; the frequencies have no known name."""
+    """Rotary embeddings: integers times frequencies, then sines; the name is unknown."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[batch,4] x, int64[batch,1] at, float[1,4] f, float[4,4] w) => (y) {
@@ -383,11 +384,12 @@ def test_a_weight_normalization_trains_its_two_parameters():
 
 
 def test_what_an_exporter_folded_is_a_weight_and_told_if_not_the_same():
-    """A transposed matrix is the same weight; a kernel that a BatchNormalization went into is another."""
+    """A transposed matrix is the same weight; a kernel with a folded norm is not."""
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
         net (float[batch,1,2,2] x, float[2,1,1,1] k, float[2] b, float[4,3] m) => (y) {
-          c = Conv(x, k, b) i = Constant<value_ints = [-1, 4]>() f = Reshape(c, i) y = MatMul(f, m) }""",
+          c = Conv(x, k, b) i = Constant<value_ints = [-1, 4]>() f = Reshape(c, i)
+          y = MatMul(f, m) }""",
         k=weights(2, 1, 1, 1),
         b=weights(2),
         m=weights(4, 3),
@@ -406,7 +408,7 @@ def test_what_an_exporter_folded_is_a_weight_and_told_if_not_the_same():
 
 
 def test_weights_of_operators_that_are_not_of_the_standard_are_not_forgotten():
-    """So that the check refuses a fused file instead of training the rest of it."""
+    """So that the check rejects a fused file instead of training the rest of it."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18, "com.microsoft" : 1]>
         net (float[batch,4] x, float[4,4] w, float[4] b) => (y) {

@@ -47,7 +47,7 @@ def test_a_variable_is_one_value():
 
 
 def test_a_wrong_first_guess_is_taken_back():
-    """`a` is first taken for the product, then for the other operand."""
+    """`a` is first matched to the product, then to the other operand."""
     found = match(output("t = Neg(x) y = Mul(t, x)"), Op("Mul", "a", Op("Neg", "a")))
     assert found is not None
     assert found["a"].name == "x"

@@ -3,7 +3,8 @@ from __future__ import annotations
 from ortboost.graph.reach import find_value, reach, uses_inside
 from tests.autodiff.oracle import graph
 
-BRANCHED = """g (float[N,3] x, float[3] w, float[3] u, float[3] unused) => (float loss, int64[N] k) {
+BRANCHED = """g (float[N,3] x, float[3] w, float[3] u, float[3] unused)
+    => (float loss, int64[N] k) {
     h = Mul(x, w)
     k = ArgMax<axis=1, keepdims=0>(h)
     side = Exp(h)

@@ -14,7 +14,8 @@ from tests.support import run, text_model, weights
 
 MADE = """<ir_version: 10, opset_import: ["" : 18]>
 net (float[N,3] x, int64[2] shape, int64[1] long, float[4] stored) => (float[N,4] y) {
-  w = ConstantOfShape<value = float[1] {0.5}>(shape)  half = ConstantOfShape<value = float[1] {2}>(shape)
+  w = ConstantOfShape<value = float[1] {0.5}>(shape)
+    half = ConstantOfShape<value = float[1] {2}>(shape)
   both = Mul(w, half)  b = ConstantOfShape(long)  h = Gemm(x, both, b)  y = Mul(h, stored)
 }"""
 
@@ -30,8 +31,8 @@ def test_what_is_made_of_constants_is_stored_and_trained():
     report = store_weights(model)
     assert [node.op_type for node in model.graph] == ["Gemm", "Mul"]
     assert report.changed == {
-        "both": "computed by Mul of constants",
-        "b": "computed by ConstantOfShape of constants",
+        "both": "computed by Mul from constants",
+        "b": "computed by ConstantOfShape from constants",
     }
     roles = {name: p.role for name, p in find_parameters(model).items()}
     assert roles == {"both": "weight", "b": "bias", "stored": "weight"}
@@ -44,7 +45,7 @@ def test_what_is_made_of_constants_is_stored_and_trained():
 
 
 def test_what_torch_makes_of_shapes_is_no_weight():
-    """The ones in what ``torch.cdist`` becomes: torch stores all its parameters."""
+    """The ones in an exported ``torch.cdist``: torch stores all its parameters."""
     model = made()
     model.producer_name = "pytorch"
     store_weights(model)
@@ -53,7 +54,7 @@ def test_what_torch_makes_of_shapes_is_no_weight():
 
 
 def test_stored_tensors_are_not_multiplied_together():
-    """A weight normalization has two parameters; one of their product would be another model."""
+    """A weight normalization has two parameters; training their product is a different model."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float[4,4] v, float[4,1] g) => (float[N,4] y) {
@@ -70,14 +71,15 @@ def test_what_is_too_large_is_told(monkeypatch):
     model = made()
     report = store_weights(model)
     assert "b" in report.changed
-    assert "12 numbers: too many" in report.kept["w"]
+    assert "12 elements: too many" in report.kept["w"]
     assert any("'w' is computed at each step" in note for note in report.notes)
 
 
 def test_running_statistics_are_stored_whatever_they_are_made_of():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[N,2] x, float[2] s, float[2] b, float[1,2] mean, float[2] deviation, int64[1] two) => (y) {
+        net (float[N,2] x, float[2] s, float[2] b, float[1,2] mean, float[2] deviation,
+          int64[1] two) => (y) {
           m = Reshape(mean, two)  v = Mul(deviation, deviation)
           [bn] y = BatchNormalization(x, s, b, m, v) }""",
         s=weights(2),
@@ -125,11 +127,12 @@ def test_a_number_stays_a_number():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,4] x, float w, float half) => (int64[1] y) {
-          p = Pow(w, half)  c = Cast<to=7>(p)  a = Constant<value = int64[1] {0}>()  y = Unsqueeze(c, a) }""",
+          p = Pow(w, half)  c = Cast<to=7>(p)  a = Constant<value = int64[1] {0}>()
+          y = Unsqueeze(c, a) }""",
         w=np.float32(16),
         half=np.float32(0.5),
     )
     infer_shapes(model)
-    assert store_weights(model).changed == {"p": "computed by Pow of constants"}
+    assert store_weights(model).changed == {"p": "computed by Pow from constants"}
     assert model.graph.initializers["p"].const_value.numpy().shape == ()
     np.testing.assert_array_equal(run(model, {"x": weights(1, 4)})["y"], [4])

@@ -66,8 +66,8 @@ def test_a_part_without_its_axis():
 @pytest.mark.parametrize(
     ("split", "place", "sizes", "inputs"),
     [
-        ("SplitToSequence<axis = 1>(x, k)", 5, [2, 4], "float[N,6,5] x"),  # there is none
-        ("SplitToSequence<axis = 0>(x, k)", -1, 2, "float[N,6,5] x"),  # how many, nobody knows
+        ("SplitToSequence<axis = 1>(x, k)", 5, [2, 4], "float[N,6,5] x"),  # out of range
+        ("SplitToSequence<axis = 0>(x, k)", -1, 2, "float[N,6,5] x"),  # an unknown number
         ("SequenceConstruct(x, x)", 0, 2, "float[N,6,5] x"),
     ],
 )

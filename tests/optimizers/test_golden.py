@@ -1,4 +1,4 @@
-"""Every update rule against PyTorch, MindSpore's formulas and numpy, outside of any program."""
+"""Every update rule against PyTorch, MindSpore's formulas and numpy, outside a program."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ KEPT = Z["steps"] - 1
 
 
 def close(actual, expected, single=None):
-    """Within the rounding of float32: at most four times what PyTorch itself loses in float32."""
+    """Within float32 rounding: at most four times PyTorch's own float32 error."""
     own = 0.0 if single is None else np.abs(single - expected[-1]).max()
     np.testing.assert_allclose(actual, expected, rtol=0, atol=max(4 * own, 1e-6))
 
@@ -123,7 +123,7 @@ def test_every_case_of_pytorch_is_covered():
 
 
 def path_of(rule, gradients=GRADIENTS, lr=0.01, rates=None):
-    """Run a law `rule(w, g, slots, t, lr) -> w` tensor by tensor in float64."""
+    """Run a rule `rule(w, g, slots, t, lr) -> w` tensor by tensor in float64."""
     w = [part.astype(np.float64) for part in split(INITIAL)]
     slots = [{} for _ in w]
     path = []
@@ -171,14 +171,14 @@ ADAMS = {
 @pytest.mark.parametrize("case", ADAMS)
 def test_forms_of_adam(case):
     optimizer, law, decay = ADAMS[case]
-    # A shrinking gradient is what tells amsgrad from the plain form.
+    # A shrinking gradient distinguishes amsgrad from the plain form.
     gradients = GRADIENTS * np.linspace(2, 0.1, len(GRADIENTS), dtype=np.float32)[:, None]
     path = Toy(optimizer, decay).run(0.01, gradients)
     expected = path_of(adam_law(wd=decay, **law), gradients)
     np.testing.assert_allclose(path, expected, rtol=0, atol=3e-6)
     if law:
         plain = path_of(adam_law(wd=decay), gradients)
-        assert np.abs(plain - expected).max() > 1e-4  # or this test shows nothing
+        assert np.abs(plain - expected).max() > 1e-4  # otherwise the test is meaningless
 
 
 def test_the_learning_rate_may_change_at_every_step():

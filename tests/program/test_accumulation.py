@@ -1,4 +1,4 @@
-"""Gradient accumulation: windows, overflow inside of them, what is left at the end."""
+"""Gradient accumulation: windows, overflow inside them, incomplete windows at the end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_window_is_one_step_on_the_whole_batch(window, optimizer, engine):
         assert [r.updated for r in results] == [False] * (window - 1) + [True]
         assert results[-1].applied_steps == result.applied_steps
         assert np.mean([r.loss for r in results]) == pytest.approx(result.loss, abs=1e-6)
-    # Adam divides a nearly zero gradient by itself: there rounding shows.
+    # Adam divides a nearly zero gradient by itself, which amplifies rounding.
     atol = 2e-5 if isinstance(optimizer, Adam) else 5e-7
     assert_close(trained(one), trained(many), atol)
 

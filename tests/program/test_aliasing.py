@@ -1,4 +1,4 @@
-"""The proof that a state may be updated in place: what it accepts, what it must refuse."""
+"""The proof that a state may be updated in place: accepted and refused graphs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def planted(
     """`w` and `v` are states, `g` a gradient of `w`, `ok` depends on it; `outside` is planted."""
     model = text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
-        step (float[2,2] x, float[2,2] w, float[2,2] v) => (float[2,2] next_w, float[2,2] next_v{extra}) {{
+        step (float[2,2] x, float[2,2] w, float[2,2] v)
+          => (float[2,2] next_w, float[2,2] next_v{extra}) {{
           h = MatMul(x, w)
           g = MatMul(h, w)
           s = ReduceSum<keepdims = 0>(g)
@@ -132,7 +133,8 @@ def test_the_planted_frame_itself_is_safe():
         "norm = ReduceL2<keepdims = 0>(w)",
         "t = Transpose<perm = [1, 0]>(w) norm = ReduceL2<keepdims = 0>(t)",
         # The Reshape itself has run: h could depend on it. Its output is still the memory of w.
-        "shape = Constant<value_ints = [4]>() r = Reshape(w, shape) norm = ReduceL2<keepdims = 0>(r)",
+        "shape = Constant<value_ints = [4]>() r = Reshape(w, shape) norm = ReduceL2<keepdims = "
+        "0>(r)",
         "i = Identity(w) norm = ReduceL2<keepdims = 0>(i)",
     ],
 )

@@ -113,7 +113,7 @@ def test_a_file_that_holds_something_else(tmp_path, text):
 
 
 def test_split_groups_may_be_a_number():
-    """MindSpore fails on it with a TypeError, though it says that a number will do."""
+    """MindSpore raises a TypeError for it, although a number is documented."""
     found = resolve_boost("O1", {"common": {"gradient_split_groups": 5}})
     assert found.common.gradient_split_groups == (5,)
     found = resolve_boost("O1", {"common": {"gradient_split_groups": [50, 100]}})
@@ -185,7 +185,7 @@ def test_unknown_names(arguments, nearest):
     ],
 )
 def test_values_that_make_no_sense(section, key, value):
-    """Also of a boost that is off: it will be on one day."""
+    """Also for a boost that is off, as it may be turned on later."""
     with pytest.raises(ConfigError) as raised:
         resolve_boost("O0", {section: {key: value}})
     assert_three_lines(raised.value)

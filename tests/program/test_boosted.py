@@ -1,4 +1,4 @@
-"""From a level to the fields of a program."""
+"""The configuration of a program for a level."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_what_the_configuration_has_of_its_own_stays():
     sets = [("boost.grad_accumulation", True), ("grad_accumulation.grad_accumulation_step", 2)]
     config, report = boosted(own, resolve_boost("O1", None, sets))
     assert (config.grad_freeze, config.accumulate) == (FreezeConfig(2), 8)
-    assert "of its own" in report.kept["grad_freeze"]
-    assert "of its own" in report.kept["grad_accumulation"]
+    assert "already has" in report.kept["grad_freeze"]
+    assert "already has" in report.kept["grad_accumulation"]
     assert config.less_bn
 
 
@@ -105,7 +105,7 @@ def test_groups_of_the_loss_scale_must_be_named():
     config = ProgramConfig(loss_scale=GroupedScaleConfig(groups=3))
     found, report = boosted(config, boost)
     assert found == config
-    assert "names its groups" in report.kept["loss_scale_group"]
+    assert "defines its own groups" in report.kept["loss_scale_group"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -124,7 +124,7 @@ def test_a_boosted_program_trains(engine):
 def test_settings_are_those_of_boosts_or_of_the_configuration():
     sets = [("boost.less_bn", True), ("centralize.multiple_of", 1), ("less_bn.fn_flag", False)]
     assert split_settings(sets) == ([sets[0], sets[2]], [sets[1]])
-    assert split_settings([("freeze_p", 1)]) == ([("freeze_p", 1)], [])  # refused by its reader
+    assert split_settings([("freeze_p", 1)]) == ([("freeze_p", 1)], [])  # rejected by its reader
 
 
 def test_a_part_is_changed_key_by_key_and_made_if_it_is_not_there():

@@ -72,7 +72,7 @@ class TestShipped:
     def test_the_graphs_are_valid(self, name):
         program = shipped_program(name, optimizer=Adam(), metrics=("accuracy",))
         onnx.checker.check_model(ir.to_proto(program.evaluation), full_check=True)
-        # The checker has no schemas for com.microsoft, and passes over what it does not know.
+        # The checker has no schemas for com.microsoft, and skips unknown operators.
         step = ir.to_proto(program.step)
         for node in step.graph.node:  # onnxruntime has these two in the standard domain
             if node.op_type in ("MaxPoolGrad", "AveragePoolGrad"):
@@ -503,7 +503,7 @@ def test_the_garbage_collector_is_as_it_was(enabled):
 
 
 def test_running_statistics_survive_what_is_removed_as_unused():
-    """A Resize by matrices leaves Transposes that keep the order; what removes them removes no state."""
+    """Removing the identity Transposes of a decomposed Resize does not remove any state."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[N,1,4,4] x, float[2,1,3,3] w, float[2] s, float[2] t, float[2] m, float[2] v,

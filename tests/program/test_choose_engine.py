@@ -1,4 +1,4 @@
-"""``--engine auto``: the first engine that can."""
+"""``--engine auto``: the first engine that supports the model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_the_first_engine_cannot_do_goes_to_the_second(monkeypatch):
     assert chosen.engine.name == "native"
     (report,) = (r for r in chosen.forward.reports if r.rewrite == "choose_engine")
     (note,) = report.notes
-    assert note.startswith("the native engine is taken; portable: Relu '")
+    assert note.startswith("the native engine is used; portable: Relu '")
     assert note.endswith("': not today")
     assert note == chosen.note
 
@@ -75,7 +75,7 @@ def test_an_engine_that_was_asked_for_stays_and_the_error_names_the_other():
         build_program(recurrent(), ProgramConfig(engine="native"))
     assert_three_lines(caught.value)
     assert "GRU 'gru'" in caught.value.where
-    assert caught.value.fix == "Take --engine portable, which can differentiate it."
+    assert caught.value.fix == "Use --engine portable, which can differentiate it."
 
 
 def test_what_no_engine_can_do_is_refused_with_the_reasons_of_the_first():

@@ -34,7 +34,8 @@ def test_the_first_note_counts_and_the_others_name_what_is_in_doubt():
     trained, notes = chosen(doubtful())
     assert trained == ["weight", "gain"]
     assert (
-        notes[0] == "trains 15 of 15 numbers in 2 tensors; 1 constant, with 4 numbers; 2 doubtful"
+        notes[0]
+        == "trains 15 of 15 parameters in 2 tensors; 1 constant, with 4 elements; 2 doubtful"
     )
     assert notes[1].startswith("doubtful and NOT trained: 'inv_freq' (")
     assert "--trainable '*' --trainable NAME" in notes[1]
@@ -60,7 +61,7 @@ def test_what_the_user_decides_is_not_in_doubt(fields, trained):
 
 def test_a_list_says_all():
     _, notes = chosen(doubtful(), parameters={"inv_freq": True, "gain": False})
-    assert notes == ["trains 4 of 19 numbers in 1 tensor; 2 tensors frozen"]
+    assert notes == ["trains 4 of 19 parameters in 1 tensor; 2 tensors frozen"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_list_says_all():
     [
         (doubtful, {"gian": True}, "Did you mean 'gain'?"),
         (doubtful, {"weight": True, "gian": False}, "Did you mean 'gain'?"),
-        (doubtful, {"gain": False}, "Let the list of parameters name one"),
+        (doubtful, {"gain": False}, "Mark at least one parameter"),
     ],
 )
 def test_lists_that_do_not_fit(model, listed, words):
@@ -96,7 +97,8 @@ def test_nothing_to_train_blames_only_what_was_given():
 def test_a_small_share_is_told_loudly():
     model = text_model(
         """<ir_version: 10, producer_name: "pytorch", opset_import: ["" : 18]>
-        net (float[N,40] x, float[40] window, float[40,2] mask, float[2,3] weight) => (float[N,3] y) {
+        net (float[N,40] x, float[40] window, float[40,2] mask, float[2,3] weight)
+          => (float[N,3] y) {
           a = Mul(x, window)  b = MatMul(a, mask)  y = MatMul(b, weight) }""",
         window=weights(40),
         mask=weights(40, 2),
@@ -138,6 +140,6 @@ net (float[N,3] x, float[3,3] w, float[3] b) => (float[N,3] y) {
 @pytest.mark.parametrize(("bias", "noted"), [(np.zeros(3), True), (np.arange(3.0), False)])
 def test_only_tensors_of_one_number_may_be_tied_by_chance(bias, noted):
     model = text_model(TIED, w=weights(3, 3), b=bias.astype(np.float32))
-    notes = [note for note in chosen(model)[1] if "trained as one each" in note]
+    notes = [note for note in chosen(model)[1] if "trained as one" in note]
     assert len(notes) == noted
-    assert all("1 tensor of one number throughout, 'b'" in note for note in notes)
+    assert all("1 tensor with the same value everywhere, 'b'" in note for note in notes)

@@ -1,4 +1,4 @@
-"""Clipping: the numbers of its formulas, after un-scaling and before the decay."""
+"""Clipping: the values of its formulas, after unscaling and before the decay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECAY = 0.5
 
 
 def moved(**fields):
-    """What one step with a rate of 1 takes off each parameter, and the parameters before it."""
+    """The change of each parameter in one step with rate 1, and the parameters before it."""
     config = ProgramConfig(optimizer=Sgd(), decay="all", **fields)
     training = stepper(build_program(small_mlp(), config))
     before = {name: training.get(name).astype(np.float64) for name in NAMES}
@@ -68,7 +68,7 @@ def test_the_global_norm_is_that_of_all_that_is_trained(trainable, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_bound_is_for_the_norm_with_a_millionth(engine):
-    """`c / (|g| + 1e-6)`: a limit of the gradient's own norm takes a little off."""
+    """`c / (|g| + 1e-6)`: a limit equal to the norm shortens the gradient slightly."""
     gradients, _ = moved(engine=engine)
     total = np.sqrt(sum(np.linalg.norm(g) ** 2 for g in gradients.values()))
     limit = 1e-4

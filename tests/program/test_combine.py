@@ -1,4 +1,4 @@
-"""Every pair of boosts trains, goes on after a stop to the same bits and exports; or is refused."""
+"""Every pair of boosts trains, resumes bit for bit and exports; or is refused."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_it_trains_and_resumes_and_exports_or_is_refused(pair, engine, tmp_path)
     losses = [training.step(batch, RATE).loss for _ in range(9)]
     assert losses[-1] < losses[0]
 
-    # stopped in the middle of everything, gone on in another process's place
+    # stopped in the middle, and resumed as by another process
     resumed = stepper(Program.load(tmp_path))
     resumed.load_state(training.state())
     for again in (training, resumed):

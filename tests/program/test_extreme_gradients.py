@@ -1,4 +1,4 @@
-"""Whatever the gradients are, no state becomes inf or nan, with any optimizer and boost."""
+"""No state becomes inf or NaN for any gradients, with any optimizer and boost."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_every_state_stays_finite(rule, form, engine, steps):
             for entry in training.catalogue.entries("parameter", "slot"):
                 assert before[entry.name].tobytes() == after[entry.name].tobytes()
         if abs(size) <= 1e15:
-            assert not result.overflow  # what is only large is not taken for overflow
+            assert not result.overflow  # large gradients alone are not an overflow
         if not abs(size) < 2 * LIMIT:
             assert result.overflow
 
@@ -108,7 +108,7 @@ def test_every_state_stays_finite(rule, form, engine, steps):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("scale", [2.0**-30, 1.0, 2.0**10, 2.0**100])
 def test_where_overflow_begins(scale, engine):
-    """At a norm of 2^62 of the un-scaled gradient, or where the scaled one is inf."""
+    """At an unscaled gradient norm of 2^62, or if the scaled gradient is inf."""
     config = ProgramConfig(
         optimizer=Sgd(),
         engine=engine,

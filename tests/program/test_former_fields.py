@@ -1,6 +1,7 @@
-"""The fields that stood for boosts before there were objects: given, read, replaced, and in documents.
+"""Former fields for boosts: given, read, replaced, and in configuration files.
 
-``golden/program/former_fields.json`` holds ``ProgramConfig.to_dict()`` of commit d3ee7e8, the last without objects.
+``golden/program/former_fields.json`` holds ``ProgramConfig.to_dict()`` of commit d3ee7e8, the last
+without objects.
 """
 
 from __future__ import annotations
@@ -47,8 +48,16 @@ PAIRS = [
     ("accumulate", 4, GradAccumulation(4)),
     ("clip", Clip("norm", 2.0), Clip("norm", 2.0)),
     ("grad_freeze", FreezeConfig(4, 2, 0.4, 99, 7), GradFreeze(0.4, "cost", 4, 99, 7)),
-    ("grad_freeze", FreezeConfig(freeze_type=0, groups=GROUPS), GradFreeze(by="continuous", groups=GROUPS)),
-    ("grad_freeze", FreezeConfig(separate_state=False, sequence=(0, 1)), GradFreeze(separate_state=False, sequence=(0, 1))),
+    (
+        "grad_freeze",
+        FreezeConfig(freeze_type=0, groups=GROUPS),
+        GradFreeze(by="continuous", groups=GROUPS),
+    ),
+    (
+        "grad_freeze",
+        FreezeConfig(separate_state=False, sequence=(0, 1)),
+        GradFreeze(separate_state=False, sequence=(0, 1)),
+    ),
 ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def feeds_of(name: str) -> dict[str, np.ndarray]:
 
 @functools.cache
 def stepped(name: str, scale: str, engine: str):
-    """The state after one step of SGD with momentum: its slots are then the gradients, unrounded."""
+    """The state after one step of SGD with momentum, whose slots are the exact gradients."""
     config = ProgramConfig(optimizer=Momentum(), loss_scale=SCALES[scale], engine=engine)
     program = build_program(without_dropout(name), config)
     training = stepper(program)
@@ -49,7 +49,7 @@ def stepped(name: str, scale: str, engine: str):
 
 
 def gradient_errors(name: str, scale: str, engine: str) -> dict[str, tuple[float, float, float]]:
-    """Parameter to: error over the stored entries, norm of the gradient, PyTorch's float32 error."""
+    """Parameter to error over the stored entries, gradient norm, PyTorch's float32 error."""
     z = golden(name)
     _, _, state = stepped(name, scale, engine)
     found = {}
@@ -140,7 +140,7 @@ def test_biased_running_variance_on_request(name, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_agrees_with_the_file_in_inference_mode(name, engine):
-    """The evaluation graph on the initial state answers as the user's file does."""
+    """The evaluation graph on the initial state has the same outputs as the user's file."""
     from tests.graph.test_normalize import inference_bytes
 
     program, _, _ = stepped(name, "off", engine)

@@ -13,7 +13,8 @@ from tests.support import assert_three_lines, text_model, weights
 def test_names_and_requires_grad(tmp_path):
     path = tmp_path / "list.txt"
     path.write_text(
-        "# name requires_grad\n\na.weight\nb true\nc  False\n  d requires_grad=0\n/n/Constant_output_0\n"
+        "# name requires_grad\n\na.weight\nb true\nc  False\n  d "
+        "requires_grad=0\n/n/Constant_output_0\n"
     )
     assert read_parameters(path) == {
         "a.weight": True,
@@ -57,7 +58,7 @@ def test_lists_that_make_no_sense(tmp_path, content, error):
 
 
 class Tensor:
-    """As much of a torch parameter as is needed."""
+    """A minimal stand-in for a torch parameter."""
 
     def __init__(self, array: np.ndarray, requires_grad: bool = True) -> None:
         self.array, self.requires_grad = array, requires_grad

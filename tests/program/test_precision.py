@@ -66,7 +66,7 @@ def test_every_model_trains(name, engine, precision):
 @pytest.mark.parametrize("name", ["lenet5", "mobilenet_like", "transformer_tiny"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_gradients_are_near_those_of_float32(name, engine):
-    """One step of plain momentum moves a weight by its gradient."""
+    """One step of plain momentum changes a weight by its gradient."""
     found = {}
     for key, precision in (("fp32", PrecisionConfig()), ("fp16", HALF)):
         program = shipped_program(name, engine=engine, precision=precision)
@@ -89,7 +89,7 @@ def test_the_gradients_are_near_those_of_float32(name, engine):
 @pytest.mark.parametrize("compute", ["fp16", "bf16"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_on_the_cpu_a_mixed_step_is_emulated(engine, compute):
-    """With or without the rounding in the file: the same bits."""
+    """The same bits with or without rounding in the file."""
     states = []
     for emulate in (False, True):
         precision = PrecisionConfig(compute, emulate=emulate)
@@ -156,7 +156,7 @@ def train_digits(precision, scale, *, weight=1e-6, steps=250, rate=5e5):
     rng = np.random.default_rng(0)
     rng.standard_normal(1)
     for entry in program.catalogue.entries("parameter"):
-        if entry.role == "weight":  # fresh signs: the shipped weights are trained
+        if entry.role == "weight":  # new signs: the shipped weights are trained
             value = training.get(entry.name)
             training.set(entry.name, value * rng.choice(np.float32([-1, 1]), value.shape))
     target = np.eye(10, dtype=np.float32)[data["y_train"]]
@@ -173,7 +173,7 @@ def train_digits(precision, scale, *, weight=1e-6, steps=250, rate=5e5):
 
 
 def test_small_gradients_vanish_without_a_scale_and_train_with_it():
-    """The loss is a small term, times 1e-6: its gradients are below 2^-25, half of the smallest float16."""
+    """The loss is scaled by 1e-6: gradients are below 2^-25, half of the smallest float16."""
     exact = train_digits(PrecisionConfig(), NO_SCALE)
     lost = train_digits(EMULATED, NO_SCALE)
     scaled = train_digits(EMULATED, DynamicScaleConfig(init=2.0**16))
@@ -200,7 +200,7 @@ def test_a_scale_that_is_too_large_overflows_really(engine):
     assert not results[-1].overflow
     assert results[-1].loss < first.loss
     exact = build_program(small_mlp(), ProgramConfig(engine=engine, loss_scale=law))
-    assert not stepper(exact).step(feeds, RATE).overflow  # float32 has room for it
+    assert not stepper(exact).step(feeds, RATE).overflow  # it fits into float32
 
 
 @pytest.mark.parametrize("emulate", [False, True])
@@ -228,7 +228,7 @@ def test_the_tensor_that_overflowed_is_named(engine, emulate):
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e6])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_batch_that_overflows_does_not_poison_running_statistics(engine, value, gated):
-    """1e6 is finite; it overflows where it becomes float16."""
+    """1e6 is finite, but overflows when cast to float16."""
     config = ProgramConfig(engine=engine, precision=HALF, gate_buffers=gated)
     program = build_program(small_convnet(), config)
     training, feeds = stepper(program), batch_for(program, 4)
@@ -320,5 +320,5 @@ def test_the_loss_is_float32():
     )
     program = build_program(small_mlp(), config)
     training, feeds = stepper(program), batch_for(program)
-    feeds["labels"] = np.full((8, 3), 1e4, np.float32)  # its square is no float16
+    feeds["labels"] = np.full((8, 3), 1e4, np.float32)  # its square does not fit into float16
     assert training.step(feeds, {"learning_rate": 1e-9}).loss > 9e7

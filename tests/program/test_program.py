@@ -146,7 +146,7 @@ def test_a_damaged_manifest_is_named(folder, edit):
 
 
 def test_learning_rates_may_be_edited_and_other_settings_not(tmp_path):
-    """The host counts by the configuration what the graphs count by themselves."""
+    """The host derives from the configuration the counts that the graphs keep."""
     groups = (ParameterGroup("head", ("w2",), "0.1"),)
     build_program(small_mlp(), ProgramConfig(accumulate=2, groups=groups)).save(tmp_path)
 
@@ -199,7 +199,7 @@ def test_a_state_that_does_not_fit(folder, how):
 
 def test_a_folder_without_a_program(tmp_path):
     assert "ortboost convert" in damaged(tmp_path, "program.json").fix
-    assert "no program" in damaged(tmp_path / "no", "program.json").what
+    assert "Not a program folder" in damaged(tmp_path / "no", "program.json").what
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
@@ -302,7 +302,8 @@ assert not [m for m in sys.modules if m.startswith(("ortboost", "onnx_ir", "safe
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet_bottleneck"])
 def test_the_step_file_trains_without_ortboost(name, tmp_path, monkeypatch):
-    # The forms for the CPU sum in another order; how close they come: tests/runtime/test_peepholes.py
+    # The forms for the CPU sum in another order; for the accuracy see
+    # tests/runtime/test_peepholes.py
     monkeypatch.setattr("ortboost.runtime.peepholes._CPU", ())
     program = shipped_program(name)
     program.save(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The state machine of the scale against PyTorch's and DeepSpeed's own, over long random patterns.
+"""The scale state machine against PyTorch's and DeepSpeed's over long random patterns.
 
 How the files were made, and with which versions: ``tools/golden/scale_laws.py``. MindSpore's are in
 ``test_loss_scale.py``.
@@ -40,7 +40,7 @@ def test_equals_the_grad_scaler_of_pytorch(case):
         factor=arguments.get("growth_factor", 2.0),
         window=arguments.get("growth_interval", 2000),
         min_scale=FLOOR,
-        max_scale=2.0**127,  # PyTorch does not grow to infinity
+        max_scale=2.0**127,  # PyTorch's scale does not grow to infinity
     )
     steps = arguments["steps"]
     overflow, exponent, tracker = read(TORCH_DATA, case, steps)
@@ -83,7 +83,7 @@ def test_equals_deepspeed_with_hysteresis(case):
 
 @pytest.mark.parametrize("case", ["wild", "three"])
 def test_without_hysteresis_the_scale_falls_at_once(case):
-    """What the oracle would say of a law without it: the patterns do tell the two apart."""
+    """The oracle fails without it, so the patterns distinguish the two."""
     overflow, exponent, _ = read(DEEPSPEED_DATA, case, DEEPSPEED["cases"][case]["steps"])
     config = DynamicScaleConfig(init=2.0**16, window=3, max_scale=None)
     first = int(np.argmax(overflow))

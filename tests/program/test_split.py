@@ -1,4 +1,4 @@
-"""A step in two graphs: the same numbers as in one, run by hand; what is cut, and what is refused."""
+"""A step in two graphs: the same results as in one, the cut values, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support import (
 
 @dataclass(frozen=True)
 class Watching(Boost):
-    """Looks at a value and does not say how it is shared."""
+    """Uses a value without declaring how processes share it."""
 
     name: ClassVar[str] = "watching"
     stage: ClassVar[Stage] = "update"

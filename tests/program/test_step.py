@@ -1,4 +1,4 @@
-"""What one step does: the scale, the gate, the update, the counters."""
+"""One step: the scale, the gate, the update, the counters."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_finite_data_overflow_too(value):
 
 
 def test_the_gradients_decide_not_the_loss():
-    """As in MindSpore: an infinite loss with finite gradients is no overflow."""
+    """As in MindSpore, an infinite loss with finite gradients is not an overflow."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[batch,3] x, float[1,3] w) => (float y) {
@@ -159,7 +159,7 @@ def test_one_bad_element_of_one_gradient_is_enough():
 
 
 def test_large_finite_gradients_are_no_overflow():
-    # Their sum overflows, they do not: sum(g) * 0 would be wrong here.
+    # Only their sum overflows: sum(g) * 0 would be wrong here.
     program = build_program(small_mlp(), ProgramConfig(loss_scale=FixedScaleConfig(3e38)))
     training = stepper(program)
     result = training.step({**GOOD, "x": np.abs(GOOD["x"])}, {"learning_rate": 0.0})
@@ -179,10 +179,11 @@ def test_large_finite_gradients_are_no_overflow():
     ids=str,
 )
 def test_gradients_that_overflow_when_they_are_unscaled(size, fields):
-    """Finite as the engine gives them, infinite where the optimizer reads them."""
+    """Finite in the engine's output, infinite where the optimizer reads them."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[batch,2] x, float[2,3] w) => (float[batch,3] logits) { logits = MatMul(x, w) }""",
+        net (float[batch,2] x, float[2,3] w)
+          => (float[batch,3] logits) { logits = MatMul(x, w) }""",
         w=np.zeros((2, 3), np.float32),
     )
     config = ProgramConfig(loss=LossConfig(reduction="sum"), **fields)
@@ -199,7 +200,7 @@ def test_the_loss_that_is_shown_is_not_scaled(scale):
     assert fresh(scaled(scale)).step(GOOD, RATE).loss == plain
 
 
-@needs_native  # the optimizer of a runtime folds constant factors into products of the portable step
+@needs_native  # a runtime's optimizer folds constant factors into products of the portable step
 def test_powers_of_two_change_no_bit():
     runs = []
     for scale in ("window3", "fixed", "off"):
@@ -416,5 +417,5 @@ def test_reduction_none_shows_every_loss():
     assert one.losses.shape == (6,)
     np.testing.assert_allclose(one.losses.sum(), other.loss, rtol=1e-6)
     assert one.loss == pytest.approx(one.losses.mean())
-    for name in START:  # the sum is what is differentiated
+    for name in START:  # the sum is differentiated
         np.testing.assert_allclose(training.get(name), summed.get(name), rtol=1e-5, atol=1e-7)

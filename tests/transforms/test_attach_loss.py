@@ -36,7 +36,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def through(shape: str = "batch,4") -> ir.Model:
-    """A network that passes its input on, times a weight of one."""
+    """A network that multiplies its input by a weight of one."""
     return text_model(
         f'<ir_version: 10, opset_import: ["" : 18]> net (float[{shape}] x, float[1] w) =>'
         f" (float[{shape}] logits) {{ logits = Mul(x, w) }}",
@@ -52,12 +52,12 @@ def attached(config: LossConfig, model: ir.Model | None = None):
 def value_and_grad(
     config: LossConfig, x: np.ndarray, labels: np.ndarray, shape="batch,4", engine=None
 ):
-    """The loss as shown, and its gradient with respect to the logits."""
+    """The shown loss, and its gradient with respect to the logits."""
     model, where = attached(config, through(shape))
     engine = get_engine() if engine is None else get_engine(engine)
     engine.prepare(model)
     model.graph.outputs[:] = [v for v in model.graph.outputs if v.name == where.loss]
-    # A gradient with respect to the input is one with respect to the logits: the weight is one.
+    # The gradients with respect to input and logits are equal, as the weight is one.
     gradients = engine.differentiate(model, where.objective, ["x"])
     feeds = {"x": x, "labels": labels}
     found = run(gradients, feeds)
@@ -251,7 +251,7 @@ def test_elementwise_losses_of_any_rank(name, shape):
     ],
 )
 def test_only_sequences_of_classes_are_shifted(config, shape):
-    with pytest.raises(ModelError, match="no sequence of classes") as info:
+    with pytest.raises(ModelError, match="not a sequence of class scores") as info:
         attached(config, through(shape))
     assert_three_lines(info.value)
 
@@ -260,7 +260,7 @@ def test_only_sequences_of_classes_are_shifted(config, shape):
     "fields", [{"name": "mse", "class_axis": 1}, {"sparse": False, "shift_labels": True}]
 )
 def test_settings_of_another_loss_are_refused(fields):
-    with pytest.raises(ConfigError, match="means nothing to"):
+    with pytest.raises(ConfigError, match="has no effect for"):
         LossConfig(**fields)
 
 
@@ -431,7 +431,8 @@ def own_loss(name: str, shape: str) -> ir.Model:
     body = "s = Mul(d, d) t = ReduceSum<keepdims = 0>(s)"
     last = f"{name} = Identity(t)" if not shape else f"{name} = Unsqueeze(t, zero)"
     return text_model(
-        f'<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4] w, int64[1] zero)'
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4] w, int64[1] '
+        "zero)"
         f" => (float{f'[{shape}]' if shape else ''} {name}) {{ d = Sub(x, w) {body} {last} }}",
         w=weights(4),
         zero=np.array([0]),
@@ -472,13 +473,13 @@ def test_a_model_that_squashes_its_scores_already_is_noted(op, loss, noted):
     notes = attach_loss(model, LossConfig(loss)).report.notes
     assert bool(notes) is noted
     if noted:
-        assert f"'y' is a {op} already" in notes[0]
+        assert f"'y' is already a {op}" in notes[0]
 
 
 def test_a_name_for_the_scores_hides_no_softmax():
     model = text_model("m (float[N, 3] x) => (float[N, 3] y) { p = Softmax(x) y = Identity(p) }")
     notes = attach_loss(model, LossConfig()).report.notes
-    assert "'y' is a Softmax already" in notes[0]
+    assert "'y' is already a Softmax" in notes[0]
 
 
 def test_the_rank_of_the_scores_needs_no_inference(monkeypatch):

@@ -1,4 +1,4 @@
-"""BatchNormalization without running statistics is arithmetic, in both forms that exporters write."""
+"""BatchNormalization without running statistics becomes arithmetic in both exported forms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ STATISTICS = """
     keep = ReduceMean<keepdims = 1>(x, a) c = Sub(x, keep) sq = Mul(c, c)
     m = ReduceMean<keepdims = 0>(x, a) v = ReduceMean<keepdims = 0>(sq, a)"""
 TRAINING = """
-    y, um, uv = BatchNormalization<training_mode = 1, momentum = 1.0, epsilon = 0.01>(x, s, t, m, v)"""
+    y, um, uv = BatchNormalization<training_mode = 1, momentum = 1.0, epsilon = 0.01>(
+    x, s, t, m, v)"""
 INFERENCE = "y = BatchNormalization<epsilon = 0.01>(x, s, t, m, v)"
 
 

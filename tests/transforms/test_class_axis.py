@@ -1,4 +1,4 @@
-"""The class axis is found from evidence, or the model is refused with both readings."""
+"""The class axis is inferred from the graph, or the error gives both interpretations."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ REFUSED = {
 def test_it_is_refused_with_both_readings(case):
     x, body, initializers = REFUSED[case]
     model = net(x, body, **initializers)
-    with pytest.raises(ModelError, match="is not certain") as info:
+    with pytest.raises(ModelError, match="is ambiguous") as info:
         find_class_axis(model, model.graph.outputs[0])
     assert_three_lines(info.value)
     assert info.value.where.count("classes with labels") == 2

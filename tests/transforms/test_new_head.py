@@ -38,7 +38,8 @@ HEADS = {
 def headed(kind: str) -> ir.Model:
     body, shape, _ = HEADS[kind]
     return text_model(
-        f'<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w, float[3] b)'
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[4,3] w, float[3] '
+        "b)"
         f" => (float[batch,3] logits) {{ {body} }}",
         w=weights(*shape),
         b=weights(3, seed=1),
@@ -190,7 +191,7 @@ def test_a_model_that_does_not_end_in_a_dense_layer(body):
 
 
 def test_a_head_that_other_nodes_read_too():
-    # Both outputs come from the same layer: a new size would change an output nobody asked about.
+    # Both outputs come from the same layer: a new size would change the other output too.
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         net (float[batch,4] x, float[4,3] w) => (float[batch,3] logits, float[batch,3] p) {

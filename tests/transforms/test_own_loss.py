@@ -1,4 +1,4 @@
-"""A loss from an ONNX file of the user's."""
+"""A user-defined loss from an ONNX file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.support import (
 
 CROSS = """l = SoftmaxCrossEntropyLoss<reduction = "mean">(scores, target)"""
 L1 = "d = Sub(scores, target)  a = Abs(d)  l = ReduceMean<keepdims = 0>(a)"
-HUBER = """d = Sub(scores, target)  a = Abs(d)  one = Constant<value = float {1.0}>()  s = Min(a, one)
+HUBER = """d = Sub(scores, target)  a = Abs(d)  one = Constant<value = float {1.0}>()
+    s = Min(a, one)
   q = Mul(s, s)  half = Constant<value = float {0.5}>()  t = Mul(half, q)  r = Sub(a, s)
   e = Add(t, r)  l = ReduceMean<keepdims = 0>(e)"""
 RATE = {"learning_rate": 0.1}
@@ -35,10 +36,11 @@ RATE = {"learning_rate": 0.1}
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a loss; by default scores [N, K] and class numbers [N]."""
+    """Write a loss; by default scores [N, K] and class indices [N]."""
 
     def written(body, ports="float[N,K] scores, int64[N] target", answer="float l", opset=17):
-        text = f'<ir_version: 8, opset_import: ["" : {opset}]> loss ({ports}) => ({answer}) {{ {body} }}'
+        text = f'<ir_version: 8, opset_import: ["" : {opset}]>'
+        text += f" loss ({ports}) => ({answer}) {{ {body} }}"
         path = tmp_path / "my_loss.onnx"
         onnx.save(onnx.parser.parse_model(text), path)
         return str(path)
@@ -100,7 +102,7 @@ def test_weights_of_the_classes_are_constants(write, tmp_path):
 
 
 def test_labels_are_held_to_the_classes(write):
-    """A runtime would read past the row."""
+    """A runtime would read out of bounds."""
     body = """l = SoftmaxCrossEntropyLoss<reduction = "mean", ignore_index = -7>(scores, target)"""
     program, _, _ = trained(LossConfig(write(body)), "portable", 0)
     (spec,) = [spec for spec in program.catalogue.batch if spec.name == "labels"]
@@ -138,20 +140,20 @@ SCORES = "float[N,K] scores, int64[N] target"
         (CROSS, SCORES + ", float[N] w", "float l", "has 3 inputs"),
         (CROSS, "int64[N] target, float[N,K] scores", "float l", "is called 'target'"),
         ('l = SoftmaxCrossEntropyLoss<reduction = "none">(scores, target)', SCORES, "float[N] l",
-         "no float scalar"),
-        ("l = Shape(target)", SCORES, "int64[1] l", "no float scalar"),
+         "not a float scalar"),
+        ("l = Shape(target)", SCORES, "int64[1] l", "not a float scalar"),
         (CROSS, "double[N,K] scores, int64[N] target", "double l", "scores of another type"),
         (CROSS, "float[N,7] scores, int64[N] target", "float l", "scores of another shape"),
         (CROSS, "float[N,N] scores, int64[N] target", "float l", None),
         (CROSS, "float[N,K,M] scores, int64[N,M] target", "float l", "scores of another rank"),
         ("one = Constant<value = int64 {1}>()  t = Sub(target, one) "
-         + CROSS.replace("target", "t"), SCORES, "float l", "does not take the labels as they are"),
+         + CROSS.replace("target", "t"), SCORES, "float l", "does not read the labels directly"),
     ],
 )  # fmt: skip
 def test_a_loss_that_does_not_fit_is_refused_by_name(write, body, ports, answer, said):
     path = write(body, ports, answer)
     config = ProgramConfig(loss=LossConfig(path))
-    if said is None:  # one name for two lengths, of which one is open: nothing speaks against it
+    if said is None:  # one name for two lengths, one of them open: consistent
         build_program(small_mlp(), config)
         return
     with pytest.raises(ModelError, match=said) as caught:
@@ -163,10 +165,10 @@ def test_a_loss_that_does_not_fit_is_refused_by_name(write, body, ports, answer,
 def test_what_is_no_loss(write, tmp_path):
     with pytest.raises(FileError, match="does not exist"):
         build_program(small_mlp(), ProgramConfig(loss=LossConfig(str(tmp_path / "none.onnx"))))
-    with pytest.raises(ConfigError, match="answers one number") as caught:
+    with pytest.raises(ConfigError, match="returns a scalar") as caught:
         LossConfig("my_loss.onnx", reduction="none")
     assert_three_lines(caught.value)
-    with pytest.raises(ConfigError, match="means nothing to") as caught:
+    with pytest.raises(ConfigError, match="has no effect for") as caught:
         LossConfig("my_loss.onnx", ignore_index=3)
     assert_three_lines(caught.value)
     with pytest.raises(UsageError, match="already has an input 'x'"):

@@ -1,4 +1,4 @@
-"""Against torch's formula: looking up the padding token trains nothing, another use of its row does."""
+"""Against torch's formula: lookups of padding tokens do not train their row, other uses do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(tied: bool = False):
 
 
 def step(engine: str, *, tied: bool = False, **fields) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The table before and after one step of the rate 1 on the mean square of the answer, and the labels."""
+    """The table before and after one step with rate 1 on a mean squared error, and labels."""
     if engine == "native":
         native_only()
     config = ProgramConfig(
@@ -52,7 +52,7 @@ def step(engine: str, *, tied: bool = False, **fields) -> tuple[np.ndarray, np.n
 
 
 def expected(before: np.ndarray, labels: np.ndarray, *, tied: bool, padding: int | None):
-    """`dL/dw` of `sum (e h - labels)^2` in float64, look-ups of the padding row left out."""
+    """`dL/dw` of `sum (e h - labels)^2` in float64, without lookups of the padding row."""
     w = before.astype(np.float64)
     h = w.T if tied else weights(4, 2, seed=1).astype(np.float64)
     e = w[IDS]
@@ -70,7 +70,7 @@ def expected(before: np.ndarray, labels: np.ndarray, *, tied: bool, padding: int
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("padding", [None, 0, 3])
 def test_a_step(engine, tied, padding):
-    """Row 0 is zero, so the file tells it; the configuration says otherwise."""
+    """Row 0 is inferred from its zeros; the configuration overrides this."""
     fields = {} if padding == 0 else {"padding_idx": {} if padding is None else {"w": padding}}
     before, after, labels = step(engine, tied=tied, **fields)
     gradient = expected(before, labels, tied=tied, padding=padding)
@@ -89,7 +89,7 @@ def test_a_table_that_is_not_trained():
 
 
 def test_a_table_in_which_nothing_is_looked_up():
-    with pytest.raises(UsageError, match="no token is looked up in it"):
+    with pytest.raises(UsageError, match="is not used as an embedding"):
         build_program(small_mlp(), ProgramConfig(padding_idx={"w1": 0}))
 
 

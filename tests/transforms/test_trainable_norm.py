@@ -73,7 +73,7 @@ def test_next_statistics(variance, n, length):
     wanted = normal * before["s"][:, None] + before["b"][:, None]
     got = found["y"].transpose(1, 0, 2).reshape(3, -1)
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
-    # The state that is fed is not written to, although the runtime's kernel would.
+    # The fed state is not overwritten, although the runtime's kernel would do so.
     for name, array in feeds.items():
         assert np.array_equal(array, before[name]), name
 
@@ -164,7 +164,8 @@ def test_node_exported_in_training_mode_gets_its_state():
 
 
 def test_a_module_applied_twice_continues_its_statistics():
-    model = model_of("""net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[N,3] y) {
+    model = model_of("""net (float[N,3] x, float[3] s, float[3] b, float[3] m, float[3] v)
+        => (float[N,3] y) {
         [one] h = BatchNormalization<momentum=0.6>(x, s, b, m, v)
         [two] y = BatchNormalization<momentum=0.6>(h, s, b, m, v) }""")
     state = to_training(model)
@@ -187,11 +188,12 @@ def test_a_module_applied_twice_continues_its_statistics():
 
 @pytest.mark.parametrize("through", ["", "Identity"])
 def test_statistics_stored_once_by_the_exporter_are_separated(through):
-    """Fresh networks have equal statistics everywhere, and exporters store equal tensors once."""
+    """New networks have equal statistics everywhere, and exporters store equal tensors once."""
     second = "m2 = Identity(m) v2 = Identity(v) " if through else ""
     names = "m2, v2" if through else "m, v"
     model = model_of(
-        f"""net (float[N,3] x, float[3] s, float[3] b, float[3] t, float[3] m, float[3] v) => (float[N,3] y) {{
+        f"""net (float[N,3] x, float[3] s, float[3] b, float[3] t, float[3] m, float[3] v)
+            => (float[N,3] y) {{
         {second}
         [one] h = BatchNormalization(x, s, b, m, v)
         [two] y = BatchNormalization(h, t, b, {names}) }}""",
@@ -233,7 +235,7 @@ def test_dropout_on_and_off():
     x = np.ones((50, 40), np.float32)
     y = run(model, {"x": x})["y"]
     assert set(np.unique(y)) == {0.0, 2.0}
-    assert to_inference(model).changed == {"a": "passes its input on"}
+    assert to_inference(model).changed == {"a": "put in inference mode"}
     assert not to_inference(model).modified
     assert np.array_equal(run(model, {"x": x})["y"], x)
 
@@ -251,7 +253,8 @@ def test_dropout_default_ratio_and_computed_mode():
 
 def test_layers_of_one_size_share_the_correction_of_the_variance():
     text = """<ir_version: 10, opset_import: ["" : 18]>
-    net (float[N,2,4,4] x, float[2] s, float[2] b, float[2] m1, float[2] v1, float[2] m2, float[2] v2,
+    net (float[N,2,4,4] x, float[2] s, float[2] b, float[2] m1, float[2] v1, float[2] m2,
+      float[2] v2,
          float[2] m3, float[2] v3) => (float[N,2,2,2] y) {
       [a] h = BatchNormalization(x, s, b, m1, v1)  [b] k = BatchNormalization(h, s, b, m2, v2)
       [p] q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(k)

@@ -1,8 +1,8 @@
-"""Operators without a gradient, written with operators that have one.
+"""Decomposition of operators without a gradient into operators that have one.
 
-One file for each family; the docstring of a rule is its algebra. The engine decides which rules are
-used: only operators that :meth:`~ortboost.autodiff.engine.Engine.gradient_support` refuses are
-decomposed, and only where a gradient must flow.
+There is one file per family; the docstring of a rule states its formula. A node is decomposed only
+if :meth:`~ortboost.autodiff.engine.Engine.gradient_support` of the engine rejects it and a gradient
+must flow through it.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ for _family in (
     *("activations", "einsum", "grid_sample", "layouts", "normalizations", "reductions"),
     *("resize", "trigonometry"),
 ):
-    importlib.import_module(f"{__name__}.{_family}")  # its rules enter themselves
+    importlib.import_module(f"{__name__}.{_family}")  # registers its rules
 
 
 def decompose(
     model: ir.Model, *, wrt: Iterable[str], loss: str | Iterable[str], engine: Engine
 ) -> Report:
-    """Decompose what the engine cannot differentiate, in place.
+    """Decompose the nodes that the engine cannot differentiate, in place.
 
     Args:
-        model: Model with its loss attached, normalized, shapes inferred where they can be.
+        model: Normalized model with its loss attached and shapes inferred.
         wrt: Names of the tensors that need gradients.
         loss: Name of the loss, or of several outputs that it is computed from.
-        engine: Engine that will differentiate the model.
+        engine: The engine that will differentiate the model.
 
     Returns:
-        Nodes decomposed, and nodes kept with the reason why the rule does not apply. A second call
-        changes nothing.
+        A report of the decomposed nodes, and of those kept with the reason why the rule does not
+        apply. The rewrite is idempotent.
     """
-    # A rule may use an operator that has no gradient either: at most a few rounds.
+    # A rule may use operators without a gradient themselves: a few rounds at most.
     total = Report("decompose")
     sources = list(wrt)
     targets = [loss] if isinstance(loss, str) else list(loss)
     for _ in range(4):
-        wanted = {id(node) for node in reach(model, sources, targets).nodes}
+        reached = {id(node) for node in reach(model, sources, targets).nodes}
         report = rewrite_nodes(
             model,
             "decompose",
             DECOMPOSITIONS,
             "decomposed",
-            only=lambda node, wanted=wanted: (  # type: ignore[misc]
-                id(node) in wanted and engine.gradient_support(node) is not None
+            only=lambda node, reached=reached: (  # type: ignore[misc]
+                id(node) in reached and engine.gradient_support(node) is not None
             ),
         )
         total.changed.update(report.changed)

@@ -1,7 +1,7 @@
-"""Activations, written so that neither value nor gradient overflows, also at the kink at 0.
+"""Activations, written so that neither value nor gradient overflows, with PyTorch's slope at 0.
 
-At 0 ``relu(x)`` has the gradient 0, and ``n = x - relu(x)``, which is ``min(x, 0)``, the gradient
-1. So the kink belongs to the left branch, as in PyTorch.
+At 0, the gradient of ``relu(x)`` is 0 and that of ``n = x - relu(x) = min(x, 0)`` is 1. So the kink
+belongs to the left branch, as in PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Einsum as sums, transpositions and one matrix product for each pair of operands."""
+"""Einsum as sums, transpositions and one matrix product per pair of operands."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
 
 
 def _sizes(site: Site, terms: list[_Term]) -> dict[str, Size]:
-    """Letter to its size; refuses broadcasting of a letter."""
+    """Letter to its size; raises :class:`Refusal` if a letter is broadcast."""
     sizes: dict[str, Size] = {}
     fixed: dict[str, int] = {}
     for term in terms:
@@ -128,7 +128,7 @@ def _product(
 def _matrix(
     site: Site, term: _Term, batch: str, first: str, second: str, sizes: dict[str, Size]
 ) -> ir.Value:
-    """The tensor as ``[batch..., first, second]``, each of the last two one axis."""
+    """Reshape the tensor to ``[batch..., first, second]``, where the last two are one axis each."""
     value = _permuted(site, term, batch + first + second).value
     if len(first) == 1 and len(second) == 1:
         return value

@@ -1,4 +1,4 @@
-"""Sampling images at points that may be learned: GridSample.
+"""GridSample: sampling of images at points that may be learned.
 
 Sources of the algebra: Jaderberg, Simonyan, Zisserman, Kavukcuoglu, "Spatial Transformer Networks",
 2015, equations 3 to 7; Keys, "Cubic convolution interpolation for digital image processing", 1981,
@@ -18,9 +18,9 @@ from ortboost.graph.rewriting import Refusal, Site
 __all__: list[str] = []
 
 _INT64 = ir.DataType.INT64
-_A = -0.75  # of the standard; Keys has -1/2
-# Along one axis: the pixels that count, from floor(p) on, and their weights as polynomials in
-# f = p - floor(p), lowest power first.
+_A = -0.75  # ONNX standard; Keys uses -1/2
+# Along one axis: the offsets of the pixels used, relative to floor(p), and their weights as
+# polynomials in f = p - floor(p), lowest power first.
 _KERNELS = {
     "linear": ((0, [1.0, -1.0]), (1, [0.0, 1.0])),
     "cubic": (
@@ -37,22 +37,23 @@ _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # until opset 19
 def _grid_sample(site: Site) -> list[ir.Value | None]:
     """``y[p] = sum over pixels q near p of x[q] * product over axes of w(p - q)``.
 
-    ``p`` is the point of the grid in pixels, from ``-1 .. 1``. One Gather fetches the pixels, so
-    their gradients are summed; the grid gets its gradient through the weights, where the integer
-    ``floor(p)`` carries none. Linear interpolation takes 2 pixels along an axis, cubic 4. Nearest
+    ``p`` is the grid point in pixels, converted from ``-1 .. 1``. One Gather fetches the pixels, so
+    their gradients are summed; the grid gets its gradient through the weights, as the integer
+    ``floor(p)`` has none. Linear interpolation uses 2 pixels along an axis, cubic 4. Nearest
     fetches the pixel ``round(p)`` and has no gradient for the grid.
 
     ``zeros`` puts a frame of zeros around the image and limits ``p`` to it; ``border`` limits ``p``
-    to the image; ``reflection`` first folds ``p`` into it. Cubic reaches further than one pixel: it
-    applies this to each pixel instead, and leaves ``p`` if all of its pixels are outside.
+    to the image; ``reflection`` first folds ``p`` into it. As cubic reaches further than one pixel,
+    it applies this to each pixel instead, and only bounds ``p`` where all of its pixels are
+    outside.
     """
     axes = site.rank() - 2
     if axes not in (2, 3) or site.rank(1) != axes + 2:
-        raise Refusal("it samples images of two or three spatial axes")
+        raise Refusal("only images with two or three spatial axes are supported")
     mode, padding = site.text("mode", "linear"), site.text("padding_mode", "zeros")
     mode = _MODES.get(mode, mode)
     if mode not in ("linear", "cubic", "nearest"):
-        raise Refusal(f"mode='{mode}' is none of the standard; use linear, cubic or nearest")
+        raise Refusal(f"mode='{mode}' is not in the standard; use linear, cubic or nearest")
     if mode == "cubic" and axes == 3:
         raise Refusal("cubic over three spatial axes is not in the standard; use linear")
     image, point = site.input(0), _in_pixels(site)
@@ -90,7 +91,7 @@ def _split(site: Site, point: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _apart(site: Site, point: ir.Value, reach: int) -> tuple[ir.Value, ir.Value]:
-    """The same, with ``p`` limited to ``-reach .. L - 1 + reach``."""
+    """As :func:`_split`, with ``p`` limited to ``-reach .. L - 1 + reach``."""
     moved = site.op("Add", point, _number(site, float(reach)))
     low, fraction = _split(site, _limited(site, moved, _lengths(site, 2 * reach - 1)))
     return site.op("Sub", low, site.ints(reach)), fraction
@@ -105,7 +106,7 @@ def _neighbours(site: Site, low: ir.Value, mode: str) -> ir.Value:
 
 
 def _inside(site: Site, place: ir.Value, padding: str) -> ir.Value:
-    """The pixels of the (framed) image that stand for pixels anywhere."""
+    """Map pixel coordinates anywhere to pixels of the (framed) image."""
     kind = _kind(site)
     if padding == "reflection":
         place = _folded(site, site.cast(place, kind))
@@ -119,7 +120,7 @@ def _inside(site: Site, place: ir.Value, padding: str) -> ir.Value:
 def _weighed(
     site: Site, image: ir.Value, around: ir.Value, fraction: ir.Value, frame: int, mode: str
 ) -> ir.Value:
-    """The sum over the pixels around each point, ``[N, ..., C]``."""
+    """The weighted sum over the pixels around each point, ``[N, ..., C]``."""
     picked = _fetched(site, image, around, frame, site.rank() + 1)  # [N, ..., taps, C]
     weighed = site.op("Mul", picked, _weights(site, fraction, mode))
     return site.op("ReduceSum", weighed, site.ints(site.rank() - 1), keepdims=0)
@@ -133,8 +134,8 @@ def _channels_first(site: Site, picked: ir.Value) -> ir.Value:
 def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int) -> ir.Value:
     """All channels of the pixels at ``place``, ``[N, ..., axes]``: rows of ``[N * H * W, C]``.
 
-    Not by GatherND with batch_dims: its kernel divides by the number of images, and the process
-    dies where there are none.
+    GatherND with batch_dims is not used: its kernel divides by the number of images, and an empty
+    batch crashes the process.
     """
     channels = site.shape()[1]
     width = site.ints(channels) if isinstance(channels, int) else site.shape_of(image, 1, 2)
@@ -151,7 +152,7 @@ def _fetched(site: Site, image: ir.Value, place: ir.Value, frame: int, rank: int
         size = site.op("Gather", sizes, index, axis=0)
         flat = along if flat is None else site.op("Add", site.op("Mul", flat, size), along)
         pixels = size if pixels is None else site.op("Mul", pixels, size)
-    # The number of the first pixel of each image, [N, 1, ...].
+    # The index of the first pixel of each image, [N, 1, ...].
     images = site.op("Squeeze", site.shape_of(image, 0, 1), site.ints(0), dtype=_INT64)
     first = site.op("Range", zero, images, one, dtype=_INT64)
     first = site.op("Mul", first, pixels)
@@ -169,7 +170,7 @@ def _number(site: Site, value: float) -> ir.Value:
 
 
 def _lengths(site: Site, more: int, dtype: ir.DataType | None = None) -> ir.Value:
-    """``[W + more, H + more, ..]`` in the element type of the grid, constant if they are known."""
+    """``[W + more, H + more, ..]`` with the dtype of the grid, constant if possible."""
     kind = dtype or _kind(site)
     sizes = site.shape()[:1:-1]  # x is the last axis of the image and the first of a point
     known = [size + more for size in sizes if isinstance(size, int)]
@@ -191,18 +192,18 @@ def _in_pixels(site: Site) -> ir.Value:
 
 
 def _folded(site: Site, point: ir.Value) -> ir.Value:
-    """Reflected at the borders until inside: ``low + span - |d - span|``.
+    """Reflect points at the borders until they are inside: ``low + span - |d - span|``.
 
     ``d`` is ``|p - low|`` modulo twice the span.
     """
     corners = bool(site.integer("align_corners", 0))
     span = _lengths(site, -1) if corners else _lengths(site, 0)
-    if corners:  # one pixel: nothing to fold
+    if corners:  # avoid a span of 0 for a single pixel
         span = site.op("Max", span, _number(site, 1.0))
     low = _number(site, 0.0 if corners else -0.5)
     apart = site.op("Abs", site.op("Sub", point, low))
     period = site.op("Add", span, span)
-    # Through integers, where no gradient flows: the number of whole periods is constant.
+    # Through integers, which have no gradient: the number of whole periods is constant.
     whole = site.cast(site.op("Div", apart, period), _INT64)
     whole = site.cast(whole, _kind(site))
     apart = site.op("Sub", apart, site.op("Mul", whole, period))
@@ -211,7 +212,7 @@ def _folded(site: Site, point: ir.Value) -> ir.Value:
 
 
 def _limited(site: Site, point: ir.Value, last: ir.Value) -> ir.Value:
-    """Clip to ``0 .. last`` without gradient at the limits, as in PyTorch; NaN becomes 0."""
+    """Clip to ``0 .. last``, with a gradient of 0 at the limits, as in PyTorch; NaN becomes 0."""
     zero = _number(site, 0.0)
     boolean = ir.DataType.BOOL
     kind = _kind(site)
@@ -234,5 +235,5 @@ def _weights(site: Site, fraction: ir.Value, mode: str) -> ir.Value:
     product = parts[0]
     for part in parts[1:]:
         product = site.op("Mul", product, part, dtype=kind)
-    assert product is not None  # axes are at least two
+    assert product is not None  # there are at least two axes
     return site.cast(product)

@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 @decomposes("DepthToSpace")
 def _depth_to_space(site: Site) -> list[ir.Value | None]:
-    """Reshape, Transpose, Reshape, as the standard defines it."""
+    """Reshape, Transpose and Reshape, as in the standard's definition."""
     data, block = site.input(0), site.integer("blocksize", 1)
     batch, channels, height, width = (length(site, data, axis) for axis in range(4))
     depth = computed(site, "Div", channels, block * block)
@@ -43,7 +43,7 @@ def _space_to_depth(site: Site) -> list[ir.Value | None]:
 
 @decomposes("Pad")
 def _pad(site: Site) -> list[ir.Value | None]:
-    """Reflecting, edge and wrapping pads as Gathers along each axis, whose gradients are summed."""
+    """Reflect, edge and wrap pads as Gathers along each axis, whose gradients are summed."""
     mode = site.text("mode", "constant")
     pads = site.array(1)
     if pads is None:
@@ -60,7 +60,7 @@ def _pad(site: Site) -> list[ir.Value | None]:
             continue
         size = site.shape()[axis]
         if not isinstance(size, int):
-            raise Refusal(f"mode='{mode}' along axis {axis}, whose length is not fixed")
+            raise Refusal(f"mode='{mode}' along axis {axis}, which has no fixed length")
         kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)
         index = np.pad(kept, (max(before, 0), max(after, 0)), mode=mode)  # type: ignore[call-overload]
         result = site.op("Gather", result, site.ints(*index.tolist()), axis=axis)
@@ -71,7 +71,7 @@ def _pad(site: Site) -> list[ir.Value | None]:
 def _conv_transpose(site: Site) -> list[ir.Value | None]:
     """Convolve the dilated image (zeros between its pixels) with the flipped kernel.
 
-    The gradient kernel of ConvTranspose exists on CUDA only.
+    ConvTranspose has a gradient kernel on CUDA only.
     """
     data, weight = site.input(0), site.input(1)
     shape = static_shape(weight)
@@ -90,7 +90,7 @@ def _conv_transpose(site: Site) -> list[ir.Value | None]:
     for axis in range(spatial):
         reach = dilations[axis] * (kernel[axis] - 1)
         begins.append(reach - pads[axis])
-        # Each pixel is followed by stride - 1 zeros, the last one too: those are taken back.
+        # Each pixel is followed by stride - 1 zeros; those after the last one are removed.
         ends.append(reach - pads[spatial + axis] + extra[axis] - (strides[axis] - 1))
     dilated = _with_zeros(site, data, strides)
     dilated = site.op("Pad", dilated, site.ints(0, 0, *begins, 0, 0, *ends))
@@ -120,11 +120,11 @@ def _with_zeros(site: Site, data: ir.Value, strides: tuple[int, ...]) -> ir.Valu
     if all(stride == 1 for stride in strides):
         return data
     spatial = len(strides)
-    behind = site.op("Unsqueeze", data, site.ints(*(3 + 2 * axis for axis in range(spatial))))
+    expanded = site.op("Unsqueeze", data, site.ints(*(3 + 2 * axis for axis in range(spatial))))
     ends = [0, 0]
     for stride in strides:
         ends += [0, stride - 1]
-    padded = site.op("Pad", behind, site.ints(*[0] * len(ends), *ends))
+    padded = site.op("Pad", expanded, site.ints(*[0] * len(ends), *ends))
     sizes = [length(site, data, axis) for axis in range(2 + spatial)]
     pairs = zip(sizes, (1, 1, *strides), strict=True)
     target = joined(site, [computed(site, "Mul", size, stride) for size, stride in pairs])

@@ -1,4 +1,4 @@
-"""Normalizations by their definitions, and losses."""
+"""Normalizations, written out by their definitions, and losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__: list[str] = []
 
 
 def _standardized(site: Site, data: ir.Value, axes: ir.Value, epsilon: float) -> ir.Value:
-    """``(x - mean) / sqrt(var + epsilon)`` over the axes, the variance biased."""
+    """``(x - mean) / sqrt(var + epsilon)`` over the axes, with the biased variance."""
     centered = site.op("Sub", data, site.op("ReduceMean", data, axes, keepdims=1))
     variance = site.op("ReduceMean", site.op("Mul", centered, centered), axes, keepdims=1)
     deviation = site.op("Sqrt", site.op("Add", variance, site.const(epsilon)))
@@ -22,7 +22,7 @@ def _standardized(site: Site, data: ir.Value, axes: ir.Value, epsilon: float) ->
 
 
 def _affine(site: Site, data: ir.Value, trailing: int) -> ir.Value:
-    """Times scale plus bias, both one number for each index of axis 1."""
+    """``x * scale + bias``, with one scale and bias for each index of axis 1."""
     scale, bias = site.input(1), site.input(2)
     if trailing:
         axes = site.ints(*range(1, 1 + trailing))
@@ -32,7 +32,7 @@ def _affine(site: Site, data: ir.Value, trailing: int) -> ir.Value:
 
 @decomposes("InstanceNormalization")
 def _instance(site: Site) -> list[ir.Value | None]:
-    """Each channel of each image standardized over its spatial axes."""
+    """Standardize each channel of each image over its spatial axes."""
     rank = site.rank()
     axes = site.ints(*range(2, rank))
     normal = _standardized(site, site.input(0), axes, site.number("epsilon", 1e-5))
@@ -43,7 +43,7 @@ def _instance(site: Site) -> list[ir.Value | None]:
 def _group(site: Site) -> list[ir.Value | None]:
     """``[N, C, ...] -> [N, G, C/G * ...]``, standardized over the last axis.
 
-    Scale and bias are one number a group up to opset 20, one a channel from 21.
+    Scale and bias have one element per group up to opset 20, and one per channel from 21.
     """
     rank, groups, data = site.rank(), site.integer("num_groups", 1), site.input(0)
     folded = site.op("Reshape", data, site.ints(0, groups, -1))
@@ -89,7 +89,7 @@ def _local_response(site: Site) -> list[ir.Value | None]:
     """
     data, size = site.input(0), site.integer("size", 1)
     if site.rank() < 3 or size % 2 == 0:
-        raise Refusal("it needs spatial axes and an odd size, as in onnxruntime")
+        raise Refusal("it requires spatial axes and an odd size, as in onnxruntime")
     int64 = ir.DataType.INT64
     shape = site.op(
         "Concat",

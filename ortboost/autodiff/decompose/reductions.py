@@ -27,7 +27,7 @@ def _sum(site: Site) -> list[ir.Value | None]:
 
 @decomposes("Mean")
 def _mean(site: Site) -> list[ir.Value | None]:
-    """The sum over the number of inputs."""
+    """The sum divided by the number of inputs."""
     (total,) = _sum(site)
     return [site.op("Mul", total, site.const(1.0 / len(site.node.inputs)))]
 
@@ -90,7 +90,7 @@ def _global_max_pool(site: Site) -> list[ir.Value | None]:
 
 @decomposes("ReduceProd")
 def _reduce_prod(site: Site) -> list[ir.Value | None]:
-    """A chain of products of slices: right also where factors are 0."""
+    """A chain of products of slices, which is correct even if factors are 0."""
     axes = fixed_axes(site)
     if not axes:
         return [site.op("Identity", site.input(0))]
@@ -98,7 +98,7 @@ def _reduce_prod(site: Site) -> list[ir.Value | None]:
     for axis in axes:
         length = site.shape()[axis]
         if not isinstance(length, int) or length > _MAX_PRODUCT:
-            raise Refusal(f"axis {axis} is not of a fixed length up to {_MAX_PRODUCT}")
+            raise Refusal(f"axis {axis} has no fixed length of at most {_MAX_PRODUCT}")
         pieces = [site.op("Gather", result, site.ints(index), axis=axis) for index in range(length)]
         result = pieces[0]
         for piece in pieces[1:]:
@@ -110,7 +110,7 @@ def _reduce_prod(site: Site) -> list[ir.Value | None]:
 
 @decomposes("CumSum")
 def _cum_sum(site: Site) -> list[ir.Value | None]:
-    """A product with a triangle of ones along the axis, ``O(length^2)``."""
+    """A product with a triangular matrix of ones along the axis, ``O(length^2)``."""
     axis_value = site.array(1)
     if axis_value is None:
         raise Refusal("its axis is not constant; export with a fixed axis")

@@ -1,4 +1,4 @@
-"""The table of decompositions: operator to the rule that writes it with differentiable ones."""
+"""The table of decompositions: operator to the rule that expresses it by differentiable ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R", bound=Rule)
 
 
 def decomposes(*op_types: str) -> Callable[[R], R]:
-    """Enter a rule for operators; used as a decorator. The docstring of the rule is its algebra."""
+    """Register a rule for operators, as a decorator. The docstring of a rule states its formula."""
 
     def enter(rule: R) -> R:
         DECOMPOSITIONS.update(dict.fromkeys(op_types, rule))

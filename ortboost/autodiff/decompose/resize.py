@@ -1,8 +1,9 @@
-"""Resize, with sizes that are known or computed.
+"""Resize, with constant or computed sizes.
 
 The positions of the new points on the old axis are computed in the graph, in float32 and in the
-order of operations of onnxruntime's kernels: otherwise `1 / (1/3)` is not 3, and another pixel is
-the nearest. If the lengths are constants, the runtime folds all this when it opens the graph.
+order of operations of onnxruntime's kernels: otherwise `1 / (1/3)` may differ from 3 and select
+another nearest pixel. If the lengths are constants, the runtime folds all of this when it loads the
+graph.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _TAPS = (-1, 0, 1, 2)
 
 
 class _Axis:
-    """One resized axis: operators in float32, its lengths as vectors of one element.
+    """One resized axis; operators compute in float32, and lengths are vectors of one element.
 
     Args:
         site: The node.
         axis: The axis.
-        place: Its place in the scales or sizes.
+        place: Its index in the scales or sizes.
     """
 
     def __init__(self, site: Site, axis: int, place: int) -> None:
@@ -62,7 +63,7 @@ class _Axis:
         return self.cast(self.op("Range", zero, scalar, one, dtype=_INT64))
 
     def positions(self) -> ir.Value:
-        """Where the points of the resized axis lie on the original one."""
+        """Positions of the points of the resized axis on the original one."""
         mode = self.site.text("coordinate_transformation_mode", "half_pixel")
         points, one, half = self.count(self.size), self.number(1), self.number(0.5)
         old, new = self.cast(self.length), self.cast(self.size)
@@ -87,7 +88,7 @@ class _Axis:
         return self.op("Min", self.op("Max", places, self.number(0)), last)
 
     def nearest(self) -> ir.Value:
-        """The pixels taken, as in onnxruntime 1.19; 1.31 has other ties for round_prefer_ceil."""
+        """The nearest pixels, as in onnxruntime 1.19; 1.31 differs in ties of round_prefer_ceil."""
         mode = self.site.text("nearest_mode", "round_prefer_floor")
         found, half = self.positions(), self.number(0.5)
         if mode == "floor":
@@ -101,12 +102,12 @@ class _Axis:
         return self.cast(self.clipped(found), _INT64)
 
     def linear(self) -> ir.Value:
-        """`[length, size]`: `max(0, 1 - |i - p|)`, constant beyond the ends."""
+        """Weights `[length, size]`: `max(0, 1 - |i - p|)`, constant beyond the ends."""
         far = self.op("Abs", self.op("Sub", self.clipped(self.positions()), self.rows()))
         return self.op("Max", self.op("Sub", self.number(1), far), self.number(0))
 
     def cubic(self) -> ir.Value:
-        r"""`[length, size]`: weights of the four neighbours, limited to the axis.
+        r"""Weights `[length, size]` of the four neighbours, which are limited to the axis.
 
         With `d` the distance and `a = cubic_coeff_a`: `(a + 2) d^3 - (a + 3) d^2 + 1` up to 1, then
         `a (d^3 - 5 d^2 + 8 d - 4)`. With `exclude_outside`, pixels beyond the ends have weight 0.
@@ -145,7 +146,7 @@ class _Axis:
 
 @decomposes("Resize")
 def _resize(site: Site) -> list[ir.Value | None]:
-    """Nearest as a Gather along each axis; linear and cubic as a product with weights for each."""
+    """Nearest: a Gather along each axis; linear and cubic: products with weight matrices."""
     mode = site.text("mode", "nearest")
     if mode not in ("nearest", "linear", "cubic") or site.integer("antialias", 0):
         raise Refusal(
@@ -166,7 +167,7 @@ def _resize(site: Site) -> list[ir.Value | None]:
         matrix = resized.linear() if mode == "linear" else resized.cubic()
         if site.dtype != _FLOAT:
             matrix = resized.cast(matrix, site.dtype)
-        matrix.shape = ir.Shape([None, None])  # known also where inference stumbles over the model
+        matrix.shape = ir.Shape([None, None])  # in case shape inference fails
         order = [other for other in range(rank) if other != axis] + [axis]
         back = [order.index(here) for here in range(rank)]
         last = [dims[other] for other in order]

@@ -1,4 +1,4 @@
-"""Trigonometric and hyperbolic functions by those that have gradients."""
+"""Trigonometric and hyperbolic functions in terms of functions with gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _exponentials(site: Site, op_type: str) -> ir.Value:
 
 @decomposes("Sinh")
 def _sinh(site: Site) -> list[ir.Value | None]:
-    """``(exp(x) - exp(-x)) / 2``; near 0 to the absolute precision of the type."""
+    """``(exp(x) - exp(-x)) / 2``; near 0 only absolutely accurate."""
     return [_exponentials(site, "Sub")]
 
 
@@ -37,7 +37,7 @@ def _cosh(site: Site) -> list[ir.Value | None]:
 
 @decomposes("Asinh")
 def _asinh(site: Site) -> list[ir.Value | None]:
-    """``f(max(x, 0)) - f(-min(x, 0))`` with ``f(u) = log(u + sqrt(u^2 + 1))``: no cancellation."""
+    """``f(max(x, 0)) - f(-min(x, 0))``, ``f(u) = log(u + sqrt(u^2 + 1))``: no cancellation."""
     data = site.input(0)
     above = site.op("Relu", data)
     below = site.op("Sub", above, data)
@@ -91,7 +91,7 @@ def _arctangent(site: Site, data: ir.Value) -> ir.Value:
 
 @decomposes("Atan")
 def _atan(site: Site) -> list[ir.Value | None]:
-    """By halving the angle three times and a series; within a few ulp up to ``|x| = 1e18``."""
+    """The angle is halved three times, then a series; within a few ulp up to ``|x| = 1e18``."""
     return [_arctangent(site, site.input(0))]
 
 

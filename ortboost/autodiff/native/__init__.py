@@ -1,1 +1,1 @@
-"""The native engine: onnxruntime-training's gradient builder, with what it needs to be right."""
+"""The native engine: onnxruntime-training's gradient builder, with corrections."""

@@ -1,4 +1,4 @@
-"""The C bindings of onnxruntime-training: finding them, and calling the gradient builder.
+"""Access to the C bindings of onnxruntime-training and its gradient builder.
 
 This is the only file that imports ``onnxruntime.capi._pybind_state``.
 """
@@ -27,7 +27,7 @@ VERSION = "1.19.2"
 _WHEELS = ("onnxruntime-training-cpu", "onnxruntime-training")
 
 
-# Distributions that all install the same `onnxruntime` folder.
+# Distributions that install the same `onnxruntime` folder.
 _OWNERS = (
     *_WHEELS,
     "onnxruntime",
@@ -54,7 +54,7 @@ class Diagnosis:
     """Why the native engine cannot run.
 
     Args:
-        what: What is wrong, one sentence.
+        what: What is wrong, in one sentence.
         where: The packages that were found.
         fix: The commands that fix it.
     """
@@ -66,7 +66,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Bindings:
-    """The two things that are taken from the C bindings, and the session options they need."""
+    """The functions used from the C bindings, and the session options that they need."""
 
     builder: Callable[..., Any]
     optimize: Callable[..., bytes]
@@ -74,7 +74,7 @@ class _Bindings:
 
 
 def diagnose() -> Diagnosis | None:
-    """Look for the right wheel, alone in its folder; ``None`` if all is well."""
+    """Check that the required wheel is installed and the only one in its folder; ``None`` if so."""
     found = {}
     for owner in _OWNERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -83,9 +83,9 @@ def diagnose() -> Diagnosis | None:
     install = (
         f"pip install {_WHEELS[0]}=={VERSION}  (or 'ortboost[cpu]'; with a GPU 'ortboost[cuda]')"
     )
-    if sys.version_info[:2] > _NEWEST_PYTHON:  # nothing that pip could install
+    if sys.version_info[:2] > _NEWEST_PYTHON:  # pip has no wheel to install
         return Diagnosis(
-            "There is no onnxruntime-training for this Python.",
+            "onnxruntime-training does not support this Python version.",
             f"Python {platform.python_version()}, {where}",
             "Use --engine portable, or Python 3.10 to 3.12 with 'ortboost[cpu]'.",
         )
@@ -105,7 +105,7 @@ def diagnose() -> Diagnosis | None:
         owner = next(iter(found))
         if owner not in _WHEELS:
             return Diagnosis(
-                "The installed onnxruntime cannot make gradients.",
+                "The installed onnxruntime cannot compute gradients.",
                 where,
                 f"pip uninstall -y {owner} && {install}",
             )
@@ -117,7 +117,8 @@ def diagnose() -> Diagnosis | None:
     version = getattr(importlib.import_module("onnxruntime"), "__version__", None)
     if version != VERSION:
         return Diagnosis(
-            f"The native engine is made for onnxruntime-training {VERSION}, this is {version}.",
+            f"The native engine requires onnxruntime-training {VERSION}, but {version} is "
+            "installed.",
             where,
             f"pip install --force-reinstall --no-deps {next(iter(found), _WHEELS[0])}=={VERSION}",
         )
@@ -125,14 +126,14 @@ def diagnose() -> Diagnosis | None:
 
 
 def _bindings() -> _Bindings:
-    # Deferred, so that `import ortboost` works without any runtime.
+    # Imported late, so that `import ortboost` works without any runtime.
     from onnxruntime.capi import _pybind_state as state
 
     try:
         return _Bindings(
             state.GradientGraphBuilder, state.get_optimized_model, state.SessionOptions
         )
-    except AttributeError as error:  # a stock build, or two wheels over each other
+    except AttributeError as error:  # a stock build, or two overlapping wheels
         raise ImportError(str(error)) from error
 
 
@@ -142,13 +143,13 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
     Args:
         model: The prepared forward graph.
         loss: Name of the loss.
-        wrt: Names of the tensors to differentiate for.
+        wrt: Names of the tensors to differentiate with respect to.
 
     Returns:
         The serialized gradient graph.
 
     Raises:
-        ModelError: The graph is too large, or the builder refuses it.
+        ModelError: The graph is too large, or the builder rejects it.
     """
     proto = ir.to_proto(model)
     if proto.ByteSize() > _MAX_BYTES:
@@ -159,7 +160,7 @@ def build_gradients(model: ir.Model, loss: str, wrt: Sequence[str]) -> bytes:
         )
     bindings = _bindings()
     options = bindings.options()
-    options.log_severity_level = 3  # the builder's own warnings name nodes the user never saw
+    options.log_severity_level = 3  # the builder's warnings refer to internal nodes
     names = set(wrt)
     with _translated(model, wrt):
         optimized = bindings.optimize(proto.SerializeToString(), names, options)
@@ -182,13 +183,13 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"Duplicate definition of name \(([^)]*)\)",
-        "Two values of the gradient graph would be called '{0}'.",
-        "Rename the tensor in the model; names that end in '_grad' are taken.",
+        "Two values of the gradient graph would have the name '{0}'.",
+        "Rename the tensor in the model; names that end in '_grad' are reserved.",
     ),
     (
         r"GradientBuilder is not implemented for CUDA Pow's input exponent",
         "The exponent of a Pow would need a gradient.",
-        "Use a constant exponent, or freeze the parameter that it is made of.",
+        "Use a constant exponent, or freeze the parameter that it depends on.",
     ),
     (
         r"Pad gradient currently supports constant mode only",
@@ -207,12 +208,12 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"till opset (\d+)",
-        "The model's opset is newer than the native engine knows (up to {0}).",
+        "The model's opset is newer than the native engine supports (up to {0}).",
         "Normalize the model first (ortboost.graph.normalize).",
     ),
     (
         r"Unsupported model IR version: (\d+), max",
-        "The model's IR version {0} is newer than the native engine knows.",
+        "The model's IR version {0} is newer than the native engine supports.",
         "Normalize the model first (ortboost.graph.normalize).",
     ),
     (
@@ -229,7 +230,7 @@ def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
         text = str(error).strip()
-        where = f"model '{model.graph.name}', {len(wrt)} tensors to differentiate for"
+        where = f"model '{model.graph.name}', gradients of {len(wrt)} tensors"
         for pattern, what, fix in _MESSAGES:
             match = re.search(pattern, text)
             if match:
@@ -238,7 +239,7 @@ def _translated(model: ir.Model, wrt: Sequence[str]) -> Iterator[None]:
                     what.format(*match.groups()), where=culprit or where, fix=fix
                 ) from error
         raise ModelError(
-            "onnxruntime-training cannot make the gradient graph.",
+            "onnxruntime-training cannot build the gradient graph.",
             where=f"{where}: {text[-400:]}",
             fix="Run `ortboost check` on the model; if it finds nothing, please report this.",
         ) from error

@@ -1,4 +1,4 @@
-"""The gradient graph after the native builder: names, order, and safe kernels."""
+"""Corrections of the graph that the native builder returns: names, order, and safe kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def restore(
     ordered = []
     for given in source.graph.inputs:
         value = inputs.get(given.name)
-        if value is None:  # dropped because nothing reads it any more
+        if value is None:  # dropped by the builder because it is unused
             value = ir.Value(name=given.name, type=given.type, shape=given.shape)
         value.type, value.shape = given.type, given.shape
         ordered.append(value)
@@ -66,7 +66,7 @@ def restore(
         raise ModelError(
             "onnxruntime-training lost tensors of the graph.",
             where=", ".join(missing),
-            fix="This is a bug of ortboost; please report it with the model.",
+            fix="This is a bug in ortboost; please report it with the model.",
         )
     given_outputs = []
     for given in source.graph.outputs:
@@ -90,8 +90,8 @@ def restore(
 def protect_running_statistics(model: ir.Model) -> None:
     """Let BatchNormInternal work on copies of the running statistics.
 
-    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even graph inputs: the
-    caller's state would change on skipped steps too, and other consumers of the old statistics
+    Its kernel writes outputs 1 and 2 into the memory of inputs 3 and 4, even of graph inputs: the
+    caller's state would change even in skipped steps, and other consumers of the old statistics
     would race with it. A Sum with one input is a copy that no optimizer pass removes.
     """
     builder = Builder(model.graph, "ortboost/batch_norm/copy")
@@ -107,10 +107,10 @@ def protect_running_statistics(model: ir.Model) -> None:
 
 
 def protect_pool_indices(model: ir.Model) -> None:
-    """Keep MaxPoolGrad from writing outside its memory.
+    """Keep MaxPoolGrad from writing out of bounds.
 
-    If a window holds nothing but nan, MaxPool returns a negative index, and MaxPoolGrad writes
-    there: a batch that overflows would crash the process instead of being skipped.
+    If a window contains only NaN, MaxPool returns a negative index, and MaxPoolGrad writes there:
+    an overflow would crash the process instead of skipping the step.
     """
     builder = Builder(model.graph, "ortboost/max_pool/index")
     for node in model.graph:
@@ -124,10 +124,10 @@ def protect_pool_indices(model: ir.Model) -> None:
 
 
 def scatter_pool_gradients(model: ir.Model) -> None:
-    """Write MaxPoolGrad of images of unknown size as the ScatterElements that it is.
+    """Replace MaxPoolGrad for images of unknown size by the equivalent ScatterElements.
 
-    Its kernel takes the shape of its output from the file, except for the batch: with symbolic
-    channels or lengths it writes outside its memory, and the process dies.
+    Its kernel takes the shape of its output from the model, except for the batch: with symbolic
+    channels or lengths it writes out of bounds and crashes the process.
     """
     builder = Builder(model.graph, "ortboost/max_pool/scatter")
     for node in list(model.graph):
@@ -146,15 +146,15 @@ def scatter_pool_gradients(model: ir.Model) -> None:
         places, values = (builder.op("Reshape", v, flat) for v in (bounded, gradient))
         added = builder.op("ScatterElements", zeros, places, values, axis=0, reduction="add")
         back = builder.op("Shape", image, dtype=int64)
-        answer = builder.op("Reshape", added, back, shape=made.shape, allowzero=1)
-        replace_node(node, [answer], builder)
+        result = builder.op("Reshape", added, back, shape=made.shape, allowzero=1)
+        replace_node(node, [result], builder)
 
 
 def sum_empty_batches(model: ir.Model) -> None:
-    """Write sums over axes that are found at run time so that a batch may be empty, in place.
+    """Rewrite sums over axes computed at run time so that empty batches work, in place.
 
     BroadcastGradientArgs does not find an axis of length 1 that was broadcast to length 0, and
-    ReduceSum over no axes returns a number for an empty tensor.
+    ReduceSum over no axes returns a scalar for an empty tensor.
     """
     builder = Builder(model.graph, "ortboost/native/sum")
     for node in list(model.graph):
@@ -166,6 +166,6 @@ def sum_empty_batches(model: ir.Model) -> None:
         maker = producer_of(axes)
         if maker is None or maker.op_type != "BroadcastGradientArgs" or not (gradient and want):
             continue
-        answer = sum_broadcast_axes(builder, gradient, want, node.outputs[0].shape)
-        replace_node(node, [answer], builder)
+        result = sum_broadcast_axes(builder, gradient, want, node.outputs[0].shape)
+        replace_node(node, [result], builder)
     common.RemoveUnusedNodesPass()(model)

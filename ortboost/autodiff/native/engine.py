@@ -1,8 +1,8 @@
 """Gradients by ``GradientGraphBuilder`` of onnxruntime-training 1.19.2, without torch.
 
-The builder is exact and fast, but for some forms of operators its gradient is wrong without an
-error. ``prepare`` (see :mod:`ortboost.autodiff.native.rewrites`) brings a graph into a form for
-which it is right; ``differentiate`` runs it again on its own copy, so that no caller can forget it.
+The builder is exact and fast, but for some forms of operators its gradient is silently wrong.
+``prepare`` (see :mod:`ortboost.autodiff.native.rewrites`) converts a graph into a form for which it
+is correct; ``differentiate`` runs it again on its own copy, so that callers cannot forget it.
 """
 
 from __future__ import annotations
@@ -59,37 +59,38 @@ class NativeEngine:
     )
 
     def unavailable(self) -> str | None:
-        """Why onnxruntime-training cannot be used here, and the cure."""
+        """Why onnxruntime-training cannot be used here, and how to fix it."""
         found = diagnose()
-        return None if found is None else f"{found.what} ({found.where}) Cure: {found.fix}"
+        return None if found is None else f"{found.what} ({found.where}) Fix: {found.fix}"
 
     def require(self) -> None:
-        """Raise with the cure if onnxruntime-training cannot be used here.
+        """Raise an error with the fix if onnxruntime-training cannot be used here.
 
         Raises:
-            DependencyError: It is missing, damaged, of the wrong version, or shares its folder.
+            DependencyError: It is missing, damaged, of the wrong version, or overlaps with another
+                wheel.
         """
         found = diagnose()
         if found is not None:
             raise DependencyError(found.what, where=found.where, fix=found.fix)
 
     def gradient_support(self, node: ir.Node) -> str | None:
-        """``None`` if the builder has a right gradient for the node once it is prepared."""
+        """``None`` if the builder's gradient of the node is correct once it is prepared."""
         return support.gradient_support(node)
 
     def prepare(self, model: ir.Model) -> list[Report]:
-        """Rewrite in place what the builder would get wrong or cannot build."""
+        """Rewrite in place the nodes that the builder gets wrong or cannot differentiate."""
         return rewrites.prepare(model)
 
     def differentiate(
         self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
     ) -> ir.Model:
-        """Make the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
+        """Build the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
         self.require()
         version = model.opset_imports.get("")
         if version not in self.opsets:
             raise ModelError(
-                f"The native engine takes opset {self.opsets[0]} to {self.opsets[-1]}.",
+                f"The native engine supports opset {self.opsets[0]} to {self.opsets[-1]}.",
                 where=f"the model has opset {version}",
                 fix="Normalize the model first (ortboost.graph.normalize).",
             )
@@ -122,8 +123,8 @@ class NativeEngine:
         return result
 
 
-# What must not carry a gradient: operator to inputs and outputs, with the reason.
-_INERT = {
+# Operator to inputs and outputs that cannot carry a gradient, with the reason.
+_NO_GRADIENT = {
     "BatchNormalization": ((), (1, 2), "its running statistics have no gradient"),
     "Pow": ((1,), (), "the exponent has no gradient; use a constant one"),
     "SoftmaxCrossEntropyLoss": ((2,), (), "the class weights have no gradient"),
@@ -133,16 +134,16 @@ _INERT = {
 def _problems(
     engine: NativeEngine, model: ir.Model, wrt: Sequence[str], loss: str
 ) -> Iterator[tuple[ir.Node, str]]:
-    """The nodes on the path that have no right gradient: none is built that is known to be wrong."""
+    """The nodes on the path without a correct gradient, with the reason."""
     reached = reach(model, wrt, loss)
     for node in reached.nodes:
         reason = engine.gradient_support(node)
-        inputs, outputs, inert = _INERT.get(node.op_type, ((), (), ""))
+        inputs, outputs, explanation = _NO_GRADIENT.get(node.op_type, ((), (), ""))
         touched = [input_at(node, i) for i in inputs]
         touched += [node.outputs[i] for i in outputs if i < len(node.outputs)]
         if reason is None and any(v is not None and v.name in reached.active for v in touched):
-            reason = inert
+            reason = explanation
         if node.op_type == "Split" and any(o.name not in reached.active for o in node.outputs):
-            reason = "only some parts of it lead to the loss, and its sizes are not fixed"
+            reason = "only some of its outputs lead to the loss, and its sizes are not fixed"
         if reason is not None:
             yield node, reason

@@ -1,4 +1,4 @@
-"""A graph on its way into the native builder: names, uses, large constants, unneeded nodes."""
+"""Preparation of a graph for the native builder: names, uses, large constants, unneeded nodes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
     "set_aside",
 ]
 
-# Constants of more elements than this travel apart from the graph.
+# Constants with more elements than this are passed separately from the graph.
 _LIFT_ELEMENTS = 4096
 _GRADIENT_LIKE = re.compile(r"_grad(_\d+)?$")
-# Operators and the inputs whose gradients the builder writes unasked.
+# Operators and the inputs whose gradients the builder writes even if not requested.
 _ALWAYS_WRITTEN = {
     "BatchNormalization": range(1, 3),
     "BiasGelu": range(1, 2),
@@ -42,7 +42,7 @@ COPY_PREFIX = "ortboost/native/own"
 
 
 def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
-    """Rename inner values whose names the builder needs for gradients."""
+    """Rename inner values whose names the builder uses for gradients."""
     builder = Builder(model.graph, "ortboost/forward")
     fixed = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
     values = [output for node in model.graph for output in node.outputs]
@@ -58,7 +58,7 @@ def free_gradient_names(model: ir.Model, reserved: Sequence[str]) -> None:
 
 
 def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
-    """Give a requested tensor that one node reads twice an Identity for each further read.
+    """Insert an Identity for each further read of a requested tensor by the same node.
 
     ``Mul(w, w)`` would make the builder define ``w_grad`` twice.
     """
@@ -75,10 +75,10 @@ def one_use_per_node(model: ir.Model, wrt: Sequence[str]) -> None:
 
 
 def part_shapes(model: ir.Model) -> None:
-    """Write a partial Shape that a Slice or Gather reads as a Slice of the whole shape, in place.
+    """Replace a partial Shape that a Slice or Gather reads by a Slice of the whole shape, in place.
 
-    The optimizer that runs before the builder ignores ``start`` and ``end``: it takes the dimension
-    with that index of the whole shape.
+    The optimizer that runs before the builder ignores ``start`` and ``end`` and indexes the whole
+    shape.
     """
     builder = Builder(model.graph, "ortboost/native/part")
     for node in list(model.graph):
@@ -94,12 +94,11 @@ def part_shapes(model: ir.Model) -> None:
 
 
 def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[str]:
-    """Give nodes that share an untrained input a copy each.
+    """Give each node that shares an untrained input its own copy.
 
-    The builder writes the gradients of these inputs whether they are requested or not, each node
-    under the same name; only requested ones are summed. Each copy is a copy of the last one, by a
-    Sum with one
-    input: equal nodes would be merged again, and an Identity removed.
+    The builder writes the gradients of these inputs even if they are not requested, each node under
+    the same name; only requested ones are summed. Each copy is a Sum of the previous one alone:
+    equal nodes would be merged again, and an Identity removed.
     :func:`~ortboost.autodiff.native.built_graph.drop_copies` removes them afterwards.
 
     Args:
@@ -107,8 +106,8 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
         active: Names of all values that a gradient flows through.
 
     Returns:
-        Names of what was copied. Constants among them must be lifted to inputs: the optimizer would
-        compute their copies at once and merge equal constants.
+        Names of the copied values. Constants among them must be lifted to inputs: the optimizer
+        would fold their copies and merge the equal constants.
     """
     builder = Builder(model.graph, COPY_PREFIX)
     latest: dict[ir.Value, ir.Value] = {}
@@ -134,7 +133,7 @@ def own_frozen_inputs(model: ir.Model, active: Collection[str | None]) -> set[st
 
 
 def drop_empty_inputs(model: ir.Model) -> None:
-    """Drop trailing inputs that are left out: the gradient of ``ReduceSum(x, "")`` is invalid."""
+    """Drop trailing omitted inputs: the gradient of ``ReduceSum(x, "")`` is invalid."""
     for node in model.graph:
         count = len(node.inputs)
         while count and node.inputs[count - 1] is None:
@@ -145,14 +144,14 @@ def drop_empty_inputs(model: ir.Model) -> None:
 def lift_large_constants(
     model: ir.Model, also: Collection[str] = ()
 ) -> dict[str, ir.TensorProtocol]:
-    """Turn large constants into inputs for a while: the builder takes the model as bytes.
+    """Turn large constants into inputs temporarily, as the builder takes the model as bytes.
 
     Args:
         model: The graph, changed in place.
-        also: Names of constants to lift whatever their size.
+        also: Names of constants to lift regardless of their size.
 
     Returns:
-        Name to tensor of what was lifted.
+        Name to tensor of the lifted constants.
     """
     lifted: dict[str, ir.TensorProtocol] = {}
     for name, value in list(model.graph.initializers.items()):
@@ -172,13 +171,13 @@ def lift_large_constants(
 
 @dataclass(frozen=True)
 class Aside:
-    """Nodes that the loss does not need, taken out of a graph.
+    """Nodes removed from a graph because the loss does not need them.
 
     Args:
         nodes: The nodes, in graph order, without inputs.
-        inputs: Names of the inputs of each node, ``None`` where one is left out.
+        inputs: Names of the inputs of each node, ``None`` for an omitted one.
         sources: Graph inputs and initializers that they read.
-        outputs: Names of the graph outputs that they make.
+        outputs: Names of the graph outputs that they compute.
     """
 
     nodes: tuple[ir.Node, ...]
@@ -190,12 +189,12 @@ class Aside:
 def set_aside(model: ir.Model, loss: str) -> Aside:
     """Remove the nodes that the loss does not need, such as the update of running statistics.
 
-    The builder's time grows faster than linearly with the number of nodes.
+    The run time of the builder grows faster than linearly with the number of nodes.
     """
     graph = model.graph
     needed = _ancestors(graph, loss)
     nodes = [n for n in graph if id(n) not in needed and not has_subgraph(n)]
-    # what a node with a subgraph reads stays with it
+    # keep the inputs of nodes with subgraphs
     kept = {v.name for n in graph if has_subgraph(n) for v in (*n.inputs, *uses_inside(n)) if v}
     for node in reversed(nodes):
         if any(output.name in kept for output in node.outputs):
@@ -214,7 +213,7 @@ def set_aside(model: ir.Model, loss: str) -> Aside:
 
 
 def put_back(model: ir.Model, aside: Aside) -> None:
-    """Append what :func:`set_aside` removed from one graph to another, joined by names."""
+    """Append the nodes that :func:`set_aside` removed to a graph, connected by names."""
     graph = model.graph
     values: dict[str, ir.Value] = dict(values_by_name(graph))
     for source in aside.sources:
@@ -238,7 +237,7 @@ def put_back(model: ir.Model, aside: Aside) -> None:
 
 
 def _ancestors(graph: ir.Graph, name: str) -> set[int]:
-    """Ids of the nodes that a value depends on."""
+    """IDs of the nodes that a value depends on."""
     start = find_value(graph, name)
     found: set[int] = set()
     pending = [producer_of(start)]

@@ -1,7 +1,7 @@
-"""Which nodes the native builder differentiates correctly once they are prepared.
+"""The nodes that the native builder differentiates correctly once they are prepared.
 
-The knowledge comes from ``tools/probe_gradients.py``, which runs every operator in many forms
-against central differences.
+The tables come from ``tools/probe_gradients.py``, which compares every operator in many forms with
+central differences.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ortboost.graph.rewriting import Refusal, Site
 __all__ = ["CONDITIONS", "NATIVE", "NATIVE_MICROSOFT", "REFUSED", "gradient_support"]
 
 NATIVE = frozenset(
-    "Abs Add AveragePool BatchNormalization Cast CastLike Clip Concat Conv Cos Div Dropout Erf Exp Expand "  # noqa: SIM905
-    "Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity LayerNormalization "
-    "LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal ReduceL2 ReduceLogSumExp "
-    "ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Sigmoid Sin Slice Softmax "
-    "SimplifiedLayerNormalization SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where".split()
+    "Abs Add AveragePool BatchNormalization Cast CastLike Clip Concat Conv Cos Div Dropout Erf Exp "  # noqa: SIM905
+    "Expand Flatten Gather GatherElements GatherND Gelu Gemm GlobalAveragePool Identity "
+    "LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul Neg Pad Pow Reciprocal "
+    "ReduceL2 ReduceLogSumExp ReduceMean ReduceSum Relu Reshape ScatterElements ScatterND Sigmoid "
+    "Sin Slice Softmax SimplifiedLayerNormalization SoftmaxCrossEntropyLoss Split Sqrt Squeeze Sub "
+    "Tanh Tile TopK Transpose Trilu Unsqueeze Where".split()
 )
-"""Standard operators with a right gradient, CPU and CUDA, perhaps after ``prepare``."""
+"""Standard operators with a correct gradient on CPU and CUDA, possibly after ``prepare``."""
 
 NATIVE_MICROSOFT = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
 """Operators of com.microsoft with a gradient."""
@@ -53,7 +54,7 @@ def _padding(node: ir.Node) -> str | None:
 def _conv(node: ir.Node) -> str | None:
     shape = None if node.inputs[0] is None else known_shape(node.inputs[0])
     if node.attributes.get_int("group", 1) > 1 and (shape is None or len(shape) > 4):
-        return "in groups over three axes its gradient writes outside its memory; take --engine portable"
+        return "in groups over three axes its gradient writes out of bounds; use --engine portable"
     return _padding(node)
 
 
@@ -73,7 +74,7 @@ def _max_pool(node: ir.Node) -> str | None:
 def _pad(node: ir.Node) -> str | None:
     mode = node.attributes.get_string("mode", "constant")
     if mode != "constant":
-        return f"mode '{mode}' has no gradient of its own"
+        return f"mode '{mode}' has no gradient"
     return unknown_axes(node, 3)
 
 
@@ -82,7 +83,7 @@ def _gemm(node: ir.Node) -> str | None:
     added = len(node.inputs) > 2 and node.inputs[2] is not None
     if alpha and (beta or not added):
         return None
-    return "alpha or beta is 0, so some of its inputs count for nothing; remove them"
+    return "alpha or beta is 0, so some of its inputs have no effect; remove them"
 
 
 def _axes(node: ir.Node) -> str | None:
@@ -92,36 +93,42 @@ def _axes(node: ir.Node) -> str | None:
 CONDITIONS: dict[str, tuple[Callable[[ir.Node], str | None], str]] = {
     "AveragePool": (
         _average_pool,
-        "ceil_mode=1, and SAME with stride, need fixed sizes",
+        "ceil_mode=1, and SAME with stride, require fixed sizes",
     ),
-    "BatchNormalization": (unknown_rank, "rank known"),
-    "Conv": (_conv, "SAME with stride needs fixed sizes; not 3-d in groups"),
-    "Gemm": (_gemm, "alpha and beta not 0"),
-    "LayerNormalization": (unknown_rank, "rank known"),
-    "MatMul": (unknown_rank, "rank known"),
-    "MaxPool": (_max_pool, "indices row-major; SAME with stride needs fixed sizes"),
-    "Pad": (_pad, "constant mode; others are decomposed"),
-    "ReduceL2": (_axes, "constant axes"),
-    "ReduceLogSumExp": (_axes, "constant axes"),
-    "ScatterElements": (_scatter, "reduction none or add"),
-    "ScatterND": (_scatter, "reduction none or add"),
+    "BatchNormalization": (unknown_rank, "requires a known rank"),
+    "Conv": (_conv, "SAME with stride requires fixed sizes; not 3-d in groups"),
+    "Gemm": (_gemm, "alpha and beta must not be 0"),
+    "LayerNormalization": (unknown_rank, "requires a known rank"),
+    "MatMul": (unknown_rank, "requires a known rank"),
+    "MaxPool": (_max_pool, "requires row-major indices; SAME with stride requires fixed sizes"),
+    "Pad": (_pad, "other modes than constant are decomposed"),
+    "ReduceL2": (_axes, "requires constant axes"),
+    "ReduceLogSumExp": (_axes, "requires constant axes"),
+    "ScatterElements": (_scatter, "only reduction none or add"),
+    "ScatterND": (_scatter, "only reduction none or add"),
 }
-"""Operator to the test of its form, and the test in words."""
+"""Operator to the check of its form, and the condition in words."""
 
 
 def gradient_support(node: ir.Node) -> str | None:
-    """``None`` if the gradient of this node is right, else one sentence why not and what to do."""
+    """``None`` if the gradient of this node is correct, else one sentence: reason and fix."""
     if not is_standard(node):
         if node.domain == "com.microsoft":
             if node.op_type in NATIVE_MICROSOFT:
                 return None
-            return f"com.microsoft::{node.op_type} is made for inference; start from the un-optimised export"
+            return (
+                f"com.microsoft::{node.op_type} is for inference only; "
+                "start from the unoptimized export"
+            )
         if node.domain == "ai.onnx.ml":
             return (
                 f"{node.op_type} of classic machine learning (ai.onnx.ml) has no gradient; "
-                "train what comes behind it, or a neural network in its place"
+                "train the layers after it, or replace it by a neural network"
             )
-        return f"{node.domain}::{node.op_type} is not a standard operator; export without custom operators"
+        return (
+            f"{node.domain}::{node.op_type} is not a standard operator; "
+            "export without custom operators"
+        )
     if node.op_type in STOPS:
         return "no gradient flows through it"
     if node.op_type in CONDITIONS:

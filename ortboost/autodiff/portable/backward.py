@@ -1,8 +1,8 @@
-"""What a gradient rule works with: a node, the gradients of its outputs, and tools to make nodes.
+"""The context of a gradient rule: a node, the gradients of its outputs, and helpers.
 
-A rule returns one gradient for each input of the node, ``None`` where there is none or none is
-needed; it raises :class:`~ortboost.graph.rewriting.Refusal` for a form of the operator that it
-cannot differentiate. A gradient has the shape and element type of its tensor.
+A rule returns one gradient for each input of the node, ``None`` if there is none or none is needed;
+it raises :class:`~ortboost.graph.rewriting.Refusal` for a form of the operator that it cannot
+differentiate. A gradient has the shape and dtype of its tensor.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Backward(Site):
 
     Args:
         node: The node of the forward graph.
-        builder: Where new nodes are made.
+        builder: Receives the new nodes.
         opset: Version of the standard opset of the model.
-        gradients: Gradient of each output; ``None`` where the loss does not depend on it.
+        gradients: Gradient of each output; ``None`` if the loss does not depend on the output.
         wanted: Indices of the inputs that need a gradient.
         active: Names of all values that need a gradient, for nodes with subgraphs.
     """
@@ -53,11 +53,11 @@ class Backward(Site):
         """Gradient of an output that the loss depends on."""
         found = self.gradients[index]
         if found is None:
-            raise Refusal(f"the loss does not depend on its output {index}, but on others")
+            raise Refusal(f"the loss depends on other outputs, but not on output {index}")
         return found
 
     def gradient_or_zeros(self, index: int) -> ir.Value:
-        """Gradient of an output, zeros in its shape if the loss does not depend on it."""
+        """Gradient of an output; zeros of its shape if the loss does not depend on it."""
         found = self.gradients[index]
         if found is not None:
             return found
@@ -87,9 +87,9 @@ class Backward(Site):
     def masked(self, condition: ir.Value, gradient: ir.Value) -> ir.Value:
         """``gradient`` where the condition holds, else 0; the condition may broadcast.
 
-        In 16 bits, where gradients often overflow, an infinite gradient that is masked out gives 0.
-        In 32 and 64 bits the mask is a product with 0 or 1, so an infinite gradient stays
-        non-finite: Where is 1.4 to 6 times slower on CPUs.
+        In 16 bits, where gradients often overflow, a masked infinite gradient gives 0. In 32 and 64
+        bits the mask is a product with 0 or 1, so that a masked infinite gradient becomes NaN;
+        Where would be 1.4 to 6 times slower on CPUs.
         """
         dtype, shape = gradient.dtype or self.dtype, broadcast_shape([condition, gradient])
         if dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
@@ -99,7 +99,7 @@ class Backward(Site):
         return self.op("Mul", gradient, factor, shape=shape)
 
     def contribute(self, value: ir.Value, gradient: ir.Value) -> None:
-        """Add a gradient of a value that is no input of the node, but read by a subgraph of it."""
+        """Add the gradient of a value that only a subgraph of the node reads."""
         self.captured.append((value, gradient))
 
     def needs_gradient(self, index: int) -> bool:
@@ -110,13 +110,13 @@ class Backward(Site):
         """Sum a gradient over the axes along which ``value`` was broadcast.
 
         Args:
-            gradient: In the broadcast shape.
+            gradient: The gradient, with the broadcast shape.
             value: The operand.
 
         Returns:
-            The gradient in the shape of ``value``. No node is made if the shapes are known to be
-            equal; equal symbolic names are equal lengths. Otherwise axes whose lengths differ are
-            summed at run time.
+            The gradient in the shape of ``value``. No node is added if the shapes are known to be
+            equal; equal symbolic names mean equal lengths. If the shapes are uncertain, axes whose
+            lengths differ are summed at run time.
         """
         have, want = known_shape(gradient), known_shape(value)
         if have is None:

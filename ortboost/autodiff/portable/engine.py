@@ -1,8 +1,8 @@
 r"""Reverse-mode differentiation of an ONNX graph with ortboost's own rules.
 
 :mod:`~ortboost.autodiff.portable.reverse_pass` visits the nodes between the parameters and the
-loss, from the loss backwards. Only standard operators come out, so the graph runs in any ONNX
-runtime. Source of the method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
+loss, from the loss backwards. The result uses only standard operators and runs in any ONNX runtime.
+Source of the method: Griewank and Walther, "Evaluating Derivatives", 2008, chapter 3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ortboost.graph.reach import Reach, find_value, reach, values_by_name
 
 __all__ = ["PortableEngine"]
 
-_OLDEST, _NEWEST = 18, 26  # all rules are probed at these
+_OLDEST, _NEWEST = 18, 26  # opsets at which all rules are tested
 _FIX = (
     "Decompose them (ortboost.autodiff.decompose), register a rule "
     "(ortboost.autodiff.portable.registry), or freeze the parameters before them."
@@ -36,7 +36,7 @@ _FIX = (
 
 @functools.cache
 def _newest_here() -> int:
-    """The newest supported opset that the installed onnx and onnxruntime know."""
+    """The newest opset that the rules and the installed onnx and onnxruntime support."""
     newest = min(_NEWEST, onnx.defs.onnx_opset_version())
     try:
         import onnxruntime
@@ -45,18 +45,20 @@ def _newest_here() -> int:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     for opset in range(newest, _OLDEST, -1):
-        text = f'<ir_version: 8, opset_import: ["" : {opset}]> g (float x) => (float y) {{ y = Exp(x) }}'
-        data = onnx.parser.parse_model(text).SerializeToString()
+        header = f'<ir_version: 8, opset_import: ["" : {opset}]>'
+        data = onnx.parser.parse_model(
+            f"{header} g (float x) => (float y) {{ y = Exp(x) }}"
+        ).SerializeToString()
         try:
             onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        except Exception:  # the bindings raise bare exceptions of many kinds
+        except Exception:  # the bindings raise many types of exceptions
             continue
         return opset
     return _OLDEST
 
 
 class PortableEngine:
-    """Our own gradient rules; see :class:`ortboost.autodiff.engine.Engine`."""
+    """The engine with ortboost's own rules; see :class:`ortboost.autodiff.engine.Engine`."""
 
     name = "portable"
     ir_version = 10
@@ -64,28 +66,28 @@ class PortableEngine:
 
     @property
     def opsets(self) -> range:
-        """Opsets of the standard domain that the rules, onnx and the runtime at hand know."""
+        """Opsets of the standard domain that the rules, onnx and the installed runtime support."""
         return range(_OLDEST, _newest_here() + 1)
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here: never, as it needs nothing but onnx."""
+        """``None``: it can always run, as it needs only onnx."""
         return None
 
     def require(self) -> None:
-        """Raise if it cannot run here: never."""
+        """Do nothing: it can always run."""
 
     def gradient_support(self, node: ir.Node) -> str | None:
-        """``None`` if there is a rule for the node in its form, else why not."""
+        """``None`` if there is a rule for this form of the node, else the reason why not."""
         return gradient_support(node)
 
     def prepare(self, model: ir.Model) -> list[Report]:
-        """Rewrite what the rules or stock runtimes need in another form, in place."""
+        """Rewrite nodes that the rules or stock runtimes need in another form, in place."""
         return preparation.prepare(model)
 
     def differentiate(
         self, model: ir.Model, loss: str, wrt: Sequence[str], *, prepared: bool = False
     ) -> ir.Model:
-        """Make the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
+        """Build the gradient graph; see :func:`ortboost.autodiff.engine.differentiate`."""
         check_request(model, loss, wrt)
         work = model.clone()
         if not prepared:
@@ -115,7 +117,7 @@ def _gradients(
     missing = [name for name, total in totals.items() if total is None]
     if missing:
         raise ModelError(
-            "No gradient arrived at some of the tensors.",
+            "Some of the tensors have no gradient.",
             where=", ".join(missing),
             fix="Freeze them: the loss does not depend on them.",
         )
@@ -123,7 +125,7 @@ def _gradients(
 
 
 def _name_results(model: ir.Model, wrt: Sequence[str], gradients: dict[str, ir.Value]) -> None:
-    """Give the gradients their names and make them outputs, each a value of its own."""
+    """Name the gradients and make them outputs, each a separate value."""
     graph = model.graph
     builder = Builder(graph, "ortboost/grad")
     taken: set[int] = set()
@@ -134,13 +136,13 @@ def _name_results(model: ir.Model, wrt: Sequence[str], gradients: dict[str, ir.V
         if not private or value.is_graph_output():
             value = builder.op("Identity", value, shape=value.shape)
         taken.add(id(value))
-        wanted = gradient_name(name)
-        clash = values.get(wanted)
+        target_name = gradient_name(name)
+        clash = values.get(target_name)
         if clash is not None and clash is not value:
-            clash.name = builder.unique(f"{wanted}/forward")
+            clash.name = builder.unique(f"{target_name}/forward")
             values[clash.name] = clash
-        value.name = wanted
-        values[wanted] = value
+        value.name = target_name
+        values[target_name] = value
         if target is not None:
             value.type, value.shape = target.type, target.shape
         graph.outputs.append(value)

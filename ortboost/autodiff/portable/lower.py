@@ -1,7 +1,7 @@
-"""Forward operators that stock runtimes lack or run wrongly, written with others.
+"""Replacement of forward operators that stock runtimes lack or run incorrectly.
 
-:func:`empty_reductions` runs before the gradients are made, :func:`lower_losses` after: a rule sees
-the loss as one operator, the runtime never does.
+:func:`empty_reductions` runs before differentiation, :func:`lower_losses` after it: the gradient
+rules see the loss as one operator, the runtime never does.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"
 
 
 def empty_reductions(model: ir.Model) -> Report:
-    """Bypass reductions over no axes (``noop_with_empty_axes``), at which runtimes fail."""
+    """Bypass reductions over no axes (``noop_with_empty_axes``), on which runtimes fail."""
     rules = dict.fromkeys(_REDUCTIONS, _empty)
-    return rewrite_nodes(model, "empty_reductions", rules, "reduces nothing: passes its input on")
+    return rewrite_nodes(model, "empty_reductions", rules, "reduces no axis: replaced by Identity")
 
 
 def _empty(site: Site) -> list[ir.Value | None] | None:
@@ -32,9 +32,9 @@ def _empty(site: Site) -> list[ir.Value | None] | None:
 
 
 def lower_losses(model: ir.Model) -> Report:
-    """Write losses with operators that every runtime has kernels for, in place.
+    """Replace losses by operators that every runtime has kernels for, in place.
 
-    onnxruntime expands losses itself, but into twice the nodes, and into nan if no label counts;
-    here the loss is then 0, as in onnxruntime-training.
+    onnxruntime expands losses itself, but into twice the nodes, and to NaN if all labels are
+    ignored; here the loss is 0 in that case, as in onnxruntime-training.
     """
     return rewrite_nodes(model, "lower_losses", LOWERINGS, "written out for stock runtimes")

@@ -1,6 +1,6 @@
-"""The form of a forward graph that the rules, and stock runtimes, need.
+"""Rewrites of a forward graph into a form that the rules and stock runtimes support.
 
-Each rewrite is ``name(model) -> Report``: in place, the same function computed, idempotent.
+Each rewrite is ``name(model) -> Report``: in place, equivalent, idempotent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
 
 
 def prepare(model: ir.Model) -> list[Report]:
-    """Run all rewrites in order; the reports of those that changed or refused something."""
+    """Run all rewrites in order; return the reports of those that changed or refused a node."""
     reports = run_rewrites(model, REWRITES)
     name_equal_lengths(model)
     return reports

@@ -1,12 +1,12 @@
-"""The table of gradient rules, and how a user adds one.
+"""The table of gradient rules, to which users can add their own.
 
-A rule is a function of a :class:`~ortboost.autodiff.portable.backward.Backward`: it makes nodes
-with ``b.op`` and answers with one gradient for each input, ``None`` where none is wanted. It sums a
-gradient over broadcast axes with ``b.sum_to_shape``, and refuses a form that it cannot do with
-:class:`~ortboost.graph.rewriting.Refusal`.
+A rule is a function of a :class:`~ortboost.autodiff.portable.backward.Backward`: it creates nodes
+with ``b.op`` and returns one gradient for each input, ``None`` if none is needed. It sums a
+gradient over broadcast axes with ``b.sum_to_shape``, and raises
+:class:`~ortboost.graph.rewriting.Refusal` for a form that it does not support.
 
 Example:
-    An operator of one's own that the runtime has a kernel or a function body for, `y = x^2 w`::
+    A custom operator for which the runtime has a kernel or a function body, `y = x^2 w`::
 
         from ortboost.autodiff.portable.registry import register
 
@@ -20,13 +20,13 @@ Example:
                 gw = b.sum_to_shape(b.op("Mul", g, b.op("Mul", x, x)), w)
             return [gx, gw]
 
-    Another gradient for a standard operator, straight through a rounding::
+    A replacement gradient for a standard operator, a straight-through estimator for Round::
 
         @register("Round")
         def straight_through(b):
             return [b.gradient()]
 
-    Give ``replace=True`` where there is a rule already.
+    Pass ``replace=True`` if there already is a rule.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ _loaded = False
 def register(
     *op_types: str, domain: str = "", replace: bool = False
 ) -> Callable[[GradientRule], GradientRule]:
-    """Enter a gradient rule for operators; used as a decorator.
+    """Register a gradient rule for operators, as a decorator.
 
     Args:
         *op_types: Operator names.
         domain: Operator domain, ``""`` for standard ONNX.
-        replace: Take the place of a rule that is there.
+        replace: Whether to replace an existing rule.
 
     Raises:
-        UsageError: There is a rule already and ``replace`` was not given.
+        UsageError: There already is a rule and ``replace`` is not set.
     """
 
     def enter(rule: GradientRule) -> GradientRule:
@@ -88,9 +88,9 @@ def register(
             key = (_plain(domain), op_type)
             if key in _RULES and not replace:
                 raise UsageError(
-                    f"There is a gradient rule for {op_type} already.",
+                    f"There already is a gradient rule for {op_type}.",
                     where=f"register({op_type!r}, domain={domain!r})",
-                    fix="Pass replace=True if yours shall take its place.",
+                    fix="Pass replace=True to replace it.",
                 )
             _RULES[key] = rule
         return rule
@@ -99,9 +99,9 @@ def register(
 
 
 def refuses(*op_types: str, domain: str = "") -> Callable[[Condition], Condition]:
-    """Enter a condition: from a node to the reason why its form has no rule, or ``None``.
+    """Register a condition: node to the reason why it is not supported, or ``None``.
 
-    The check asks it before anything is built; the rule itself may rely on it.
+    It is checked before anything is built; the rule itself may rely on it.
     """
 
     def enter(condition: Condition) -> Condition:
@@ -119,14 +119,14 @@ def find_rule(node: ir.Node) -> GradientRule | None:
 
 
 def conditions(node: ir.Node) -> str | None:
-    """Why the form of this node has no rule, or ``None``."""
+    """Why this form of a node is not supported, or ``None``."""
     _load()
     condition = _CONDITIONS.get((_plain(node.domain), node.op_type))
     return None if condition is None else condition(node)
 
 
 def rules() -> dict[tuple[str, str], GradientRule]:
-    """All rules: domain and operator to rule."""
+    """All rules: (domain, operator) to rule."""
     _load()
     return dict(_RULES)
 

@@ -1,7 +1,7 @@
 r"""The reverse pass: gradients of the values of one graph, or of one branch of an ``If``.
 
-The nodes are visited from the last to the first. The rule of each computes the gradients of its
-inputs from those of its outputs; the gradients of a value that is used several times are summed:
+The nodes are visited from the last to the first. The rule for each computes the gradients of its
+inputs from those of its outputs; the gradients of all uses of a value are summed:
 
     grad(x) = sum over uses (node, i) of x:  J_i(node)^T grad(outputs of node)
 """
@@ -25,7 +25,7 @@ __all__ = ["gradient_support", "reverse_pass"]
 
 
 def gradient_support(node: ir.Node) -> str | None:
-    """``None`` if there is a rule for the node in its form, else why not."""
+    """``None`` if there is a rule for this form of the node, else the reason why not."""
     standard = is_standard(node)
     if standard and node.op_type in STOPS:
         return "no gradient flows through it"
@@ -43,13 +43,13 @@ def reverse_pass(
     builder: Builder,
     opset: int,
 ) -> dict[str, ir.Value | None]:
-    """Make the gradients of values.
+    """Build the gradients of values.
 
     Args:
         reached: Nodes on the differentiable path, and the values that have gradients.
-        seeds: Name to gradient of the values to start from.
+        seeds: Name to gradient, for the values to start from.
         wanted: Names of the values whose gradients are requested.
-        builder: Where new nodes are made.
+        builder: Receives the new nodes.
         opset: Version of the standard opset.
 
     Returns:
@@ -59,7 +59,7 @@ def reverse_pass(
     kept = set(wanted)
     for node in reversed(reached.nodes):
         found = [_total(parts.pop(out.name or "", []), builder) for out in node.outputs]
-        # what a gradient is wanted for itself is needed again at the end
+        # requested gradients are needed again at the end
         for output, gradient in zip(node.outputs, found, strict=True):
             if gradient is not None and output.name in kept:
                 parts[output.name or ""] = [gradient]
@@ -84,21 +84,21 @@ def _apply(
     wanted = frozenset(i for i, v in enumerate(node.inputs) if v is not None and v.name in active)
     site = Backward(node, builder, opset, gradients, wanted, active)
     try:
-        answers = rule(site)
+        gradients_of_inputs = rule(site)
     except Refusal as refusal:
         raise ModelError(
-            f"The gradient of {node.op_type} is not known in this form: {refusal}.",
+            f"This form of {node.op_type} has no gradient: {refusal}.",
             where=f"node '{label(node)}'",
-            fix="Write it in another form, or freeze the parameters before it.",
+            fix="Export it in another form, or freeze the parameters before it.",
         ) from refusal
-    for value, answer in (*zip(node.inputs, answers, strict=False), *site.captured):
-        if value is None or answer is None or value.name not in active:
+    for value, gradient in (*zip(node.inputs, gradients_of_inputs, strict=False), *site.captured):
+        if value is None or gradient is None or value.name not in active:
             continue
-        if answer.dtype is None:
-            answer.type = value.type
-        if answer.shape is None and value.shape is not None:
-            answer.shape = value.shape
-        yield value, answer
+        if gradient.dtype is None:
+            gradient.type = value.type
+        if gradient.shape is None and value.shape is not None:
+            gradient.shape = value.shape
+        yield value, gradient
 
 
 def _total(parts: Sequence[ir.Value], builder: Builder) -> ir.Value | None:

@@ -1,8 +1,8 @@
-"""Scattered sums in float32, whatever the type of the data.
+"""Scattered sums in float32 for 16-bit data.
 
-``ScatterElements`` and ``ScatterND`` that add have no CPU kernel for 16-bit types, and on a GPU
-they add in the order of the threads, where 16 bits lose digits with every number added to one
-element. (The gradients of MaxPool, Gather and the like are such sums.) Neither matters in float32.
+``ScatterElements`` and ``ScatterND`` with addition have no CPU kernel for 16-bit types. On a GPU
+they add in arbitrary order, and in 16 bits every addition to an element loses accuracy. (The
+gradients of MaxPool, Gather and others are such sums.) Float32 avoids both problems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def scatter_in_float32(model: ir.Model) -> Report:
-    """Cast the operands to float32 and the sum back, in place; a second call changes nothing."""
+    """Cast the operands to float32 and the sum back, in place; idempotent."""
     rules = dict.fromkeys(("ScatterElements", "ScatterND"), _widened)
     return rewrite_nodes(model, "scatter_in_float32", rules, "adds in float32")
 

@@ -1,15 +1,14 @@
-"""Check a file against the rules of ONNX before anything runs on it.
+"""Validate a model before any library processes it.
 
-Libraries trust what they are given: a stride of 0 divides by zero inside shape inference, a
-function that calls itself never ends, forty functions that each call the next one twice are 2^40
-nodes. None of these ends in an exception. This is the one gate that every model passes when it is
-loaded:
+Libraries trust their input: a stride of 0 divides by zero inside shape inference, a function that
+calls itself recurses forever, forty functions that each call the next one twice expand to 2^40
+nodes. None of these raises an exception. Every model passes these checks when it is loaded:
 
-1. ``sizes``: nodes with functions inlined, depth of subgraphs, bytes of a tensor that is computed
-   or declared (:class:`~ortboost.core.limits.Limits`); integers divided by a constant 0;
-2. ``tensors``: their data has the length that their shape needs;
-3. ``names``: text is UTF-8, each name is made once, and whatever a node reads is made somewhere;
-4. nodes have as many inputs and outputs as their operators; attributes that must be positive are;
+1. ``sizes``: number of nodes with functions inlined, depth of subgraphs, bytes of computed or
+   declared tensors (:class:`~ortboost.core.limits.Limits`); integers divided by a constant 0;
+2. ``tensors``: stored data has the length that its shape requires;
+3. ``names``: text is UTF-8, each name is defined once, and every name that a node reads is defined;
+4. nodes have as many inputs and outputs as their operators allow; attributes that must be positive;
 5. everything else by ``onnx.checker`` (:func:`check_standard`), once external data has been found.
 """
 
@@ -35,36 +34,37 @@ _POSITIVE = frozenset(
     {"strides", "dilations", "kernel_shape", "group", "blocksize", "num_groups", "num_outputs"}
 )
 _TEXTS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
-_PROTOBUF_ENDS = (1 << 31) - 1
+_PROTOBUF_LIMIT = (1 << 31) - 1
 _TOLERATED = (
-    "in initializer but not in graph input",  # before IR version 4; no runtime minds
+    "in initializer but not in graph input",  # before IR version 4; runtimes accept it
     "topologically sorted",  # the caller sorts
-    "No Op registered",  # MaxPoolGrad in a step of the native engine; others are named where they matter
+    "No Op registered",  # such as MaxPoolGrad of the native engine; later checks report others
 )
 
 
 def check_structure(proto: onnx.ModelProto, where: str, limits: Limits | None = None) -> bool:
-    """Refuse a model that breaks the rules of ONNX or asks for too much.
+    """Reject a model that is invalid or exceeds the limits.
 
     Args:
         proto: The model; external data need not be loaded.
-        where: What to call it in an error.
-        limits: Those of the environment if not given.
+        where: Name of the model, for errors.
+        limits: The limits; those of the environment if not given.
 
     Returns:
-        Whether its nodes are in order. Others are read, too: runtimes sort them.
+        Whether the nodes are in topological order. Models with unsorted nodes are accepted, as
+        runtimes sort them.
 
     Raises:
-        FileError: With the first fault found, and the node or tensor it is at.
+        FileError: The first fault found, with its node or tensor.
 
     Example:
-        >>> node = onnx.helper.make_node("Relu", ["nobody"], ["y"])
+        >>> node = onnx.helper.make_node("Relu", ["missing"], ["y"])
         >>> graph = onnx.helper.make_graph([node], "g", [], [])
         >>> check_structure(onnx.helper.make_model(graph), "net.onnx")
         Traceback (most recent call last):
         ...
-        ortboost.core.errors.FileError: A node reads 'nobody', which nothing makes.
-          where: net.onnx: Relu that makes 'y'
+        ortboost.core.errors.FileError: A node reads 'missing', which is not defined.
+          where: net.onnx: Relu that computes 'y'
           fix:   Export the model again, or check that the download or copy is complete.
     """
     limits = limits or Limits.from_environment()
@@ -121,9 +121,9 @@ def _check_node(node: onnx.NodeProto, opset: int, where: str) -> None:
             continue
         numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
         if any(number <= 0 for number in numbers):
-            said = numbers if attribute.ints else numbers[0]
+            value = numbers if attribute.ints else numbers[0]
             raise FileError(
-                f"'{attribute.name}' of {node.op_type} is {said}; it must be positive.",
+                f"'{attribute.name}' of {node.op_type} is {value}; it must be positive.",
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
@@ -157,7 +157,7 @@ def _counts(op: str, opset: int) -> Mapping[str, tuple[int, int]]:
 
 @functools.cache
 def _attribute_types(op: str, opset: int) -> Mapping[str, int]:
-    """Attribute to ``AttributeProto.AttributeType``; empty for an operator that is not known."""
+    """Attribute to ``AttributeProto.AttributeType``; empty for an unknown operator."""
     try:
         schema = onnx.defs.get_schema(op, opset)
     except onnx.defs.SchemaError:
@@ -167,26 +167,26 @@ def _attribute_types(op: str, opset: int) -> Mapping[str, int]:
 
 
 def check_standard(proto: onnx.ModelProto, where: str, path: Path | None = None) -> None:
-    """Ask the checker of the onnx package.
+    """Run ``onnx.checker``.
 
     Args:
         proto: The model, which has passed :func:`check_structure`.
-        where: What to call it in an error.
-        path: Its file, if it has one; external data is looked for beside it.
+        where: Name of the model, for errors.
+        path: Its file, if any; external data is looked for beside it.
 
     Raises:
-        FileError: With the first line of what the checker says.
+        FileError: The model is invalid; with the first line of the checker's message.
     """
     if not proto.graph.node:
         return
-    if path is None and proto.ByteSize() > _PROTOBUF_ENDS:  # the checker would serialize it
+    if path is None and proto.ByteSize() > _PROTOBUF_LIMIT:  # the checker would serialize it
         return
     try:
         onnx.checker.check_model(proto if path is None else str(path))
     except onnx.checker.ValidationError as error:
-        said = str(error).strip().splitlines()[0]
-        if any(words in said for words in _TOLERATED):
+        message = str(error).strip().splitlines()[0]
+        if any(words in message for words in _TOLERATED):
             return
         raise FileError(
-            "The file is not a valid ONNX model.", where=f"{where}: {said}", fix=EXPORT_AGAIN
+            "The file is not a valid ONNX model.", where=f"{where}: {message}", fix=EXPORT_AGAIN
         ) from error

@@ -1,4 +1,4 @@
-"""Names: text is UTF-8, each name is made once, and whatever a node reads is made somewhere."""
+"""Names: text is UTF-8, each name is defined once, and every name that is read is defined."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["check_names", "check_text"]
 
 
 def check_text(message: Message, where: str) -> None:
-    """Check that all text of a proto is UTF-8: protobuf hands over anything else as bytes.
+    """Check that all text of a proto is UTF-8; protobuf returns any other text as bytes.
 
     Raises:
-        FileError: With the field.
+        FileError: A field is not UTF-8.
     """
-    if isinstance(message, onnx.TensorProto):  # its data is not to be copied
+    if isinstance(message, onnx.TensorProto):  # avoid copying its data
         _check_field(message.name, "TensorProto.name", where)
         return
     for field, value in message.ListFields():
@@ -43,10 +43,13 @@ def _check_field(text: str | bytes, field: str, where: str) -> None:
 
 
 def check_names(proto: onnx.ModelProto, where: str) -> bool:
-    """Check all names; whether every node comes after what it reads.
+    """Check all names.
+
+    Returns:
+        Whether the nodes are in topological order.
 
     Raises:
-        FileError: A name is made twice, or by nothing.
+        FileError: A name is defined twice, or not at all.
     """
     in_order = _check_graph(proto.graph, frozenset(), where)
     for function in proto.functions:
@@ -62,7 +65,7 @@ def _check_graph(graph: onnx.GraphProto, outer: frozenset[str], where: str) -> b
     for value in graph.output:
         if value.name not in known:
             raise FileError(
-                f"The output '{value.name}' is made by nothing.", where=where, fix=EXPORT_AGAIN
+                f"The output '{value.name}' is not defined.", where=where, fix=EXPORT_AGAIN
             )
     return in_order
 
@@ -73,7 +76,7 @@ def _check_nodes(nodes: Sequence[onnx.NodeProto], given: frozenset[str], where: 
         for name in filter(None, node.output):
             if name in made or name in given:
                 raise FileError(
-                    f"'{name}' is made twice.", where=f"{where}: {label(node)}", fix=EXPORT_AGAIN
+                    f"'{name}' is defined twice.", where=f"{where}: {label(node)}", fix=EXPORT_AGAIN
                 )
             made.add(name)
     everything = given | made
@@ -82,7 +85,7 @@ def _check_nodes(nodes: Sequence[onnx.NodeProto], given: frozenset[str], where: 
         missing = next((name for name in node.input if name and name not in everything), None)
         if missing is not None:
             raise FileError(
-                f"A node reads '{missing}', which nothing makes.",
+                f"A node reads '{missing}', which is not defined.",
                 where=f"{where}: {label(node)}",
                 fix=EXPORT_AGAIN,
             )
@@ -94,7 +97,7 @@ def _check_nodes(nodes: Sequence[onnx.NodeProto], given: frozenset[str], where: 
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """What a node reads, in its subgraphs too."""
+    """Names that a node or its subgraphs read."""
     names = set(node.input)
     for graph in graphs_of([node]):
         for inside in graph.node:

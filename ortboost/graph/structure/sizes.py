@@ -1,4 +1,4 @@
-"""Limits: nodes with functions inlined, depth of subgraphs, bytes of tensors that are only stated."""
+"""Limits: nodes with functions inlined, depth of subgraphs, bytes of declared tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortboost.graph.structure.walk import STANDARD, all_graphs, label, subgraphs
 
 __all__ = ["check_constants", "check_sizes"]
 
-_FILLS = {"ConstantOfShape": 0, "Expand": 1}  # operator to the input that holds a shape
+_FILLS = {"ConstantOfShape": 0, "Expand": 1}  # operator to the index of its shape input
 _INTEGERS = frozenset(
     {
         *(onnx.TensorProto.INT8, onnx.TensorProto.INT16, onnx.TensorProto.INT32),
@@ -28,20 +28,20 @@ _Constants = Mapping[str, onnx.TensorProto]
 
 
 def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Refuse what would take all memory or all time.
+    """Reject a model that would exhaust memory or time.
 
     Raises:
-        FileError: With the setting that allows it.
+        FileError: A limit is exceeded; the fix names the setting that raises it.
     """
     total = _count_nodes(proto, where, limits)
     if total > limits.nodes:
         raise FileError(
             f"The model has more than {limits.nodes:,} nodes once its functions are inlined.",
             where=where,
-            fix=f"If that is meant, set {LIMITS_VARIABLE}=nodes={total}.",
+            fix=f"If that is intended, set {LIMITS_VARIABLE}=nodes={total}.",
         )
     for graph in all_graphs(proto):
-        for value in graph.input:  # arrays are made of these shapes
+        for value in graph.input:  # arrays of these shapes are created
             dims = [
                 d.dim_value for d in value.type.tensor_type.shape.dim if d.HasField("dim_value")
             ]
@@ -49,9 +49,10 @@ def check_sizes(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
 
 
 def check_constants(proto: onnx.ModelProto, where: str, limits: Limits) -> None:
-    """Refuse a tensor filled to a constant shape that is too large, and integers divided by 0.
+    """Reject tensors filled to a constant shape that is too large, and integers divided by 0.
 
-    The tensors of the model must be whole.
+    The tensors of the model must have passed
+    :func:`~ortboost.graph.structure.tensors.check_tensors`.
     """
     _check_constants(proto.graph, where, limits, {})
 
@@ -66,7 +67,7 @@ def _count_nodes(proto: onnx.ModelProto, where: str, limits: Limits) -> int:
             raise FileError(
                 f"Subgraphs are nested more than {limits.depth} deep.",
                 where=where,
-                fix=f"If that is meant, set {LIMITS_VARIABLE}=depth={2 * limits.depth}.",
+                fix=f"If that is intended, set {LIMITS_VARIABLE}=depth={2 * limits.depth}.",
             )
         total = 0
         for node in nodes:
@@ -129,9 +130,9 @@ def _integers(tensor: onnx.TensorProto | None) -> NDArray[np.integer] | None:
 def _check_divisor(divisor: NDArray[np.integer] | None, at: str) -> None:
     if divisor is not None and bool((divisor == 0).any()):
         raise FileError(
-            "An integer is divided by a constant 0, which ends the process.",
+            "An integer is divided by a constant 0, which crashes the process.",
             where=at,
-            fix="Mend the divisor in the network, and export it again.",
+            fix="Fix the divisor in the network, and export it again.",
         )
 
 
@@ -139,7 +140,7 @@ def _check_bytes(dims: list[int], where: str, limits: Limits) -> None:
     size = 4 * math.prod(max(dim, 1) for dim in dims)
     if size > limits.tensor_bytes:
         raise FileError(
-            f"A tensor of shape {dims} is wanted, at least {size:,} bytes.",
+            f"A tensor of shape {dims} needs at least {size:,} bytes.",
             where=where,
-            fix=f"If that is meant, set {LIMITS_VARIABLE}=tensor_bytes={size}.",
+            fix=f"If that is intended, set {LIMITS_VARIABLE}=tensor_bytes={size}.",
         )

@@ -1,4 +1,4 @@
-"""Stored tensors: their data has the length that their shape needs."""
+"""Stored tensors: their data has the length that their shape requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortboost.graph.structure.walk import EXPORT_AGAIN
 
 __all__ = ["check_tensors"]
 
-_BITS = {  # of one element; all others are found by their numpy type
+_BITS = {  # bits per element; other types have a numpy dtype
     **dict.fromkeys(("UINT4", "INT4", "FLOAT4E2M1"), 4),
     **dict.fromkeys(("UINT2", "INT2"), 2),
 }
@@ -22,10 +22,11 @@ _DIGITS = re.compile("[0-9]{1,18}")  # a file ends before 2^63 bytes
 
 
 def check_tensors(graph: onnx.GraphProto, where: str) -> None:
-    """Check initializers and the tensors in attributes of one graph; external data is not looked at.
+    """Check initializers and tensor attributes of one graph; external data is not checked.
 
     Raises:
-        FileError: A negative length, or more or less data than the shape says.
+        FileError: A dimension is negative, or the data is longer or shorter than the shape
+            requires.
     """
     attributes = (a for node in graph.node for a in node.attribute)
     inner = [t for a in attributes for t in ((a.t,) if a.HasField("t") else tuple(a.tensors))]
@@ -45,7 +46,7 @@ def check_tensors(graph: onnx.GraphProto, where: str) -> None:
         if tensor.HasField("raw_data"):
             have, need, unit = len(tensor.raw_data), (elements * bits + 7) // 8, "bytes"
         else:
-            have, need, unit = *_numbers(tensor, elements, bits), "numbers"
+            have, need, unit = *_numbers(tensor, elements, bits), "values"
         if have != need:
             raise FileError(
                 f"A stored tensor of shape {list(tensor.dims)} holds {have} {unit}, not {need}.",
@@ -68,7 +69,7 @@ def _check_place(tensor: onnx.TensorProto, at: str) -> None:
 
 
 def _bits(kind: int) -> int | None:
-    """Bits of an element; ``None`` for strings and for types that are not known here."""
+    """Bits per element; ``None`` for strings and unknown types."""
     try:
         name = onnx.TensorProto.DataType.Name(kind)
         if name in _BITS:
@@ -80,8 +81,8 @@ def _bits(kind: int) -> int | None:
 
 
 def _numbers(tensor: onnx.TensorProto, elements: int, bits: int) -> tuple[int, int]:
-    """How many numbers the typed field holds, and how many it needs."""
+    """Number of values that the typed field holds, and number that it needs."""
     complex_number = "COMPLEX" in onnx.TensorProto.DataType.Name(tensor.data_type)
-    packed = 8 // bits if bits < 8 else 1  # several small numbers in one
+    packed = 8 // bits if bits < 8 else 1  # several small values in one
     held = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
     return len(held), (2 if complex_number else 1) * -(-elements // packed)

@@ -1,4 +1,4 @@
-"""Graphs and nodes of a proto, and how errors call them."""
+"""Iteration over graphs and nodes of a proto, and their names in errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def graphs_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 
 def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and all subgraphs, those of functions too."""
+    """The main graph and all subgraphs, including those of functions."""
     yield proto.graph
     yield from graphs_of(proto.graph.node)
     for function in proto.functions:
@@ -37,7 +37,7 @@ def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a model."""
+    """Every node of a model, including those of subgraphs and functions."""
     for graph in all_graphs(proto):
         yield from graph.node
     for function in proto.functions:
@@ -45,6 +45,6 @@ def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def label(node: onnx.NodeProto) -> str:
-    """What an error calls a node."""
+    """The name of a node in errors."""
     made = next((name for name in node.output if name), "")
-    return f"node '{node.name}'" if node.name else f"{node.op_type} that makes '{made}'"
+    return f"node '{node.name}'" if node.name else f"{node.op_type} that computes '{made}'"

@@ -1,4 +1,4 @@
-"""Mixed precision: which nodes compute in 16 bits, their casts, and emulation in float32."""
+"""Mixed precision: choice of the 16-bit nodes, insertion of casts, and emulation in float32."""
 
 from ortboost.transforms.precision.emulate import emulate_precision
 from ortboost.transforms.precision.levels import LEVELS, precision_for_level

@@ -6,12 +6,12 @@ operators. Here every tensor of the 16-bit type becomes a float32 tensor that is
     x -> float32(low(x)),
 
 a pair of Casts, with the overflow to infinity and the underflow of the type (float16 by IEEE 754:
-65520 and more is infinite, below 2^-24 / 2 is zero). Operators compute in float32 and their result
-is rounded once, as matrix units with float32 accumulation do.
+65520 and more is infinite, below 2^-24 / 2 is zero). Operators compute in float32 and their results
+are rounded once, as by matrix units with float32 accumulation.
 
-The rewrite works on the finished graph, gradients included, so it does not depend on the engine
-that made them. Inputs and outputs of the graph keep their types. The outputs of operators that only
-move or select numbers are rounded already and are not rounded again.
+The rewrite works on the finished graph, gradients included, so it is independent of the engine that
+built them. Inputs and outputs of the graph keep their types. The outputs of operators that only
+move or select elements are already rounded and are not rounded again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["emulate_precision"]
 
 _FLOAT = ir.DataType.FLOAT
 _EXACT = frozenset(
-    "Abs ArrayFeatureExtractor Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND "  # noqa: SIM905
-    "Identity Max MaxPool Min Neg Relu ReluGrad Reshape Slice SpaceToDepth Split Squeeze Tile TopK Transpose Trilu "
-    "Unsqueeze Where".split()
+    "Abs ArrayFeatureExtractor Compress Concat DepthToSpace Expand Flatten Gather GatherElements "  # noqa: SIM905
+    "GatherND Identity Max MaxPool Min Neg Relu ReluGrad Reshape Slice SpaceToDepth Split Squeeze "
+    "Tile TopK Transpose Trilu Unsqueeze Where".split()
 )
-"""Operators whose results are among the numbers they read."""
+"""Operators whose output elements are copies or negatives of rounded inputs, or 0."""
 _ROUND = "ortboost/precision/round"
 
 
@@ -44,10 +44,10 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
     Args:
         model: A mixed-precision graph, differentiated or not.
         low: FLOAT16 or BFLOAT16.
-        keep_names: Keep every tensor of the model; what would be removed becomes an Identity.
+        keep_names: Keep every tensor of the model; nodes that would be removed become Identities.
 
     Returns:
-        The report: the nodes whose results are rounded. A second call changes nothing.
+        A report of the nodes whose results are rounded. The rewrite is idempotent.
     """
     report = Report("emulate_precision")
     complete_types(model)
@@ -58,7 +58,7 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
                 array = np.asarray(value.const_value.numpy()).astype(np.float32)
                 value.const_value = ir.tensor(array, name=value.name)
                 value.type = ir.TensorType(_FLOAT)
-    # The types before any change: the inputs of a node have changed when its turn comes.
+    # Record types before any change: the inputs of a node change before the node itself.
     low_values = {
         id(value)
         for node in model.graph.all_nodes()
@@ -83,7 +83,7 @@ def emulate_precision(model: ir.Model, low: ir.DataType, *, keep_names: bool = F
 
 
 def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
-    """Inputs keep their type: what is fed is low precision already."""
+    """Keep the types of the inputs, whose values are already rounded, and cast them to float32."""
     for value in graph.inputs:
         readers = [u for u in value.uses() if not (u.node.name or "").startswith(_ROUND)]
         if value.dtype != low or not readers:
@@ -99,7 +99,7 @@ def _upcast_inputs(graph: ir.Graph, low: ir.DataType, builder: Builder) -> None:
 def _cast_outputs(
     graph: ir.Graph, were_low: list[bool], low: ir.DataType, builder: Builder
 ) -> None:
-    """Outputs keep their type too."""
+    """Keep the types of the outputs by casting them back."""
     for index in (i for i, was in enumerate(were_low) if was):
         value = graph.outputs[index]
         name = value.name or ""
@@ -127,7 +127,7 @@ def _emulate_node(
             continue
         value.type = ir.TensorType(_FLOAT)
         if not is_read(value):
-            continue  # also an output that was left out
+            continue  # also an omitted output
         if node.op_type in _EXACT and node.domain in ("", "ai.onnx", "com.microsoft"):
             continue
         name, readers = value.name or "", list(value.uses())
@@ -147,14 +147,14 @@ def _is_back(node: ir.Node, low: ir.DataType) -> bool:
 
 
 def _drop_cast(node: ir.Node) -> None:
-    """Remove a Cast back to float32, which does nothing any more."""
+    """Remove a Cast back to float32, which has no effect any more."""
     source, output, graph = node.inputs[0], node.outputs[0], node.graph
     if source is None or not isinstance(graph, ir.Graph):
         raise TypeError("a Cast of a graph has an input")
     if output.is_graph_output():
         fixed = source.producer() is None or source.is_graph_output()
         if fixed or source.graph is not graph:
-            return  # both names are seen from outside
+            return  # both names are visible outside the graph
         name, output.name = output.name, f"{output.name}/dropped"
         source.name = name
     _take_over(output, source, graph, list(output.uses()))
@@ -164,7 +164,7 @@ def _drop_cast(node: ir.Node) -> None:
 def _emulate_cast(
     node: ir.Node, graph: ir.Graph, low: ir.DataType, builder: Builder, report: Report
 ) -> None:
-    """Make a Cast to the low-precision type a rounding."""
+    """Turn a Cast to the low-precision type into a rounding."""
     source, output = node.inputs[0], node.outputs[0]
     if source is None:
         raise TypeError("a Cast has an input")
@@ -172,7 +172,7 @@ def _emulate_cast(
     report.changed[node.name or name] = "rounds"
     if source.dtype == _FLOAT:
         upcast = _rounded(source, low, builder)
-    else:  # of an integer or a longer float: once, and back
+    else:  # from an integer or a wider float: round once, then cast back
         output.type = ir.TensorType(low)
         node.attributes["to"] = ir.AttrInt64("to", int(low))
         node.name = builder.unique(f"{_ROUND}/node")
@@ -193,7 +193,7 @@ def _is_rounded(value: ir.Value) -> bool:
 
 
 def _rounded(value: ir.Value, low: ir.DataType, builder: Builder) -> ir.Value:
-    """A value rounded to the low-precision type: the pair of Casts."""
+    """Round a value to the low-precision type with a pair of Casts."""
     name = f"{_ROUND}/{value.name}"
     down = builder.op("Cast", value, name=name, dtype=low, shape=value.shape, to=int(low))
     return builder.op("Cast", down, name=_ROUND, dtype=_FLOAT, shape=value.shape, to=int(_FLOAT))
@@ -209,7 +209,7 @@ def _take_over(
 
 
 def _retype_attributes(node: ir.Node, low: ir.DataType) -> None:
-    """Change attributes that give the type of an output, as a number or as a tensor."""
+    """Change attributes that set the type of an output, as an enum value or as a tensor."""
     for attribute in list(node.attributes.values()):
         name = attribute.name
         if attribute.type == ir.AttributeType.INT and attribute.as_int() == int(low):

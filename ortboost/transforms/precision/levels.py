@@ -2,12 +2,13 @@
 
 - ``O0``: float32.
 - ``O1``: a list of operators in float16, the rest in float32: the policy ``autocast``.
-- ``O2``: everything in float16 but batch and layer normalization and the loss; dynamic loss scale.
-- ``O3``: normalizations in float16 too; no loss scale of its own.
-- ``auto``: lists of operators for float16 and float32, the others are free: the policy
+- ``O2``: everything in float16 except batch and layer normalization and the loss; dynamic loss
+  scale.
+- ``O3``: normalizations in float16 too; no default loss scale.
+- ``auto``: lists of operators for float16 and float32, the others follow their inputs: the policy
   ``autocast``.
 
-``keep_batchnorm_fp32`` overrides what O2 and O3 do with normalizations. Source: the documentation
+``keep_batchnorm_fp32`` overrides how O2 and O3 treat normalizations. Source: the documentation
 of `mindspore.amp.auto_mixed_precision` and `mindspore.amp.build_train_network`, 2.10.
 """
 
@@ -32,11 +33,11 @@ def precision_for_level(
 
     Args:
         level: One of :data:`LEVELS`.
-        keep_batchnorm_fp32: Overrides what the level does with normalizations.
+        keep_batchnorm_fp32: Overrides how the level treats normalizations.
         compute: The low-precision format.
 
     Raises:
-        ConfigError: There is no such level.
+        ConfigError: The level is unknown.
 
     Example:
         >>> precision_for_level("O2").policy
@@ -44,7 +45,7 @@ def precision_for_level(
     """
     if level not in LEVELS:
         raise ConfigError(
-            f"There is no mixed-precision level '{level}'.",
+            f"Unknown mixed-precision level '{level}'.",
             where="level",
             fix=nearest(str(level), LEVELS),
         )

@@ -1,4 +1,4 @@
-r"""The smallest number of casts, found as a minimum cut.
+r"""Minimization of the number of casts as a minimum cut.
 
 Some nodes have a fixed precision, low or fp32; the others are free. A value needs a Cast if its
 producer is fp32 and some consumer is low, and another Cast if its producer is low and some consumer
@@ -6,10 +6,10 @@ is fp32. All consumers of a value share its casts:
 
     casts = sum over values  [producer fp32, some consumer low] + [producer low, some consumer fp32]
 
-Each term is a cut in a graph with one extra vertex, so the minimum over all choices for the free
-nodes is a minimum cut between "low" (source) and "fp32" (sink). It is found exactly (Picard and
-Ratliff, "Minimum cuts and related problems", 1975; for the terms over sets of consumers, Kolmogorov
-and Zabih, "What energy functions can be minimized via graph cuts?", 2004). The preference of a free
+Each term is a cut in a graph with one extra vertex, so an optimal choice for the free nodes is a
+minimum cut between "low" (source) and "fp32" (sink), which is found exactly (Picard and Ratliff,
+"Minimum cuts and related problems", 1975; for the terms over sets of consumers, Kolmogorov and
+Zabih, "What energy functions can be minimized via graph cuts?", 2004). The preference of a free
 node costs less than any cast, so it only breaks ties.
 """
 
@@ -29,11 +29,11 @@ _LOW, _FP32 = -1, -2
 
 @dataclass(frozen=True)
 class Wire:
-    """One value, between its producer and its consumers.
+    """One value with its producer and its consumers.
 
     Args:
-        producer: A free node, ``True`` for low, ``False`` for fp32, or ``None`` if it costs no cast
-            either way (a constant).
+        producer: A free node, ``True`` for low, ``False`` for fp32, or ``None`` for a constant,
+            which never needs a cast.
         consumers: Likewise, one entry for each consumer.
     """
 
@@ -44,7 +44,7 @@ class Wire:
 def least_casts(
     free: Sequence[Hashable], wires: Iterable[Wire], preference: dict[Hashable, int]
 ) -> set[Hashable]:
-    """Find the free nodes that are low in an assignment with the fewest casts.
+    """Find an assignment with the fewest casts, and return the free nodes that are low in it.
 
     Args:
         free: The free nodes; none of them is a bool or ``None``.
@@ -71,7 +71,7 @@ def least_casts(
 def _parts(
     free: Sequence[Hashable], wires: list[Wire]
 ) -> Iterable[tuple[list[Hashable], list[Wire]]]:
-    """Split the problem into connected components: nodes that share no wire are independent."""
+    """Split the problem into connected components, which are independent."""
     root: dict[Hashable, Hashable] = {node: node for node in free}
 
     def find(node: Hashable) -> Hashable:
@@ -107,7 +107,7 @@ def _cut(part: list[Hashable], wires: list[Wire], preference: dict[Hashable, int
         consumers = {vertex(consumer) for consumer in wire.consumers if consumer is not None}
         if consumers <= {producer}:
             continue
-        # The infinite edges force each extra vertex to the side on which its Cast must be paid.
+        # The infinite edges force each extra vertex to the side on which its Cast is counted.
         down, up = flow.add_vertex(), flow.add_vertex()
         flow.add_edge(down, producer, _CAST)
         flow.add_edge(producer, up, _CAST)
@@ -134,7 +134,7 @@ class _Flow:
         self.size = size
 
     def add_vertex(self) -> int:
-        """Add a vertex and return its number."""
+        """Add a vertex and return its index."""
         self.residual[self.size] = {}
         self.size += 1
         return self.size - 1
@@ -162,7 +162,7 @@ class _Flow:
                 self.residual[b][a] += amount
 
     def _shortest_paths(self) -> dict[int, int]:
-        """Breadth-first search from the source: each vertex reached to the one before it."""
+        """Breadth-first search from the source: each reached vertex to its predecessor."""
         before = {_LOW: _LOW}
         waiting = deque([_LOW])
         while waiting and _FP32 not in before:

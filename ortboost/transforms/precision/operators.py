@@ -1,4 +1,4 @@
-"""Operator types: which inputs and outputs of a node become 16-bit together."""
+"""Operator types: the inputs and outputs of a node that become 16-bit together."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TENSORS = {
     ir.DataType.FLOAT16: "tensor(float16)",
     ir.DataType.BFLOAT16: "tensor(bfloat16)",
 }
-# Operators without a published schema: all their float tensors have one type.
+# Operators without a schema in onnx: all their float tensors have the same type.
 _MICROSOFT = frozenset(
     "BiasGelu FastGelu FusedConv FusedGemm FusedMatMul Gelu MultiHeadAttention QuickGelu "  # noqa: SIM905
     "SkipLayerNormalization SkipSimplifiedLayerNormalization".split()
 )
-# Their schema has several type variables, but tensors of different variables are multiplied.
+# Operators with several type variables whose tensors are multiplied with each other.
 _ONE_TYPE = frozenset({"Attention"})
 _TYPE_FROM_ATTRIBUTE = ("Cast", "CastLike", "ConstantOfShape", "EyeLike")
 _NAMED = {
@@ -51,10 +51,10 @@ class Form:
 
 
 def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
-    """The inputs and outputs of a node that low precision would change.
+    """Find the inputs and outputs of a node that low precision would change.
 
     Args:
-        node: The node; the types of its values are known.
+        node: The node; the types of its values must be known.
         low: The low-precision type.
         opsets: Domain to version.
     """
@@ -67,13 +67,13 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
         return Form((), (), reads, "a sequence of tensors")
     unknown = [v.name for v in (*node.inputs, *node.outputs) if v and v.name and v.dtype is None]
     if unknown:
-        return Form((), (), reads, f"the type of '{unknown[0]}' is not known")
+        return Form((), (), reads, f"the type of '{unknown[0]}' is unknown")
     domain = "" if node.domain == "ai.onnx" else node.domain
     if domain == "com.microsoft" and node.op_type in _MICROSOFT and low == _HALF_ONLY:
         return Form(reads, writes, ())
     schema = find_schema(node.op_type, opsets.get(domain, 1), domain)
     if schema is None:
-        return Form((), (), reads, "its types are not known")
+        return Form((), (), reads, "its types are unknown")
     allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     inputs = _type_variables(node.inputs, schema.inputs)
     outputs = _type_variables(node.outputs, schema.outputs)
@@ -85,16 +85,16 @@ def form_of(node: ir.Node, low: ir.DataType, opsets: Mapping[str, int]) -> Form:
         if _TENSORS[low] in allowed.get(kind, ())
     ]
     if node.op_type in _TYPE_FROM_ATTRIBUTE or not inputs:
-        # An attribute gives the type of the output, not the type of an input.
+        # The type of the output is set by an attribute, not by an input.
         possible = [] if writes else [kind for kind in inputs.values() if kind in possible]
         if not possible:
-            return Form((), (), reads, "its type is given")
+            return Form((), (), reads, "an attribute sets its type")
     if not possible:
         name = _TENSORS[low][len("tensor(") : -1]
         return Form((), (), reads, _too_new(node.op_type, domain, low, opsets, name))
     if node.op_type in _ONE_TYPE:
         return Form(reads, writes, ())
-    main = possible[0]  # the type of the data; other variables are the types of settings
+    main = possible[0]  # the type of the data; other type variables are for settings
     return Form(
         tuple(i for i in reads if inputs[i] == main),
         tuple(i for i in writes if outputs[i] == main),
@@ -112,10 +112,10 @@ def _type_variables(values: Sequence[ir.Value | None], formals: object) -> dict[
 
 
 def complete_types(model: ir.Model) -> None:
-    """Give a type to the values that have none, in place: the native engine leaves some open.
+    """Infer the types of values without one, in place; the native engine leaves some out.
 
-    The type follows from the inputs, by the schema of the operator. The operators of onnxruntime
-    (gradients among them) have no schema here: their first output has the type of their first float
+    The type follows from the inputs by the schema of the operator. onnxruntime's own operators,
+    including gradients, have no schema here: their first output gets the type of their first float
     input.
     """
     for node in model.graph.all_nodes():
@@ -150,12 +150,12 @@ def _output_type(node: ir.Node, index: int, opsets: Mapping[str, int]) -> ir.Dat
 
 def _formal(formals: object, index: int) -> str:
     """Type variable at an index; the last formal of a variadic operator repeats."""
-    known = list(formals)  # type: ignore[call-overload]  # a sequence of the C++ bindings
+    known = list(formals)  # type: ignore[call-overload]  # a sequence type of the C++ bindings
     return str(known[min(index, len(known) - 1)].type_str) if known else ""
 
 
 def _too_new(op: str, domain: str, low: ir.DataType, opsets: Mapping[str, int], name: str) -> str:
-    """Say that the operator lacks the type, and from which opset on it has it."""
+    """Explain that an operator lacks the type, and name the first opset that has it."""
     version = opsets.get(domain, 1)
     text = f"{op} has no {name} at opset {version}"
     if domain:
@@ -163,5 +163,5 @@ def _too_new(op: str, domain: str, low: ir.DataType, opsets: Mapping[str, int], 
     for later in range(version + 1, onnx.defs.onnx_opset_version() + 1):
         schema = onnx.defs.get_schema(op, later)
         if any(_TENSORS[low] in c.allowed_type_strs for c in schema.type_constraints):
-            return f"{text}, from {later} on it has"
+            return f"{text}; opset {later} has it"
     return text

@@ -1,13 +1,13 @@
 """Insert the casts of mixed precision into a graph.
 
-Every node is low, fp32 or free by :mod:`~ortboost.transforms.precision.policy`; the free ones are
-decided so that there are as few casts as possible (:mod:`~ortboost.transforms.precision.plan`).
-Then each low node reads low-precision values: a float32 value gets one Cast that all its low
-consumers share, a parameter one Cast a step, and the output of a low node one Cast back if a
-consumer reads it in float32.
+:mod:`~ortboost.transforms.precision.policy` classifies every node as low, fp32 or free; the
+precision of the free ones is chosen to minimize the number of casts
+(:mod:`~ortboost.transforms.precision.plan`). Then each low node reads low-precision values: a
+float32 value gets one Cast that all its low consumers share, a parameter one Cast per step, and the
+output of a low node one Cast back if a consumer reads it in float32.
 
-Parameters stay float32 inputs or initializers, so their gradients are float32: the gradient of a
-Cast is a Cast.
+Parameters remain float32 inputs or initializers, and so their gradients are float32: the gradient
+of a Cast is a Cast.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ def place_precision(
     unsupported: Mapping[str, str] | None = None,
     ranges: Mapping[str, float] | None = None,
 ) -> Report:
-    """Give the nodes of the main graph their precision, in place.
+    """Set the precision of the nodes of the main graph, in place.
 
     Args:
         model: A normalized model whose types and shapes have been inferred.
         config: The policy; for ``fp32`` nothing happens.
-        weights: ``master``: parameters stay float32 and are cast at each run, for training;
+        weights: ``master``: parameters stay float32 and are cast in each run, for training;
             ``stored``: they are converted once, for deployment.
-        masters: With ``master``, the initializers that are parameters; found if not given. All
+        masters: With ``master``, the initializers that are parameters; determined if not given. All
             other initializers are constants and are converted.
         fixed: Name of a node to the reason why it stays in float32.
         unsupported: Operator to the reason why it stays in float32.
-        ranges: Name of a tensor to the largest magnitude that was measured; what exceeds the range
-            of the low-precision format stays in float32.
+        ranges: Name of a tensor to its largest measured magnitude; nodes with tensors that exceed
+            the range of the low-precision format stay in float32.
 
     Returns:
-        Report: ``changed`` has the nodes that compute in low precision, ``kept`` those that do not,
-            each with the reason; a second call changes nothing.
+        The report: ``changed`` has the nodes that compute in low precision, ``kept`` the others,
+        each with the reason. The rewrite is idempotent.
 
     Raises:
-        UsageError: A pattern matches no node, or a node that is forced to be low cannot be.
+        UsageError: A pattern matches no node, or a node cannot be forced to low precision.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -92,7 +92,7 @@ def place_precision(
 
 
 class _Casts:
-    """Inserts the casts that a precision plan needs."""
+    """Inserts the casts that a precision plan requires."""
 
     def __init__(self, plan: PrecisionPlan) -> None:
         self.plan, self.graph, self.config = plan, plan.graph, plan.config
@@ -101,7 +101,7 @@ class _Casts:
         self.counts: dict[str, int] = {}
 
     def apply(self, report: Report) -> None:
-        """Cast what low nodes read, cast back what fp32 nodes read of them, and report it."""
+        """Cast inputs of low nodes, cast back their outputs for fp32 nodes, and report it."""
         copies: dict[int, ir.Value] = {}
         if not self.config.keep_io_types:
             self._cast_inputs()
@@ -132,7 +132,7 @@ class _Casts:
         return self.builder.op("Cast", value, name=name, dtype=to, shape=value.shape, to=int(to))
 
     def _to_low(self, value: ir.Value, consumer: ir.Node, made: dict[int, ir.Value]) -> ir.Value:
-        """The value in the low-precision type; cast before its first consumer."""
+        """The value in the low-precision type; the Cast is inserted before the first consumer."""
         if id(value) in made:
             return made[id(value)]
         producer = value.producer()
@@ -167,7 +167,7 @@ class _Casts:
         self._cast_back(value, node)
 
     def _cast_back(self, value: ir.Value, node: ir.Node | None) -> None:
-        """One Cast back for all fp32 consumers of a value; a graph output keeps its name."""
+        """Insert one Cast back for all fp32 consumers of a value; a graph output keeps its name."""
         fp32_readers = [u for u in value.uses() if self.plan.consumer(u.node, u.idx) is False]
         output = value.is_graph_output() and self.config.keep_io_types
         fp32_readers += [u for u in value.uses() if self._reads_fp32(u.node, u.idx)]
@@ -195,7 +195,7 @@ class _Casts:
         return entry is not None and index in entry.form.reads and entry.choice == "fp32"
 
     def _merge_pairs(self) -> None:
-        """Remove the model's own casts to low precision whose input is low precision by now."""
+        """Remove the model's own casts to low precision whose input has become low precision."""
         for node in list(self.graph):
             if not _is_cast(node) or node.outputs[0].dtype != self.low:
                 continue
@@ -212,7 +212,7 @@ class _Casts:
                 self.graph.remove(node, safe=True)
 
     def _drop_unused(self, copies: Mapping[int, ir.Value]) -> None:
-        """Replace a constant that only low nodes read by its low-precision copy."""
+        """Replace constants that only low nodes read by their low-precision copies."""
         for value in list(self.graph.initializers.values()):
             low = copies.get(id(value))
             if low is None or value.uses() or value.is_graph_output() or not low.is_initializer():

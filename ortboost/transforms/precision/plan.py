@@ -1,4 +1,4 @@
-"""The precision plan: which nodes are low, fp32 or free, and how the free ones are decided."""
+"""The precision plan: which nodes are low, fp32 or free, and the choice for free ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodePrecision:
 
     @property
     def end(self) -> Hashable:
-        """How the node appears in a :class:`~ortboost.transforms.precision.min_cut.Wire`."""
+        """Its entry in a :class:`~ortboost.transforms.precision.min_cut.Wire`."""
         return id(self) if self.choice == "free" else self.choice == "low"
 
 
@@ -48,8 +48,8 @@ class PrecisionPlan:
         model: The model.
         config: The policy.
         stored: Whether parameters are converted once instead of cast at each step.
-        masters: Names of the parameters; found if not given.
-        ranges: Name of a tensor to the largest magnitude that was measured.
+        masters: Names of the parameters; determined if not given.
+        ranges: Name of a tensor to its largest measured magnitude.
     """
 
     def __init__(
@@ -68,18 +68,17 @@ class PrecisionPlan:
         self.masters = frozenset() if stored else frozenset(masters)
         self.of: dict[int, NodePrecision] = {}
 
-    # ---- the precision of each node
-    # ----------------------------------------------------------------
+    # ---- the precision of each node -------------------------------------------------------------
 
     def find(self, fixed: Mapping[str, str], unsupported: Mapping[str, str]) -> None:
-        """Enter each node with a float32 tensor: low, fp32 or free.
+        """Classify each node with a float32 tensor as low, fp32 or free.
 
         Args:
             fixed: Name of a node to the reason why it stays in float32.
             unsupported: Operator to the reason why it stays in float32.
 
         Raises:
-            UsageError: A pattern matches no node, or a forced node cannot be low.
+            UsageError: A pattern matches no node, or a node cannot be forced to low precision.
         """
         opsets = dict(self.model.opset_imports)
         labels = {id(node): _labels(node) for node in self.graph}
@@ -88,14 +87,14 @@ class PrecisionPlan:
         for node in self.graph:
             form = form_of(node, self.low, opsets)
             if not (form.reads or form.writes or form.fixed) and form.reason is None:
-                continue  # no float32 in it
+                continue  # no float32 tensors
             if not (form.reads or form.writes or form.reason):
-                self.of[id(node)] = NodePrecision(node, form, "fp32", "")  # low precision already
+                self.of[id(node)] = NodePrecision(node, form, "fp32", "")  # already low precision
                 continue
             policy = self.config.policy if not is_ours(node) else "autocast"
             choice, reason = classify(node.op_type, policy, self.config.keep_batchnorm)
             if id(node) in forced:
-                choice, reason = "low", "as asked for"
+                choice, reason = "low", "as requested"
             obstacle = (
                 fixed.get(node.name or "") or form.reason or unsupported.get(node.op_type) or None
             )
@@ -103,17 +102,17 @@ class PrecisionPlan:
                 raise UsageError(
                     f"'{node.name}' cannot compute in {self.config.compute}: {obstacle}.",
                     where=f"force_low, {node.op_type} '{node.name}'",
-                    fix="Leave it out.",
+                    fix="Remove it from force_low.",
                 )
             if obstacle is None and id(node) not in forced and choice != "fp32":
                 obstacle = self._misfit(node, form)
             if id(node) in kept:
-                choice, reason = "fp32", "as asked for"
+                choice, reason = "fp32", "as requested"
             elif obstacle is not None and choice != "fp32":
                 choice, reason = "fp32", obstacle
             elif choice == "low" and not form.writes and id(node) not in forced:
-                # A cast back would be needed by nobody, so it costs nothing either way.
-                choice, reason = "free", "it gives out no float"
+                # No cast back is needed, so either precision costs the same.
+                choice, reason = "free", "it has no float output"
             self.of[id(node)] = NodePrecision(node, form, choice, reason)
 
     def _matching(
@@ -128,7 +127,8 @@ class PrecisionPlan:
                 raise UsageError(
                     f"The pattern '{pattern}' matches no node of the model.",
                     where=f"{where}, {source_name(self.model)}",
-                    fix=f"Nodes are like {', '.join(shown)}; operators and weights match too.",
+                    fix=f"Examples of nodes: {', '.join(shown)}; patterns also match operators and "
+                    "weights.",
                 )
             found |= hits
         return found
@@ -159,7 +159,7 @@ class PrecisionPlan:
     # ---- the fewest casts ---------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Make every free node low or fp32, with the fewest casts."""
+        """Choose low or fp32 for every free node, with the fewest casts."""
         free = {id(s): s for s in self.of.values() if s.choice == "free"}
         wires = [Wire(self._producer(value), self._consumers(value)) for value in self._values()]
         preferences: dict[Hashable, int] = {k: self._preference(e) for k, e in free.items()}
@@ -168,13 +168,13 @@ class PrecisionPlan:
             entry.choice = "low" if key in low else "fp32"
 
     def _preference(self, entry: NodePrecision) -> int:
-        """The preference of a free node for low, where the number of casts is the same."""
+        """The preference of a free node for low, which breaks ties between assignments."""
         read = [entry.node.inputs[i] for i in entry.form.reads]
         data = [v for v in read if v is not None and not v.is_initializer()]
         if entry.node.op_type in _SUMS and len(data) > 1:
-            return -3  # residual streams add up over the whole depth
+            return -3  # residual streams accumulate over the whole depth
         if entry.node.op_type in _LOOKUPS and not data:
-            return -3  # a cast of the rows that were looked up, not of the whole table
+            return -3  # cast the gathered rows, not the whole table
         return 1
 
     def _values(self) -> list[ir.Value]:
@@ -197,7 +197,7 @@ class PrecisionPlan:
         return entry.end
 
     def is_constant(self, value: ir.Value) -> bool:
-        """Whether a value can be stored in either type, so that it needs no cast."""
+        """Whether a value is a constant that can be stored in either type without a cast."""
         return (
             value.is_initializer()
             and not value.is_graph_input()
@@ -218,7 +218,7 @@ class PrecisionPlan:
     def consumer(self, node: ir.Node, index: int) -> Hashable:
         """How a node reads an input: ``True`` for low, ``False`` for fp32, ``None`` for either."""
         entry = self.of.get(id(node))
-        if entry is None:  # in a subgraph, or an operator of any type (Shape)
+        if entry is None:  # in a subgraph, or an operator for any type (Shape)
             return None if node.graph is self.graph else False
         if index in entry.form.reads:
             return entry.end
@@ -233,7 +233,7 @@ def largest(dtype: ir.DataType) -> float:
 
 
 def _lost(array: NDArray[Any], low: ir.DataType, *, is_weight: bool) -> str | None:
-    """A number that becomes infinite in low precision, or zero where it is the only one."""
+    """An element that becomes infinite in low precision, or for a scalar zero, as text."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         rounded = array.astype(low.numpy()).astype(np.float32)
     lost = np.isinf(rounded) & np.isfinite(array)
@@ -248,7 +248,7 @@ def is_ours(node: ir.Node) -> bool:
 
 
 def _labels(node: ir.Node) -> list[str]:
-    """What a pattern may match: the names of the node, its operator, its outputs and weights."""
+    """The names that a pattern may match: node, operator, outputs and weights."""
     found = [node.name or "", node.op_type, *(v.name or "" for v in node.outputs)]
     found += [v.name or "" for v in node.inputs if v is not None and v.is_initializer()]
     return [label for label in found if label]
@@ -261,8 +261,8 @@ def _matcher(pattern: str, where: str) -> Callable[[str], bool]:
         compiled = re.compile(pattern[3:])
     except re.error as error:
         raise ConfigError(
-            f"'{pattern[3:]}' is no regular expression: {error}.",
+            f"'{pattern[3:]}' is not a regular expression: {error}.",
             where=where,
-            fix="Write for example re:layer[0-9]+/.*, or a shell-style pattern.",
+            fix="Write, for example, re:layer[0-9]+/.*, or a shell-style pattern.",
         ) from error
     return lambda name: compiled.fullmatch(name) is not None

@@ -1,19 +1,18 @@
-r"""Which operators compute in low precision (16 bits), which stay in float32, and which are free.
+r"""The precision of operators: low precision (16 bits), float32, or free.
 
-The classes are those of automatic mixed precision as PyTorch documents them ("Autocast Op
-Reference" of `torch.amp`: the lists "ops that can autocast to float16", "ops that autocast to
-float32" and the rest), applied to ONNX operators:
+The classes follow PyTorch's automatic mixed precision ("Autocast Op Reference" of `torch.amp`: the
+lists "ops that can autocast to float16", "ops that autocast to float32" and the rest), applied to
+ONNX operators:
 
-- ``low``: matrix products and convolutions. They take most of the time, hardware has units for
-  them, and they accumulate in float32.
+- ``low``: matrix products and convolutions. They take most of the time, and hardware has units for
+  them, which accumulate in float32.
 - ``fp32``: sums over many elements, normalizations, exponentials, logarithms, powers, functions
-  with a pole (Reciprocal, Tan) and losses. They overflow or lose digits in 16 bits.
+  with a pole (Reciprocal, Tan) and losses. They overflow or lose accuracy in 16 bits.
 - ``free``: everything else, elementwise operators and data movement;
-  :mod:`ortboost.transforms.precision.min_cut` decides them.
+  :mod:`ortboost.transforms.precision.min_cut` chooses their precision.
 
-Two deviations, on the safe side: batch normalization is in float32 as a whole (PyTorch reads and
-writes float16 there and computes in float32), and so is GlobalAveragePool, a mean over many
-elements.
+There are two conservative deviations: batch normalization is entirely in float32 (PyTorch reads and
+writes float16 and computes in float32), and so is GlobalAveragePool, a mean over many elements.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ FP32_OPERATORS: Final[Mapping[str, str]] = {
     **dict.fromkeys(_RANGE, "a wide range of values"),
     **dict.fromkeys(LOSSES, "a loss"),
     **dict.fromkeys(_RECURRENT, "it sums over the sequence"),
-    **dict.fromkeys(_GRIDS, "coordinates need their digits"),
+    **dict.fromkeys(_GRIDS, "coordinates need full precision"),
     **dict.fromkeys(_QUANTIZERS, "quantization scales"),
 }
 """Operators that stay in float32, with the reason."""
@@ -94,24 +93,24 @@ _STAY = (*_GRIDS, *_QUANTIZERS)
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """The number format that the network computes in; parameters and their updates stay in float32.
+    """The numeric format of the network; parameters and their updates stay in float32.
 
     Args:
         compute: ``fp32``, ``fp16`` or ``bf16``.
-        policy: ``autocast`` decides by operator, see above; ``all`` computes everything but losses
-            and (with ``keep_batchnorm``) normalizations in low precision, as MindSpore's levels O2
-            and O3 do.
+        policy: ``autocast`` decides by operator, see the module docstring; ``all`` computes
+            everything except losses and (with ``keep_batchnorm``) normalizations in low precision,
+            as MindSpore's levels O2 and O3 do.
         keep_batchnorm: With the policy ``all``, leave batch and layer normalization in float32.
-        keep_fp32: What stays in float32 whatever the policy says: shell-style patterns, or regular
-            expressions behind ``re:``, that match the name of a node, of one of its outputs or
-            weights, or of an operator.
-        force_low: What computes in low precision whatever the policy says; patterns likewise.
-        emulate: Round in float32 every tensor that would be low precision, instead of using the
-            16-bit type: the same numbers on every device, overflow and underflow included.
+        keep_fp32: Patterns of nodes that stay in float32 whatever the policy: shell-style patterns,
+            or regular expressions prefixed with ``re:``, that match the name of a node, of one of
+            its outputs or weights, or of an operator.
+        force_low: Patterns of nodes that compute in low precision whatever the policy.
+        emulate: Instead of using the 16-bit type, store low-precision tensors in float32 and round
+            them: the same results on every device, including overflow and underflow.
         keep_io_types: Leave inputs and outputs of the model in float32.
 
     Raises:
-        ConfigError: An unknown format or policy, or a setting that has no meaning in fp32.
+        ConfigError: An unknown format or policy, or a setting that has no effect in fp32.
 
     Example:
         >>> PrecisionConfig("fp16", keep_fp32=("head.*",)).low
@@ -128,12 +127,12 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         check_kinds(self, "precision")
-        idle = [k for k in ("keep_fp32", "force_low", "emulate") if getattr(self, k)]
-        if self.compute == "fp32" and idle:
+        unused = [k for k in ("keep_fp32", "force_low", "emulate") if getattr(self, k)]
+        if self.compute == "fp32" and unused:
             raise ConfigError(
-                f"'{idle[0]}' is for a shorter precision, and this is fp32.",
-                where=f"precision, {idle[0]}",
-                fix="Choose fp16 or bf16, or leave it out.",
+                f"'{unused[0]}' has no effect in fp32.",
+                where=f"precision, {unused[0]}",
+                fix="Choose fp16 or bf16, or omit it.",
             )
 
     @property
@@ -171,9 +170,9 @@ def classify(
     """
     if policy == "all":
         stays = op_type in LOSSES or op_type in _STAY or (op_type in _KEPT_NORMS and keep_batchnorm)
-        return ("fp32", FP32_OPERATORS[op_type]) if stays else ("low", "everything is")
+        return ("fp32", FP32_OPERATORS[op_type]) if stays else ("low", "the policy 'all'")
     if op_type in LOW_PRECISION_OPERATORS:
         return "low", LOW_PRECISION_OPERATORS[op_type]
     if op_type in FP32_OPERATORS:
         return "fp32", FP32_OPERATORS[op_type]
-    return "free", "as few casts as possible"
+    return "free", "to minimize the number of casts"

@@ -1,4 +1,4 @@
-"""GridSample decomposed: values of the runtime's kernel, gradients against central differences."""
+"""Decomposed GridSample: values of the runtime's kernel, gradients against differences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inside(p, length, padding, corners):
 
 
 def keys(u, a=-0.75):
-    """The kernel as it stands in Keys, 1981, equation 15."""
+    """The kernel of Keys, 1981, equation 15."""
     u = abs(u)
     if u <= 1:
         return (a + 2) * u**3 - (a + 3) * u**2 + 1
@@ -45,7 +45,7 @@ def keys(u, a=-0.75):
 
 
 def sample(x, grid, mode, padding, corners):
-    """GridSample in float64, one point after the other, from the text of the standard."""
+    """GridSample in float64, point by point, from the text of the standard."""
     sizes = x.shape[:1:-1]
     y = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
     for n, *at in np.ndindex(*grid.shape[:-1]):
@@ -138,7 +138,7 @@ def test_values_and_gradients(form, inputs, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_values_at_pixels_borders_and_far_away(form, engine):
-    """Half and whole pixels, and images of one pixel, where the kernel of the runtime is defined."""
+    """Half and whole pixels, and images of one pixel, where the runtime is well-defined."""
     steps = np.linspace(-3, 3, 25)
     grid = np.stack(np.meshgrid(steps, steps), -1)[None].astype(np.float32)
     fed = {"x": feeds(0, shape=(1, 2, 4, 8))["x"], "k": grid}

@@ -1,4 +1,4 @@
-"""Resize decomposed has the values of the runtime's kernel, where rounding in float32 decides too."""
+"""A decomposed Resize has the values of the runtime's kernel, even in rounding cases."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ def test_same_values_as_the_kernel(form, coordinates):
 
 
 COMPUTED = {
-    # as torch writes interpolate(x, size=other.shape[-2:]), interpolate(x, scale_factor=2), and opset 9
+    # as torch writes interpolate(x, size=other.shape[-2:]), interpolate(x, scale_factor=2), and
+    # opset 9
     "sizes": "a = Shape<start=0, end=2>(h) b = Shape<start=2>(other) s = Concat<axis=0>(a, b) "
     "y = Resize<{0}>(h, , , s)",
-    "gathered": "a = Shape(h) b = Slice(a, zero, two) c = Shape(other) d = Gather(c, two) e = Gather(c, three) "
+    "gathered": "a = Shape(h) b = Slice(a, zero, two) c = Shape(other) d = Gather(c, two) e = "
+    "Gather(c, three) "
     "f = Concat<axis=0>(b, d, e) s = Cast<to=7>(f) y = Resize<{0}>(h, , , s)",
     "axes": "s = Shape<start=2>(other) y = Resize<{0}, axes=[2, 3]>(h, , , s)",
     "constant_scales": "s = Constant<value_floats=[1.0, 1.0, 2.0, 1.5]>() y = Resize<{0}>(h, , s)",
-    "scales": "a = Shape<start=2>(other) b = Cast<to=1>(a) c = Shape<start=2>(h) d = Cast<to=1>(c) e = Div(b, d) "
+    "scales": "a = Shape<start=2>(other) b = Cast<to=1>(a) c = Shape<start=2>(h) d = Cast<to=1>(c) "
+    "e = Div(b, d) "
     "s = Concat<axis=0>(ones, e) y = Resize<{0}>(h, , s)",
     "everything": "a = Shape(other) s = Identity(a) y = Resize<{0}>(h, , , s)",
 }
@@ -66,10 +69,11 @@ COMPUTED = {
 @pytest.mark.parametrize("way", COMPUTED)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_computed_sizes(mode, way, engine):
-    """Lengths of the image and of the answer are known at run time only; the oracle is differences."""
+    """Lengths of image and result known only at run time, against central differences."""
     attributes = f'mode="{mode}", coordinate_transformation_mode="asymmetric", nearest_mode="floor"'
     model = graph(
-        f"g (float[N,2,H,W] x, float[2,1,1] w, float[M,K,P,Q] other) => (float[A,B,C,D] y, float loss) "
+        "g (float[N,2,H,W] x, float[2,1,1] w, float[M,K,P,Q] other) => (float[A,B,C,D] y, float "
+        "loss) "
         "<int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}, float[2] ones = {1, 1}> "
         f"{{ h = Mul(x, w) {COMPUTED[way].format(attributes)} z = Mul(y, y) "
         "loss = ReduceSum<keepdims=0>(z) }"
@@ -78,7 +82,7 @@ def test_computed_sizes(mode, way, engine):
     report = decompose(work, wrt=["w", "x"], loss="loss", engine=get_engine(engine))
     assert not report.kept
     products = [node.op_type for node in work.graph].count("MatMul")
-    if mode != "nearest":  # batch and channels are seen to stay as they are
+    if mode != "nearest":  # batch and channels are recognized as unchanged
         assert products == (4 if way == "everything" else 2)
     result = differentiate(work, "loss", ["w", "x"], engine)
     for height, width in ((3, 5), (1, 2)):
@@ -91,7 +95,7 @@ def test_computed_sizes(mode, way, engine):
         found = run(result, feeds)
         expected = run(model, feeds)
         np.testing.assert_allclose(found["y"], expected["y"], atol=2e-5)
-        # y is linear in w and in x, so the loss is a square form: its differences are exact
+        # y is linear in w and in x, so the loss is quadratic and its central differences are exact
         for name in ("w", "x"):
             moved = {
                 sign: run(model, {**feeds, name: feeds[name] * np.float32(1 + sign * 0.5)})["loss"]

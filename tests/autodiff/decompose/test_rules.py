@@ -1,4 +1,4 @@
-"""Decompositions: the same values, right gradients, dynamic batches, and only where needed."""
+"""Decompositions: the same values, correct gradients, dynamic batches, only where needed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ NODES = {
     "Resize": (
         "",
         "N,2,3,4",
-        'r = Constant<value_floats=[1.0,1.0,2.0,2.0]>() y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor">(h, , r)',
+        'r = Constant<value_floats=[1.0,1.0,2.0,2.0]>() y = Resize<mode="nearest", '
+        'coordinate_transformation_mode="asymmetric", nearest_mode="floor">(h, , r)',
     ),
     "Selu": ("", "N,4", "y = Selu(h)"),
     "Shrink": ("", "N,4", "y = Shrink<lambd=0.3, bias=0.1>(h)"),
@@ -158,12 +159,13 @@ EXTREMES = {
 
 @pytest.mark.parametrize("op", EXTREMES)
 def test_no_overflow_and_the_corner_at_zero(op):
-    """Values and slopes at large arguments and exactly at 0, where PyTorch has them."""
+    """Values and slopes at large arguments and exactly at 0, as in PyTorch."""
     from ortboost.autodiff.engine import differentiate
 
     points, values, slopes = EXTREMES[op]
     model = graph(
-        f"g (float[3] x) => (float[3] y, float loss) {{ y = {op}(x) loss = ReduceSum<keepdims=0>(y) }}"
+        f"g (float[3] x) => (float[3] y, float loss) {{ y = {op}(x) loss = "
+        f"ReduceSum<keepdims=0>(y) }}"
     )
     decompose(model, wrt=["x"], loss="loss", engine=ENGINE)
     found = run(differentiate(model, "loss", ["x"], "native"), {"x": np.array(points, np.float32)})
@@ -188,7 +190,8 @@ def test_reduce_max_spreads_the_gradient_among_ties():
     [
         ('y = Einsum<equation="ii->i">(h)', "takes a diagonal"),
         (
-            'k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = Pad<mode="edge">(k, p)',
+            "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "
+            'Pad<mode="edge">(k, p)',
             "not fixed",
         ),
         ("a = Constant<value_ints=[0]>() y = ReduceProd(h, a)", "fixed length"),

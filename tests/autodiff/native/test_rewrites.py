@@ -179,7 +179,8 @@ def test_same_padding_of_unknown_size_is_refused_with_a_way_out():
 def test_training_batch_norm_leaves_what_it_is_fed_alone():
     model = model_of(
         "float[4,3] x, float[3] s, float[3] b, float[3] m, float[3] v",
-        "q, nm, nv = BatchNormalization<training_mode=1>(x, s, b, m, v) n = Add(nm, nv) y = Add(q, n)",
+        "q, nm, nv = BatchNormalization<training_mode=1>(x, s, b, m, v) n = Add(nm, nv) y = Add(q, "
+        "n)",
     )
     feeds = random_feeds(model)
     raw = {k: v.copy() for k, v in feeds.items()}

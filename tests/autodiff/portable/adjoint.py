@@ -18,7 +18,7 @@ __all__ = ["assert_adjoint", "declared"]
 
 
 def declared(shape: tuple[int, ...], named: int) -> list[int | str]:
-    """A shape in which the dimensions whose bit is set have a name instead of a number."""
+    """A shape in which the dimensions with a set bit have a name instead of a number."""
     return [f"d{axis}" if named >> axis & 1 else dim for axis, dim in enumerate(shape)]
 
 
@@ -38,8 +38,8 @@ def assert_adjoint(
         op: The operator.
         x: Shape of its first input.
         others: Its other inputs, initializers or, with ``fed``, inputs of the graph.
-        named: Bits: dimensions of x that the graph does not know.
-        fed: Whether the other inputs are known at run time only.
+        named: Bit mask of dimensions of x that are symbolic.
+        fed: Whether the other inputs are known only at run time.
         opset: Version of the standard opset.
         **attributes: Attributes.
     """
@@ -84,7 +84,7 @@ def assert_adjoint(
     assert all(node.domain in ("", "ai.onnx") for node in result.graph)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    if 0 in shape:  # optimizers of onnxruntime 1.19 stumble over graphs that compute nothing
+    if 0 in shape:  # optimizers of onnxruntime 1.19 fail on graphs that compute nothing
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     backward = onnxruntime.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]

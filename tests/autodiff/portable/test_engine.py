@@ -1,4 +1,4 @@
-"""The frame of the portable engine: what it answers, in which form, and what it refuses."""
+"""The portable engine: its results, their form, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NET = """g (float[N,4] x, float[4,3] w, float[3] b) => (float[N,3] h, float loss
 
 @pytest.fixture
 def rules():
-    """Rules that a test registers are gone after it."""
+    """Remove rules that a test registers."""
     registry.rules()
     before = dict(registry._RULES)
     yield

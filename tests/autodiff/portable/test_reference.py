@@ -1,6 +1,6 @@
 """The gradient graph itself, run by the reference evaluator of ``onnx`` in float64.
 
-A second oracle: in double precision a rule is right to seven digits or its algebra is wrong.
+A second oracle: in double precision, a rule is accurate to seven digits or wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.autodiff.numeric import evaluate, numeric_gradients
 from tests.autodiff.oracle import Case, cases
 from tests.autodiff.portable.test_probe import RIGHT, refused
 
-# Where the reference evaluator itself is wrong: it overflows, divides by 0, or forgets -1.
+# Cases in which the reference evaluator is wrong: it overflows, divides by 0, or ignores -1.
 _ITS_FAULT = {
     ("LogSoftmax", "large"),
     ("NegativeLogLikelihoodLoss", "ignore mean"),
@@ -28,7 +28,8 @@ def fits(case: Case) -> bool:
     return not (
         case.domain
         or case.op == "Dropout"
-        # it places pixels by float64 scales, the kernels by float32; see tests/autodiff/decompose/test_resize.py
+        # it places pixels by float64 scales, the kernels by float32; see
+        # tests/autodiff/decompose/test_resize.py
         or case.op == "Resize"
         or refused(case)
         or (case.op, case.note) in _ITS_FAULT

@@ -36,7 +36,7 @@ def test_sums_are_in_float32(op):
         "i": index if op == "ScatterElements" else index[:, None],
         "u": np.array([1, 1, 1, 4], np.float16),
     }
-    # 2048 + 1 is no float16: added one by one in 16 bits nothing would come of it
+    # 2048 + 1 is not a float16: added one by one in 16 bits, the sum would not change
     np.testing.assert_array_equal(run(graph, feeds)["y"], np.array([1, 2052, 7], np.float16))
 
 

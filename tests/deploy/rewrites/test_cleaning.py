@@ -352,7 +352,9 @@ def test_a_node_that_names_an_output_stays():
     model = net("y = Identity(x)")
     assert check(drop_noops, model, X).changed == {}
     model = net("[d] y = Dropout(x)")
-    assert check(drop_noops, model, X).kept == {"d": "it gives an output of the model its name"}
+    assert check(drop_noops, model, X).kept == {
+        "d": "an output of the model has the name of its result"
+    }
     model = net("h = Relu(x) [d] y = Dropout(h)")
     assert check(drop_noops, model, X).changed == {"d": "Dropout that does nothing"}
     assert ops(model) == {"Relu": 1}

@@ -426,7 +426,7 @@ def test_what_is_no_first_scale(init, kind):
 @pytest.mark.parametrize(
     ("init", "bounds", "words"),
     [
-        ([64.0, 1024.0, 2.0], {}, "3 first scales and 2 groups"),
+        ([64.0, 1024.0, 2.0], {}, "3 initial scales and 2 groups"),
         (64.0, {"min_scale": 65.0}, "outside"),
         (64.0, {"max_scale": 63.0}, "outside"),
     ],
@@ -453,4 +453,4 @@ def test_the_boost_needs_a_manager_with_groups():
     network, optimizer = boost.network_auto_process_train(net, momentum(net))
     assert network is net
     assert isinstance(optimizer, nn.Momentum)
-    assert "names its groups" in boost.reports[0].kept["loss_scale_group"]
+    assert "defines its own groups" in boost.reports[0].kept["loss_scale_group"]

@@ -1,4 +1,4 @@
-"""Emulated numbers are those of numpy's float16 and of ml_dtypes' bfloat16, bit for bit."""
+"""Emulated values match numpy's float16 and ml_dtypes' bfloat16 bit for bit."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ ARITHMETIC = """<ir_version: 8, opset_import: ["" : 18]>
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("compute", TYPES)
 def test_arithmetic_is_that_of_the_short_type_at_every_optimization_level(compute, level):
-    """What is exact in float32 and rounded once is what the type itself computes."""
+    """A result that is exact in float32 and rounded once is that of the type itself."""
     dtype = TYPES[compute][1]
     model, _ = emulated(ARITHMETIC, compute, ("Mul", "Add", "Sub", "Div"))
     rng = np.random.default_rng(0)
@@ -122,7 +122,7 @@ def test_products_of_matrices_are_summed_in_float32_and_rounded_once():
     )
     x = np.random.default_rng(2).integers(-64, 64, (9, 64)).astype(np.float32) / 4
     w = np.random.default_rng(1).integers(-64, 64, (64, 3)).astype(np.float32) / 8
-    exact = x.astype(np.float64) @ w  # short sums of small integers: float32 has them exactly
+    exact = x.astype(np.float64) @ w  # short sums of small integers are exact in float32
     assert (exact.astype(np.float32).astype(np.float64) == exact).all()
     assert_bits(run(model, {"x": x})["y"], rounded(exact, np.float16))
     assert (rounded(exact, np.float16) != exact).any()
@@ -149,7 +149,7 @@ def gradient_graph(engine_name, compute, *, emulate):
 @pytest.mark.parametrize("compute", TYPES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradients_are_rounded_too(engine, compute, level):
-    """`w_grad = short(short(g) x)`: once where the gradient enters the short region, once behind the product."""
+    """`w_grad = short(short(g) x)`: rounded when entering the region, and after the product."""
     dtype = TYPES[compute][1]
     result = gradient_graph(engine, compute, emulate=True)
     rng = np.random.default_rng(3)
@@ -173,7 +173,7 @@ def test_gradients_are_rounded_too(engine, compute, level):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_emulation_the_cpu_does_not_round(engine):
-    """Why there is an emulation at all: the runtime leaves the casts out."""
+    """Why emulation is needed: the runtime removes the casts."""
     result = gradient_graph(engine, "fp16", emulate=False)
     x = np.full(3, 300.0, np.float32)
     found = run(result, {"x": x, "w": x, "g": np.full(3, 1e-9, np.float32)})

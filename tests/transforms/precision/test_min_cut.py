@@ -9,7 +9,7 @@ from ortboost.transforms.precision.min_cut import Wire, least_casts
 
 
 def cost(wires, low, wishes):
-    """Casts, and how many wishes are not met, as the docstring defines them."""
+    """Number of casts and of unmet preferences, by the definition in the docstring."""
 
     def is_low(end):
         return end if isinstance(end, bool) else end in low

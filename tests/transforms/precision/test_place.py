@@ -1,4 +1,4 @@
-"""Where casts are placed: structure, numbers, and where nothing may be done."""
+"""Placement of casts: structure, values, and where none may be added."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_chain_of_low_nodes_has_casts_at_its_ends_and_for_its_weights():
     checked(model)
     assert report.changed == {
         "fc1": "fp16: sums of products",
-        "bias": "fp16: as few casts as possible",
-        "act": "fp16: as few casts as possible",
+        "bias": "fp16: to minimize the number of casts",
+        "act": "fp16: to minimize the number of casts",
         "fc2": "fp16: sums of products",
     }
     assert report.kept == {"soft": "fp32: exponentials and their sum"}
@@ -189,15 +189,15 @@ def test_nodes_are_kept_by_name_output_weight_or_operator(pattern, kept):
     model = residual()
     report = place_precision(model, PrecisionConfig("fp16", keep_fp32=(pattern,)))
     checked(model)
-    assert {name for name, why in report.kept.items() if "asked" in why} == kept
+    assert {name for name, why in report.kept.items() if "requested" in why} == kept
 
 
 def test_nodes_are_forced_low():
     model = residual()
     report = place_precision(model, PrecisionConfig("fp16", force_low=("norm", "re:s.m")))
     checked(model)
-    assert report.changed["norm"] == "fp16: as asked for"
-    assert report.changed["sum"] == "fp16: as asked for"
+    assert report.changed["norm"] == "fp16: as requested"
+    assert report.changed["sum"] == "fp16: as requested"
 
 
 @pytest.mark.parametrize("field", ["keep_fp32", "force_low"])
@@ -216,7 +216,7 @@ def test_what_has_no_such_type_stays_and_cannot_be_forced():
     report = place_precision(model.clone(), BF16)
     convolutions = [node.name for node in model.graph if node.op_type == "Conv"]
     assert {report.kept[name] for name in convolutions} == {
-        "fp32: Conv has no bfloat16 at opset 18, from 22 on it has"
+        "fp32: Conv has no bfloat16 at opset 18; opset 22 has it"
     }
     with pytest.raises(UsageError, match="opset 18") as raised:
         place_precision(model, PrecisionConfig("bf16", force_low=("Conv",)))
@@ -325,7 +325,7 @@ def test_casts_of_the_model_are_joined():
 
 
 def test_operators_of_onnxruntime_and_of_others():
-    """A type that nobody knows stays in float32, and what reads it does too."""
+    """A value of unknown type stays in float32, and so do its consumers."""
     model = text_model(
         """<ir_version: 8, opset_import: ["" : 18, "com.microsoft" : 1, "strange" : 1]>
         net (float[N,4] x, float[4,4] w) => (float[N,4] y) {
@@ -339,8 +339,8 @@ def test_operators_of_onnxruntime_and_of_others():
         w=weights(4, 4),
     )
     report = place_precision(model, FP16)
-    assert report.changed["gelu"] == "fp16: as few casts as possible"
-    assert report.kept["odd"] == "fp32: the type of 'o' is not known"
+    assert report.changed["gelu"] == "fp16: to minimize the number of casts"
+    assert report.kept["odd"] == "fp32: the type of 'o' is unknown"
     types = {v.name: v.dtype for node in model.graph for v in node.outputs}
     assert types["g"] == ir.DataType.FLOAT16
     for node in model.graph:
@@ -361,7 +361,7 @@ def test_largest_numbers():
 
 
 def test_attention_has_one_type_for_all_that_it_multiplies():
-    """Its definition has one for queries and keys and another for values; the product needs one."""
+    """Its schema has one type for queries and keys and another for values; both must match."""
     if onnx.defs.onnx_opset_version() < 23:
         pytest.skip("onnx is older")
     shape = "2,3,4,8"

@@ -1,4 +1,4 @@
-"""The classes of operators, against the lists that PyTorch documents for automatic mixed precision."""
+"""The classes of operators against PyTorch's lists for automatic mixed precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emulated trainings against PyTorch's automatic mixed precision."""
+"""Emulated training against PyTorch's automatic mixed precision."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def train(name, engine, kind):
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_errors_are_those_of_torch(engine, name, kind):
-    """The first gradient is off by as much, to 1%, and the trainings stay together as long as they can.
+    """The error of the first gradient agrees to 1%, and training stays equal as long as possible.
 
-    Kernels sum in another order, and in ``lenet5`` a maximum may go to another place because of it: from
-    there on the two trainings part.
+    Kernels sum in another order, and in ``lenet5`` a maximum may therefore move to another
+    position: from there on the two runs diverge.
     """
     file = golden("autocast")
     losses, gradient, wide = train(name, engine, kind)

@@ -1,7 +1,7 @@
-"""The form of a graph that the native builder needs.
+"""Rewrites of a graph into a form that the native builder supports.
 
-Each rewrite is ``name(model) -> Report``: in place, the same function computed, idempotent. There
-is one file for each kind of problem.
+Each rewrite is ``name(model) -> Report``: in place, equivalent, idempotent. There is one file per
+kind of problem.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ REWRITES: tuple[Callable[[ir.Model], Report], ...] = (
 
 
 def prepare(model: ir.Model) -> list[Report]:
-    """Run all rewrites in order; the reports of those that changed or refused something."""
+    """Run all rewrites in order; return the reports of those that changed or refused a node."""
     return run_rewrites(model, REWRITES)

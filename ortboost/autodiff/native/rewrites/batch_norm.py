@@ -1,7 +1,7 @@
-"""BatchNormalization in the two forms that the builder gets wrong.
+"""BatchNormalization, which the builder gets wrong in both forms.
 
-``get_optimized_model`` turns the inference form into training mode, so that the loss itself
-changes. In training mode its kernel writes the running statistics into the memory of its inputs.
+``get_optimized_model`` puts the inference form into training mode, which changes the loss itself.
+In training mode its kernel writes the running statistics into the memory of its inputs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["frozen_batch_norm", "guarded_statistics"]
 
 
 def frozen_batch_norm(model: ir.Model) -> Report:
-    """Write inference-mode BatchNormalization as ``x * a + c`` for each channel."""
+    """Write inference-mode BatchNormalization as ``x * a + c`` per channel."""
     return rewrite_nodes(
         model,
         "frozen_batch_norm",
         {"BatchNormalization": _affine},
-        "inference form, written as a multiplication and an addition",
+        "inference form, replaced by a multiplication and an addition",
     )
 
 
@@ -63,8 +63,7 @@ def _guard(site: Site) -> list[ir.Value | None] | None:
     statistics = [site.input(3), site.input(4)]
     if all(_is_scratch(value) for value in statistics):
         return None
-    # A Sum of one tensor is a copy that no optimizer of onnxruntime takes away, as it does
-    # Identity.
+    # A Sum of one tensor is a copy that onnxruntime's optimizers do not remove, unlike Identity.
     copies = [v if _is_scratch(v) else site.op("Sum", v, shape=v.shape) for v in statistics]
     given = [*(site.input(index) for index in range(3)), *copies]
     outputs = site.ops("BatchNormalization", given, 3, site.node.attributes)
@@ -75,7 +74,7 @@ def _guard(site: Site) -> list[ir.Value | None] | None:
 
 
 def _is_scratch(value: ir.Value) -> bool:
-    """Whether the value is computed, and read by this node alone."""
+    """Whether the value is computed and read only by this node."""
     producer = value.producer()
     if producer is None or producer.op_type in ("Identity", "Reshape", "Squeeze", "Unsqueeze"):
         return False

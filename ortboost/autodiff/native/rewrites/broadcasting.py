@@ -1,9 +1,9 @@
-"""Broadcasting that the gradients of the builder do not sum over.
+"""Broadcasting that the builder's gradients fail to sum over.
 
 The gradients of a broadcast branch of Where and of the base of Pow have the shape of the output;
-after an Expand they are summed. Elsewhere the builder compares the known shapes, and takes
-dimensions with different names, or a name and a number, for equal, though one may be 1 at run time.
-For a shape of unknown rank it sums over the axes found at run time.
+with an explicit Expand they are summed. For other operators, the builder compares the static shapes
+and treats dimensions with different names, or a name and a number, as equal, although one may be 1
+at run time. For a shape of unknown rank it sums over the axes found at run time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _where(site: Site) -> list[ir.Value | None] | None:
         return None
     if all(_is_expanded(branch, site.node) for branch in branches) or _only_shape(site.node):
         return None
-    # The shape is that of a Where whose values nobody reads; no gradient flows through Shape.
+    # The shape is taken from a Where whose values are unused; no gradient flows through Shape.
     dtype = branches[0].dtype
     shape = site.shape_of(site.op("Where", condition, *branches, dtype=dtype))
     expanded = [site.op("Expand", branch, shape, shape=full) for branch in branches]
@@ -94,13 +94,13 @@ def _is_expanded(value: ir.Value, node: ir.Node) -> bool:
 def hide_uncertain_shapes(model: ir.Model, reached: Reach) -> None:
     """Hide the shape of values that may be broadcast at run time, in place.
 
-    ``y`` becomes ``Reshape(y, Shape(y))``, whose shape is not inferred and which copies nothing.
-    Operands are left alone if their shapes show whether they are broadcast: numbers, and names that
-    are combined with nothing but themselves and 1.
+    ``y`` becomes ``Reshape(y, Shape(y))``, whose shape is not inferred and which does not copy.
+    Operands are unchanged if their shapes show whether they are broadcast: numbers, and names that
+    are combined only with themselves and 1.
 
     Args:
-        model: The graph on its way into the builder; shapes must not be inferred again.
-        reached: What lies between the parameters and the loss.
+        model: The graph for the builder; shapes must not be inferred again.
+        reached: The nodes and values between the parameters and the loss.
     """
     builder = Builder(model.graph, _HIDDEN)
     for node in reached.nodes:
@@ -127,7 +127,7 @@ def show_hidden_shapes(model: ir.Model) -> None:
 
 
 def _certain(own: Shape | None, others: Sequence[Shape | None]) -> bool:
-    """Whether the shapes in the file tell along which axes an operand is broadcast."""
+    """Whether the static shapes determine along which axes an operand is broadcast."""
     if own is None or any(other is None for other in others):
         return False
     for offset in range(1, len(own) + 1):
@@ -144,7 +144,7 @@ def _elementwise(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | No
 
 
 def _product(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
-    """MatMul: the axes before the last two are broadcast."""
+    """MatMul broadcasts the axes before the last two."""
     shapes = [None if value is None else known_shape(value) for value in node.inputs]
     batch = [None if shape is None else shape[:-2] for shape in shapes]
     return {0: (batch[0], [batch[1]]), 1: (batch[1], [batch[0]])}
@@ -153,7 +153,7 @@ def _product(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]
 def _onto_output(
     index: int,
 ) -> Callable[[ir.Node], dict[int, tuple[Shape | None, list[Shape | None]]]]:
-    """Gemm and Expand: one operand is broadcast to the output."""
+    """Gemm and Expand broadcast one operand to the output."""
 
     def rule(node: ir.Node) -> dict[int, tuple[Shape | None, list[Shape | None]]]:
         value = input_at(node, index)

@@ -1,4 +1,4 @@
-"""Rare forms of common operators in which the builder is wrong, or cannot build at all.
+"""Rare forms of common operators for which the builder is wrong or fails.
 
 Each is replaced by the ordinary form of the same operator.
 """
@@ -29,7 +29,7 @@ def ordinary_forms(model: ir.Model) -> Report:
 
 
 def _matmul(site: Site) -> list[ir.Value | None] | None:
-    """Make a vector a matrix of one row or column: gradients of vectors are wrong or fail."""
+    """Turn a vector into a matrix of one row or column: gradients of vectors are wrong or fail."""
     left, right = site.input(0), site.input(1)
     ranks = [site.rank(0), site.rank(1)]
     if 1 not in ranks:
@@ -45,23 +45,23 @@ def _matmul(site: Site) -> list[ir.Value | None] | None:
 
 
 def _gemm(site: Site) -> list[ir.Value | None] | None:
-    """Make a scalar C a vector, as its gradient has shape [1]; refuse alpha or beta of 0."""
+    """Turn a scalar C into a vector, as its gradient has shape [1]; refuse alpha or beta of 0."""
     alpha, beta = site.number("alpha", 1.0), site.number("beta", 1.0)
     left, right, added = site.input(0), site.input(1), site.optional(2)
     scalar = added is not None and site.rank(2) == 0
     if alpha and (beta or added is None) and not scalar:
         return None
     if not alpha or (added is not None and not beta):
-        raise Refusal("alpha or beta is 0, so some of its inputs count for nothing; remove them")
+        raise Refusal("alpha or beta is 0, so some of its inputs have no effect; remove them")
     if added is not None:
         added = site.op("Unsqueeze", added, site.ints(0))
     return [site.op("Gemm", left, right, added, **site.node.attributes)]
 
 
 def _reduce(site: Site) -> list[ir.Value | None] | None:
-    """ReduceL2 and ReduceLogSumExp: dimensions are kept, then squeezed away.
+    """Keep the dimensions of ReduceL2 and ReduceLogSumExp, then squeeze them.
 
-    With ``keepdims=0`` over all axes the gradient has one dimension too many, or fails.
+    With ``keepdims=0`` over all axes, the gradient has one dimension too many, or fails.
     """
     if site.integer("keepdims", 1):
         return None
@@ -74,14 +74,14 @@ def _reduce(site: Site) -> list[ir.Value | None] | None:
 
 
 def _empty_reduce(site: Site) -> list[ir.Value | None] | None:
-    """ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) do nothing."""
+    """Replace ReduceSum and ReduceMean over no axes (``noop_with_empty_axes``) by an Identity."""
     if site.integer("noop_with_empty_axes", 0) and reduced_axes(site) == ():
         return [site.op("Identity", site.input(0))]
     return None
 
 
 def _scalar(site: Site) -> list[ir.Value | None] | None:
-    """The gradient of Cos and Erf of a scalar has shape [1]."""
+    """Compute Cos and Erf of a scalar as a vector: their gradient has shape [1]."""
     if site.rank() != 0:
         return None
     vector = site.op("Unsqueeze", site.input(0), site.ints(0))
@@ -89,9 +89,9 @@ def _scalar(site: Site) -> list[ir.Value | None] | None:
 
 
 def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
-    """The gradient looks at the sign of the output: wrong for a negative slope.
+    """``alpha * x + (1 - alpha) * relu(x)``.
 
-    ``alpha * x + (1 - alpha) * relu(x)``.
+    The gradient uses the sign of the output, which is wrong for a negative slope.
     """
     alpha = site.number("alpha", 0.01)
     if alpha >= 0:
@@ -102,7 +102,7 @@ def _leaky_relu(site: Site) -> list[ir.Value | None] | None:
 
 
 def _gelu(site: Site) -> list[ir.Value | None] | None:
-    """The tanh form has the gradient of the erf form, wrong by up to 2e-3.
+    """Write out the tanh form, which gets the gradient of the erf form, wrong by up to 2e-3.
 
     ``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))``, written with a sigmoid:
     ``x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3))``.
@@ -117,12 +117,12 @@ def _gelu(site: Site) -> list[ir.Value | None] | None:
 
 
 def _conv(site: Site) -> list[ir.Value | None] | None:
-    """Write a grouped 1-d convolution as a 2-d one: its gradient writes outside its memory."""
+    """Write a grouped 1-d convolution as a 2-d one: its gradient writes out of bounds."""
     spatial, group = site.rank() - 2, site.integer("group", 1)
     if group == 1 or spatial == 2:
         return None
     if spatial != 1:
-        raise Refusal(f"{spatial}-d and in groups: its gradient writes outside its memory")
+        raise Refusal(f"{spatial}-d and in groups: its gradient writes out of bounds")
     data, weight = (site.op("Unsqueeze", site.input(k), site.ints(2)) for k in (0, 1))
     attributes: dict[str, Any] = dict(site.node.attributes)
     for name in ("auto_pad", "pads"):
@@ -138,7 +138,7 @@ def _conv(site: Site) -> list[ir.Value | None] | None:
 
 
 def _transpose(site: Site) -> list[ir.Value | None] | None:
-    """Without ``perm`` the builder fails."""
+    """Make ``perm`` explicit: without it the builder fails."""
     if site.integers("perm") is not None:
         return None
     order = list(reversed(range(site.rank())))
@@ -146,7 +146,7 @@ def _transpose(site: Site) -> list[ir.Value | None] | None:
 
 
 def _cast_like(site: Site) -> list[ir.Value | None] | None:
-    """CastLike has no gradient; Cast to the known type has."""
+    """Replace CastLike, which has no gradient, by a Cast to the known type."""
     target = site.input(1).dtype
     if target is None:
         raise Refusal(f"the element type of '{site.input(1).name}' is unknown")
@@ -154,9 +154,10 @@ def _cast_like(site: Site) -> list[ir.Value | None] | None:
 
 
 def _scatter(site: Site) -> list[ir.Value | None] | None:
-    """With ``reduction="add"`` the gradient of the data is zeroed where it must not be.
+    """``data + scatter(zeros, updates)``.
 
-    ``data + scatter(zeros, updates)``; the gradient of the updates is right.
+    With ``reduction="add"``, the gradient of the data is wrongly set to zero at the indices; the
+    gradient of the updates is correct.
     """
     reduction = site.text("reduction", "none")
     if reduction == "none":
@@ -178,19 +179,19 @@ _FORMS = {
         "written as a convolution; float16: computed in float32",
     ),
     "CastLike": (_cast_like, "written as Cast"),
-    "Conv": (_conv, "1-d in groups: written as a 2-d one"),
-    "Cos": (_scalar, "of a scalar: computed as a vector of one"),
-    "Erf": (_scalar, "of a scalar: computed as a vector of one"),
+    "Conv": (_conv, "1-d in groups: written as 2-d"),
+    "Cos": (_scalar, "scalar: computed as a vector of one element"),
+    "Erf": (_scalar, "scalar: computed as a vector of one element"),
     "Gelu": (_gelu, "tanh form, written out"),
-    "Gemm": (_gemm, "scalar C made a vector of one"),
+    "Gemm": (_gemm, "scalar C turned into a vector"),
     "LeakyRelu": (_leaky_relu, "negative slope, written out"),
-    "MatMul": (_matmul, "vectors made matrices"),
+    "MatMul": (_matmul, "vectors turned into matrices"),
     "MaxPool": (max_pool, "indices row-major; float16: computed in float32"),
     "ReduceL2": (_reduce, "dimensions kept, then squeezed"),
     "ReduceLogSumExp": (_reduce, "dimensions kept, then squeezed"),
-    "ReduceMean": (_empty_reduce, "reduces nothing: passes its input on"),
-    "ReduceSum": (_empty_reduce, "reduces nothing: passes its input on"),
+    "ReduceMean": (_empty_reduce, "reduces no axis: replaced by Identity"),
+    "ReduceSum": (_empty_reduce, "reduces no axis: replaced by Identity"),
     "ScatterElements": (_scatter, "written as an addition"),
     "ScatterND": (_scatter, "written as an addition"),
-    "Transpose": (_transpose, "perm written out"),
+    "Transpose": (_transpose, "perm made explicit"),
 }

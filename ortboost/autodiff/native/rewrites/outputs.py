@@ -1,7 +1,7 @@
-"""Optional inputs and outputs that gradients need, and secondary outputs that they ignore.
+"""Optional inputs and outputs that gradients require, and secondary outputs that they ignore.
 
 LayerNormalization needs its bias and three outputs, Dropout its mask, SoftmaxCrossEntropyLoss its
-log_prob. The builder makes no gradient through the mean, the deviation or log_prob, so these are
+log_prob. The builder has no gradient through the mean, the deviation or log_prob, so these are
 computed beside the node.
 """
 
@@ -28,10 +28,10 @@ def complete_nodes(model: ir.Model) -> Report:
             "SoftmaxCrossEntropyLoss": _cross_entropy,
         },
         {
-            "LayerNormalization": "given the bias and the outputs that its gradient needs",
-            "SimplifiedLayerNormalization": "given the output that its gradient needs",
-            "Dropout": "off: passes its input on; on: given its mask",
-            "SoftmaxCrossEntropyLoss": "given its log_prob output",
+            "LayerNormalization": "bias and outputs added that its gradient needs",
+            "SimplifiedLayerNormalization": "output added that its gradient needs",
+            "Dropout": "inference mode: replaced by Identity; training mode: mask added",
+            "SoftmaxCrossEntropyLoss": "log_prob output added",
         },
     )
 
@@ -44,14 +44,14 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
     data, scale, bias = site.input(0), site.input(1), site.optional(2)
     axis = site.axis()
     read = _is_read(site.node, 1) or _is_read(site.node, 2)
-    wanted = site.shape()[axis:]
-    plain = known_shape(scale) == wanted and (bias is None or known_shape(bias) == wanted)
+    normalized = site.shape()[axis:]
+    plain = known_shape(scale) == normalized and (bias is None or known_shape(bias) == normalized)
     if plain and not read and bias is not None and len(site.node.outputs) == 3:
         return None
     if read or not plain:
         return _layer_norm_by_hand(site, axis)
     if bias is None:
-        # A constant, not scale * 0: where the scale is nan this must not matter.
+        # Not scale * 0, which would be NaN if the scale is.
         bias = site.filled(0, site.shape_of(scale), scale.dtype, scale.shape)
     outputs = site.ops("LayerNormalization", [data, scale, bias], 3, site.node.attributes)
     for output in outputs[1:]:
@@ -110,7 +110,7 @@ def _cross_entropy(site: Site) -> list[ir.Value | None] | None:
     if len(site.node.outputs) == 2 and not read:
         return None
     if known_shape(site.input(0)) is None:
-        raise Refusal("the rank of the scores is unknown; give the model's inputs shapes")
+        raise Refusal("the rank of the scores is unknown; give the shapes of the model's inputs")
     outputs = site.ops("SoftmaxCrossEntropyLoss", site.node.inputs, 2, site.node.attributes)
     if not read:
         return [outputs[0]]

@@ -1,8 +1,8 @@
-"""Nodes of which only some outputs lead to the loss.
+"""Split nodes with outputs that do not lead to the loss.
 
-The gradient of a Split is a Concat, from which the builder leaves out unused outputs: it is too
-short, or its parts are in the wrong place. Here each used output becomes a Slice. This depends on
-the loss, so it is done for each request and not in ``prepare``.
+The gradient of a Split is a Concat, in which the builder omits unused outputs: the result is too
+short, or its parts are in the wrong place. Here each used output becomes a Slice. As this depends
+on the loss, it is done for each request and not in ``prepare``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["partly_used_splits"]
 
 
 def partly_used_splits(model: ir.Model, reached: Reach) -> Report:
-    """Replace Split nodes on the path to the loss whose outputs do not all lead there, in place."""
+    """Replace Split nodes of which only some outputs lead to the loss by Slices, in place."""
     inside = {id(node) for node in reached.nodes}
 
-    def wanted(node: ir.Node) -> bool:
+    def partly_used(node: ir.Node) -> bool:
         return id(node) in inside and any(o.name not in reached.active for o in node.outputs)
 
-    what = "not all parts lead to the loss: written as Slices"
-    return rewrite_nodes(model, "partly_used_splits", {"Split": _split}, what, only=wanted)
+    what = "not all outputs lead to the loss: replaced by Slices"
+    return rewrite_nodes(model, "partly_used_splits", {"Split": _split}, what, only=partly_used)
 
 
 def _split(site: Site) -> list[ir.Value | None]:
@@ -51,7 +51,7 @@ def _sizes(site: Site, axis: int) -> list[int]:
     length, count = site.shape()[axis], len(site.node.outputs)
     if site.optional(1) is not None or not isinstance(length, int):
         raise Refusal(
-            "only some parts of it lead to the loss and its sizes are not fixed; "
+            "only some of its outputs lead to the loss and its sizes are not fixed; "
             "export with fixed sizes"
         )
     chunk = -(-length // count)

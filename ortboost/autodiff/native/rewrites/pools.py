@@ -1,4 +1,4 @@
-"""Pooling whose gradient the native builder gets wrong, written as convolutions or in float32."""
+"""Pooling forms with a wrong native gradient, written as convolutions or in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["max_pool", "pool"]
 
 
 def max_pool(site: Site) -> list[ir.Value | None] | None:
-    """Column-major indices mislead the gradient; in float16 the CPU runtime crashes."""
+    """Make indices row-major for the gradient; avoid float16, which crashes the CPU runtime."""
     major = site.integer("storage_order", 0) == 1
     half = site.node.op_type in ("MaxPool", "AveragePool") and site.dtype == ir.DataType.FLOAT16
     if not major and not half:
@@ -35,11 +35,11 @@ def max_pool(site: Site) -> list[ir.Value | None] | None:
 
 
 def _average_pool(site: Site) -> list[ir.Value | None] | None:
-    r"""Average pools whose gradient is wrong; a convolution with equal weights has a right one.
+    r"""Replace average pools with a wrong gradient by a convolution with equal weights.
 
-    The kernel of the gradient takes the shape of what it makes from the file, where a symbolic
-    batch is of length 0; 3-d and dilated ones are wrong anyway. With `c[o]` one over the number of
-    positions that count, which the operator itself tells of an image of ones:
+    The gradient kernel takes the shape of its output from the model, where a symbolic batch has
+    length 0; 3-d and dilated pools are always wrong. With `c[o]` the reciprocal of the number of
+    positions counted, which the operator itself gives for an image of ones:
 
         [N, C, ...] -> [N C, 1, ...],    y[o] = c[o] sum_t x[o s - p + t d]
     """
@@ -53,7 +53,7 @@ def _average_pool(site: Site) -> list[ir.Value | None] | None:
     if producer is not None and producer.op_type == "ConstantOfShape":
         return None
     if site.text("auto_pad", "NOTSET") != "NOTSET":
-        raise Refusal("auto_pad could not be written out as pads (see explicit_padding)")
+        raise Refusal("auto_pad could not be converted to pads (see explicit_padding)")
     spatial = range(2, 2 + len(kernel))
     planes = _reshaped(site, data, site.ints(-1, 1), site.shape_of(data, 2))
     window = {
@@ -88,9 +88,9 @@ def _reshaped(site: Site, value: ir.Value, *parts: ir.Value) -> ir.Value:
 
 
 def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[int]]) -> list[int]:
-    """The padding with which ``ceil_mode`` is no matter: its last window may hang over the end.
+    """The pads that make ``ceil_mode`` unnecessary: its last window may extend past the end.
 
-    A window that would start behind the image and the padding before it is none (as in the
+    A window that would start after the image and its leading padding is not counted (as in the
     standard).
     """
     axes = len(window["kernel_shape"])
@@ -109,5 +109,5 @@ def _with_overhang(shape: Sequence[int | str | None], window: Mapping[str, list[
 
 
 def pool(site: Site) -> list[ir.Value | None] | None:
-    """An AveragePool in a form whose gradient is right; see the two functions above."""
+    """Convert an AveragePool to a form with a correct gradient; see the two functions above."""
     return _average_pool(site) or max_pool(site)

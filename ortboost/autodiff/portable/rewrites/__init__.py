@@ -1,1 +1,1 @@
-"""Rewrites of a forward graph before the portable engine differentiates it, one kind a file."""
+"""Rewrites of a forward graph before the portable engine differentiates it, one file per kind."""

@@ -1,9 +1,9 @@
-"""BatchNormalization in training mode, or in half precision, written so that every runtime runs it.
+"""BatchNormalization in training mode or half precision, rewritten so that all runtimes support it.
 
 The CUDA provider of stock onnxruntime has no kernel for training mode
 (microsoft/onnxruntime#16867). The statistics are computed beside the node, and the node normalizes
-by them in inference mode: one kernel that multiplies and adds once for each element. Half precision
-is normalized in float32.
+by them in inference mode: one kernel with one multiply-add per element. Half precision is
+normalized in float32.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["batch_centered", "batch_statistics"]
 
 
 def batch_statistics(model: ir.Model) -> Report:
-    """Write training-mode BatchNormalization as statistics and a normalization, in place."""
+    """Split training-mode BatchNormalization into statistics and a normalization, in place."""
     return rewrite_nodes(
         model,
         "batch_statistics",
         {"BatchNormalization": _rule},
-        "statistics of the batch computed beside it; in float32",
+        "batch statistics computed separately, in float32",
     )
 
 
 def _rule(site: Site) -> list[ir.Value | None] | None:
-    """`mean = mean(x)`, `var = mean((x - mean)^2)` over all axes but the channels.
+    """`mean = mean(x)`, `var = mean((x - mean)^2)` over all axes except the channels.
 
-    In two passes: the mean of the squares less the square of the mean loses all digits where the
-    mean is large. The running outputs are `old momentum + new (1 - momentum)`.
+    Two passes are used, since the mean of the squares minus the square of the mean loses all
+    accuracy if the mean is large. The running outputs are `old momentum + new (1 - momentum)`.
     """
     training = bool(site.integer("training_mode", 0))
     given = [site.input(index) for index in range(5)]
@@ -64,7 +64,7 @@ def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Va
     """Mean and variance of each channel, `[C]`."""
     rank, shape = site.rank(), site.shape()
     if rank < 2:
-        raise Refusal("its input has no axis of channels")
+        raise Refusal("its input has no channel axis")
     axes = site.ints(0, *range(2, rank))
     kept = [1, shape[1], *[1] * (rank - 2)]
     wide = site.op("ReduceMean", x, axes, keepdims=1, shape=kept)
@@ -75,10 +75,10 @@ def _statistics(site: Site, x: ir.Value, vector: ir.Shape | None) -> tuple[ir.Va
 
 
 def batch_centered(node: ir.Node) -> ir.Value | None:
-    """`x - mean` of a node in inference mode that normalizes by the statistics of its own input.
+    """`x - mean` of an inference-mode node that normalizes by the statistics of its own input.
 
-    Only the form that this module makes is recognized, by its structure: a mark would not survive
-    copies of the model.
+    Only the form that this module builds is recognized, by its structure: a marker would not
+    survive copies of the model.
     """
     data = node.inputs[0]
     mean = _made_by(node.inputs[3], "Reshape", "ReduceMean")

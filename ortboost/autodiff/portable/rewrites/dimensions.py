@@ -1,8 +1,8 @@
-"""Give unknown lengths that must be equal the same name.
+"""Give symbolic dimensions that must be equal the same name.
 
-Shape inference invents a name for a length that a Reshape computes at run time, `[batch, 16, 64] ->
-[unk__7, 16, 4, 16]`, and for combinations of such names. The number of elements stays, so `batch`
-and `unk__7` are equal; a rule that knows it needs no nodes to compare them at run time.
+Shape inference invents a name for a dimension that a Reshape computes at run time, `[batch, 16, 64]
+-> [unk__7, 16, 4, 16]`, and for combinations of such names. As the number of elements is the same,
+`batch` and `unk__7` are equal; with one name, rules need no nodes to compare them at run time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _BROADCAST = frozenset(
 
 
 def name_equal_lengths(model: ir.Model) -> None:
-    """Rename lengths in the shapes of inner values, in place."""
+    """Rename dimensions in the shapes of inner values, in place."""
     graph = model.graph
     given = {
         dim for value in graph.inputs for dim in known_shape(value) or () if isinstance(dim, str)
     }
     names: dict[str, str] = {}
-    multiples: dict[str, tuple[str, int]] = {}  # length: so many times another
+    multiples: dict[str, tuple[str, int]] = {}  # name: (base, factor)
     canonical: dict[tuple[str, int], str] = {}
     for node in graph:
         for output in node.outputs:
@@ -58,7 +58,7 @@ def name_equal_lengths(model: ir.Model) -> None:
 
 
 def _meet(node: ir.Node, names: dict[str, str], given: set[str]) -> None:
-    """A length that is combined only with itself and ones is the length of the output."""
+    """Unify an output dimension with the only operand dimension other than 1."""
     output = node.outputs[0]
     shape = known_shape(output)
     shapes = [known_shape(value) for value in node.inputs if value is not None]

@@ -1,4 +1,4 @@
-"""Write out operators that the standard defines by others (Attention, ...).
+"""Expansion of operators that the standard defines by others (Attention, ...).
 
 The function body comes from the installed onnx.
 """
@@ -23,20 +23,20 @@ EXPANDED = ("AffineGrid", "Attention", "CenterCropPad", "RotaryEmbedding")
 
 
 def expand_functions(model: ir.Model) -> Report:
-    """Replace each such node by the function body of the standard, in place."""
+    """Replace each node of :data:`EXPANDED` by its function body in the standard, in place."""
     report = rewrite_nodes(
         model,
         "expand_functions",
         dict.fromkeys(EXPANDED, _expand),
-        "written out as the standard defines it",
-        only=_wanted,
+        "expanded as defined by the standard",
+        only=_is_expanded,
     )
     if report.modified:
         infer_shapes(model)
     return report
 
 
-def _wanted(node: ir.Node) -> bool:
+def _is_expanded(node: ir.Node) -> bool:
     return node.op_type in EXPANDED and is_standard(node) and find_rule(node) is None
 
 
@@ -75,10 +75,10 @@ def _expand(site: Site) -> list[ir.Value | None]:
     node = site.node
     proto = _body(site)
     names = list(proto.output)[: len(node.outputs)]
-    # outputs that the node has not are in the list all the same, but nothing makes them
-    made_there = {name for inner in proto.node for name in inner.output}
+    # the list contains outputs that the node lacks, but no inner node computes them
+    computed = {name for inner in proto.node for name in inner.output}
     del proto.output[:]
-    proto.output.extend(name for name in names if name in made_there)
+    proto.output.extend(name for name in names if name in computed)
     body = ir.serde.deserialize_function(proto)
     values: dict[int, ir.Value | None] = {
         id(inner): input_at(node, place) for place, inner in enumerate(body.inputs)
@@ -101,7 +101,7 @@ def _expand(site: Site) -> list[ir.Value | None]:
             inner.op_type, *inputs, names=[None] * len(inner.outputs), **attributes
         )
         for old, new in zip(inner.outputs, made, strict=True):
-            new.type = None  # the inference says
+            new.type = None  # set by shape inference
             values[id(old)] = new
     found = {output.name: values[id(output)] for output in body.outputs}
     return [found.get(name) for name in names]

@@ -1,8 +1,8 @@
-"""Normalizations in the forms that the gradient rules and all runtimes know.
+"""Normalizations in forms that the gradient rules and all runtimes support.
 
-LayerNormalization gets the outputs that its gradient reads; the scale and bias that are broadcast
-become a Mul and an Add behind it. What is in half precision is normalized in float32.
-RMSNormalization, which few runtimes have, is written out.
+LayerNormalization gets the outputs that its gradient reads; a broadcast scale and bias become a Mul
+and an Add after it. Half-precision inputs are normalized in float32. RMSNormalization, which few
+runtimes support, is expanded.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ FLOAT = ir.DataType.FLOAT
 
 
 def complete_normalizations(model: ir.Model) -> Report:
-    """Complete LayerNormalization, write out RMSNormalization, in place."""
+    """Complete LayerNormalization and expand RMSNormalization, in place."""
     return rewrite_nodes(
         model,
         "complete_normalizations",
         {"LayerNormalization": _layer_norm, "RMSNormalization": _rms_norm},
         {
-            "LayerNormalization": "given the outputs that its gradient needs",
-            "RMSNormalization": "written out",
+            "LayerNormalization": "outputs added that its gradient needs",
+            "RMSNormalization": "expanded",
         },
     )
 
 
 def as_float(site: Site, value: ir.Value) -> ir.Value:
-    """A value in float32 if it is in half precision."""
+    """Cast a half-precision value to float32."""
     return site.cast(value, FLOAT) if value.dtype in HALF else value
 
 
 def as_given(site: Site, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-    """A value back in the precision it came in."""
+    """Cast a value back to ``dtype`` if that is half precision."""
     return site.cast(value, dtype) if dtype in HALF else value
 
 
 def _layer_norm(site: Site) -> list[ir.Value | None] | None:
     x, scale, bias = site.input(0), site.input(1), site.optional(2)
     if known_shape(x) is None:
-        raise Refusal("the rank of its input is unknown; give the model's inputs shapes")
+        raise Refusal("the rank of its input is unknown; give the shapes of the model's inputs")
     shape, axis = site.shape(), site.axis()
     own = shape[axis:]
     plain = all(_fits(value, own) for value in (scale, bias) if value is not None)
@@ -76,7 +76,7 @@ def _layer_norm(site: Site) -> list[ir.Value | None] | None:
 
 
 def _fits(value: ir.Value, own: tuple[int | str | None, ...]) -> bool:
-    """Whether a scale or bias has the normalized shape, as far as the lengths are known."""
+    """Whether a scale or bias has the normalized shape, as far as it is known."""
     shape = known_shape(value)
     if shape is None or len(shape) != len(own):
         return shape is None

@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN, unrolled over the steps of the sequence.
 
-Their loop is inside one operator that has no gradient; unrolled, the steps are matrix products and
+Their loop is inside one operator, which has no gradient; the unrolled steps are matrix products and
 gates. This requires a known sequence length.
 """
 
@@ -24,20 +24,23 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 def unrolled(model: ir.Model) -> Report:
     """Unroll LSTM, GRU and RNN, in place."""
     rules = dict.fromkeys(_GATES, _unroll)
-    report = rewrite_nodes(model, "unrolled", rules, "written out step by step")
+    report = rewrite_nodes(model, "unrolled", rules, "unrolled")
     if report.modified:
         infer_shapes(model)
     return report
 
 
 def unrollable(node: ir.Node) -> str | None:
-    """Why a recurrent node cannot be written out, or ``None``."""
+    """Why a recurrent node cannot be unrolled, or ``None``."""
     data = node.inputs[0]
     shape = None if data is None else known_shape(data)
     if shape is None or not isinstance(shape[0], int):
-        return "the length of its sequence is not fixed; fix it with --dim NAME=LENGTH, or export with a fixed length"
+        return (
+            "the length of its sequence is not fixed; fix it with --dim NAME=LENGTH, "
+            "or export with a fixed length"
+        )
     if not 0 < shape[0] <= _LONGEST:
-        return f"its sequence has {shape[0]} steps; 1 to {_LONGEST} can be written out"
+        return f"its sequence has {shape[0]} steps; 1 to {_LONGEST} can be unrolled"
     weight = node.inputs[2]
     sizes = None if weight is None else known_shape(weight)
     if sizes is None or not isinstance(sizes[2], int):
@@ -48,11 +51,11 @@ def unrollable(node: ir.Node) -> str | None:
     if node.op_type == "LSTM" and inputs[7] is not None:
         return "it has peepholes"
     if node.attributes.get_int("layout", 0):
-        return "layout=1 (batch first) is not known to onnxruntime either; use layout=0"
+        return "layout=1 (batch first) is not supported by onnxruntime either; use layout=0"
     if "clip" in node.attributes or node.attributes.get_int("input_forget", 0) == 1:
         return "clip and input_forget have no gradient here"
     if not set(_activations(node)) <= set(_KNOWN):
-        return f"its activations are not among {', '.join(_KNOWN)}"
+        return f"only the activations {', '.join(_KNOWN)} are supported"
     return None
 
 
@@ -63,7 +66,7 @@ def _activations(node: ir.Node) -> list[str]:
 
 
 def _unroll(site: Site) -> list[ir.Value | None]:
-    """Each direction by itself; `Y` is `[steps, directions, batch, hidden]`."""
+    """Unroll each direction separately; `Y` is `[steps, directions, batch, hidden]`."""
     reason = unrollable(site.node)
     if reason is not None:
         raise Refusal(reason)
@@ -79,8 +82,8 @@ def _unroll(site: Site) -> list[ir.Value | None]:
         last.append(hidden)
         cells.append(cell)
     parts = ((every, 1), (last, 0), (cells, 0))
-    answers: list[ir.Value | None] = [_joined(site, part, axis) for part, axis in parts]
-    return answers[: len(site.node.outputs)]
+    results: list[ir.Value | None] = [_joined(site, part, axis) for part, axis in parts]
+    return results[: len(site.node.outputs)]
 
 
 def _joined(site: Site, parts: list[ir.Value], axis: int) -> ir.Value:

@@ -1,7 +1,7 @@
-"""ScatterND that adds, written as a ScatterElements that adds.
+"""ScatterND with addition, written as ScatterElements with addition.
 
-The CPU kernel of onnxruntime (1.19 to 1.31 at least) adds from several threads without a lock: if
-indices repeat, updates are lost, differently in every run.
+The CPU kernel of onnxruntime (at least 1.19 to 1.31) adds from several threads without a lock: with
+repeated indices, updates are lost, differently in every run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ def exact_scatter(model: ir.Model) -> Report:
 
 
 def _rule(site: Site) -> list[ir.Value | None] | None:
-    """`x` as rows, the indices as places of rows."""
+    """View `x` as rows, and the indices as row indices."""
     if site.text("reduction", "none") != "add":
         return None
     x, indices = site.input(0), site.input(1)
     shape = known_shape(indices)
     if known_shape(x) is None or not shape or not isinstance(shape[-1], int):
-        raise Refusal("the shape of its indices is unknown; repeated ones may be lost on the CPU")
+        raise Refusal(
+            "the shape of its indices is unknown; updates at repeated indices may be "
+            "lost on the CPU"
+        )
     base, index, rows = as_rows(site, x, indices, site.input(2))
     table = site.op("Reshape", x, joined(site, base), allowzero=1)
     full = site.op("Expand", site.op("Unsqueeze", index, site.ints(1)), site.shape_of(rows))

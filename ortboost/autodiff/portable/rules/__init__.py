@@ -1,1 +1,1 @@
-"""Gradient rules by family of operators; the docstring of each rule is its algebra."""
+"""Gradient rules by family of operators; the docstring of each rule states its formula."""

@@ -1,8 +1,8 @@
-r"""Activations: elementwise functions of one input, with a kink or made of several terms.
+r"""Activations: elementwise functions of one input, with a kink or several terms.
 
 `g` is the gradient of the output `y`; `[c]` is 1 where `c` holds, else 0 (see
-:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink the slope is that of the
-left branch, as in PyTorch. Of equivalent forms the fastest on CPUs is used.
+:meth:`~ortboost.autodiff.portable.backward.Backward.masked`). At a kink, the slope is that of the
+left branch, as in PyTorch. Among equivalent forms, the fastest on CPUs is used.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def shrink(b: Backward) -> Gradients:
 
 @register("Clip")
 def clip(b: Backward) -> Gradients:
-    """`y = min(max(x, low), high)`: `g [y = x]`, so `g` at the bounds too."""
+    """`y = min(max(x, low), high)`: `g [y = x]`, that is `g` even at the bounds."""
     return [b.masked(_test(b, "Equal", b.input(0), b.output()), b.gradient())]
 
 
@@ -182,8 +182,8 @@ def gelu_erf(b: Backward, x: ir.Value) -> ir.Value:
 def gelu_tanh(b: Backward, x: ir.Value) -> ir.Value:
     """`y = x s`, `s = sigmoid(u)`, `u = k (x + a x^3)`: `g (s + s (1 - s) x k (1 + 3 a x^2))`.
 
-    `k = 2 sqrt(2 / pi)`, `a = 0.044715`; it is `(1 + tanh(u / 2)) / 2 = sigmoid(u)`. Beyond 12 the
-    slope is 0 or 1 in every type, but the cube may overflow.
+    `k = 2 sqrt(2 / pi)`, `a = 0.044715`, and `(1 + tanh(u / 2)) / 2 = sigmoid(u)`. `x` is clipped
+    at 12: beyond it the slope is 0 or 1 in every dtype, but the cube may overflow.
     """
     k, a = 2.0 * math.sqrt(2.0 / math.pi), 0.044715
     one = b.const(1.0)
@@ -217,7 +217,7 @@ def quick_gelu(b: Backward) -> Gradients:
 
 @register("BiasGelu", "FastGelu", "Gelu", domain="com.microsoft")
 def biased_gelu(b: Backward) -> Gradients:
-    """`y = gelu(x + c)` with an optional bias of the last axis; FastGelu has the tanh form."""
+    """`y = gelu(x + c)` with an optional bias along the last axis; FastGelu is the tanh form."""
     x, bias = b.input(0), b.optional(1)
     total = x if bias is None else _op(b, "Add", x, bias)
     form = gelu_tanh if b.node.op_type == "FastGelu" else gelu_erf

@@ -1,7 +1,8 @@
-r"""Blocks put together to an image, as torch's ``fold`` does.
+r"""Assembly of blocks into an image, like torch's ``fold``.
 
-Shapes: blocks `x` ``[N, C K, B]`` with `K` places in a block and `B` blocks, image `y` ``[N, C, L...]``,
-`g` like `y`. Source: ONNX, operator Col2Im, https://onnx.ai/onnx/operators/onnx__Col2Im.html.
+Shapes: blocks `x` ``[N, C K, B]`` with `K` positions in a block and `B` blocks, image `y` ``[N, C,
+L...]``, `g` like `y`. Source: ONNX, operator Col2Im,
+https://onnx.ai/onnx/operators/onnx__Col2Im.html.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _INT64 = ir.DataType.INT64
 @refuses("Col2Im")
 def _block_unknown(node: ir.Node) -> str | None:
     known = node.inputs[2] is not None and constant(node.inputs[2]) is not None
-    return None if known else "the shape of its blocks is computed"
+    return None if known else "the shape of its blocks is not constant"
 
 
 @register("Col2Im")
 def col2im(b: Backward) -> Gradients:
-    """`y` adds up every place of every block that falls on it: `gx` cuts those blocks out of `g`.
+    """`y` sums all block positions that map to it: `gx` extracts those blocks from `g`.
 
-    That is a convolution of each channel by itself, with the unit matrix as its weight.
+    That is a convolution of each channel separately, with the identity matrix as its weight.
     """
     g, x, block = b.gradient(), b.input(0), b.array(2)
-    if block is None:  # refused before
+    if block is None:  # checked by the condition
         raise TypeError("Col2Im without constant blocks")
     lengths = [int(length) for length in block.reshape(-1)]
     places, spatial = int(np.prod(lengths)), len(lengths)

@@ -17,9 +17,10 @@ __all__: list[str] = []
 
 _BRANCHES = ("then_branch", "else_branch")
 _RANDOM = frozenset(
-    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()  # noqa: SIM905
+    "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform "  # noqa: SIM905
+    "RandomUniformLike".split()
 )
-# Rules of these files need nothing prepared; the preparation does not look into branches.
+# Families whose rules need no preparation, which does not cover branches.
 _FAMILIES = frozenset(
     (
         "activations",
@@ -38,8 +39,8 @@ _FAMILIES = frozenset(
 def if_(b: Backward) -> Gradients:
     """`y = c ? f(v) : h(v)` with captured values `v`: an If on `c` of the two gradients.
 
-    Each branch computes its forward part again, then the gradients `J_f^T g` or `J_h^T g` of
-    everything that either branch captured; zeros where it does not depend on it.
+    Each branch recomputes its forward part, then the gradients `J_f^T g` or `J_h^T g` of all values
+    that either branch captures; zeros for those that it does not depend on.
     """
     captured = {v.name or "": v for v in uses_inside(b.node) if v.name in b.active}
     graphs = [_branch(b, b.node.attributes[name].as_graph(), captured) for name in _BRANCHES]
@@ -97,7 +98,7 @@ def _form(node: ir.Node) -> str | None:
                 package, _, family = getattr(find_rule(inner), "__module__", "").rpartition(".")
                 if package != __package__ or family in _FAMILIES:
                     continue
-                reason = "it has no gradient inside of a branch"
+                reason = "it has no gradient inside a branch"
             return f"{label(inner)} ({inner.op_type}) in a branch: {reason}"
     return None
 

@@ -38,13 +38,13 @@ def _condition(node: ir.Node) -> str | None:
 
 @register("Conv")
 def conv(b: Backward) -> Gradients:
-    r"""The transposed convolution for the image, a correlation with the image for the weight.
+    r"""A transposed convolution for the image, a correlation with the image for the weight.
 
         gx[n, c, i] = sum g[n, m, o] w[m, c, t]   over o s - p + t d = i
         gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
         gb[m] = sum_{n, o} g[n, m, o]
 
-    Where `g[n, m, o] = a[m] h[n, m, o]`, as behind a batch normalization, the weight absorbs `a`:
+    If `g[n, m, o] = a[m] h[n, m, o]`, as before a batch normalization, the weight absorbs `a`:
 
         gx = conv^T(h, a w)    gw = a gw(h)
     """
@@ -72,7 +72,7 @@ def conv(b: Backward) -> Gradients:
 
 
 def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
-    """Whether a pass over the gradient costs more than two over the weight and some small nodes.
+    """Whether a pass over the gradient costs more than two over the weight and a few small nodes.
 
     For 32 images the pass takes 48 microseconds at 16 channels, 32x32, and 9 at 128 channels, 2x2.
     """
@@ -87,13 +87,13 @@ def _worth_absorbing(g: ir.Value, w: ir.Value) -> bool:
 def _image_gradient(
     b: Backward, g: ir.Value, w: ir.Value, x: ir.Value, window: Window, groups: int
 ) -> ir.Value:
-    """The transposed convolution, or a convolution with the flipped kernel where that is faster.
+    """A transposed convolution, or a convolution with the flipped kernel if that is faster.
 
-    With a stride of 1 both compute the same. The memory traffic of a convolution grows with the
-    outputs `M`, that of a transposed one with the inputs `C`. With 16 of both, 32x32, batch 32,
-    they take 1.5 and 2.2 ms in onnxruntime 1.19, 1.5 and 1.2 in 1.31, and 0.8 and 0.9 there on two
-    threads: only the convolution uses all threads. With 24 depthwise channels, 16x16: 0.34 and 0.35
-    on one thread, 0.18 and 0.34 on two.
+    With a stride of 1 both are equivalent. The memory traffic of a convolution grows with the
+    output channels `M`, that of a transposed one with the input channels `C`. With 16 of both,
+    32x32, batch 32, they take 1.5 and 2.2 ms in onnxruntime 1.19, 1.5 and 1.2 in 1.31, and 0.8 and
+    0.9 there on two threads: only the convolution uses all threads. With 24 depthwise channels,
+    16x16: 0.34 and 0.35 on one thread, 0.18 and 0.34 on two.
     """
     shape = known_shape(w) or (None,)
     outputs, inputs = shape[0], (known_shape(x) or (None, None))[1]
@@ -112,7 +112,7 @@ def _image_gradient(
         turned = b.op("Transpose", w, perm=order, shape=[*sizes, *window.kernel])
     taps = math.prod(window.kernel)
     if taps > 1:
-        # the kernel backwards: its taps in a row, taken from the last one to the first
+        # flip the kernel: flatten its taps and gather them in reverse order
         row = b.op("Reshape", turned, b.ints(0, 0, taps))
         back = b.op("Gather", row, b.ints(*reversed(range(taps))), axis=2)
         turned = b.op("Reshape", back, b.ints(0, 0, *window.kernel), shape=[*sizes, *window.kernel])
@@ -142,7 +142,7 @@ def conv_transpose(b: Backward) -> Gradients:
         back = b.op("Conv", g, w, group=groups, **window.attributes())
         extra = b.integers("output_padding") or (0,) * window.spatial
         if any(e >= s for e, s in zip(extra, window.strides, strict=True)):
-            back = crop(b, back, x, b.shape())  # windows that lie behind the last one
+            back = crop(b, back, x, b.shape())  # positions after the last window
         answers[0] = back
     if b.needs_gradient(1):
         answers[1] = weight_gradient(b, g, x, w, window, groups)
@@ -152,7 +152,7 @@ def conv_transpose(b: Backward) -> Gradients:
 
 
 def _transposed_window(site: Site, weight: int) -> Window:
-    """The window of a ConvTranspose; its ``auto_pad`` means other pads than that of a Conv."""
+    """The window of a ConvTranspose, whose ``auto_pad`` differs from that of a Conv."""
     if site.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or site.integers("output_shape"):
         raise Refusal("auto_pad and output_shape have no gradient here; export with explicit pads")
     return window_of(site, weight)

@@ -88,7 +88,7 @@ def _inputs(b: Backward) -> list[tuple[int, ir.Value]]:
 
 @register("Max", "Min")
 def extremum(b: Backward) -> Gradients:
-    """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs that are equal to `y` there."""
+    """`y = max_i x_i`: `g [x_i = y] / n`, `n` the number of inputs equal to `y` there."""
     shape, g, y = b.output().shape, b.gradient(), b.output()
     if len(b.node.inputs) == 1:
         return [g]
@@ -105,7 +105,7 @@ def extremum(b: Backward) -> Gradients:
 def pow_(b: Backward) -> Gradients:
     """`y = a^p`: `ga = g p a^(p-1)`, 0 where `p = 0`; `gp = g y log(a)`, 0 where `a = 0 <= p`.
 
-    Constant exponents that are one number: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`, `0: 0`.
+    Constant scalar exponents: `2: 2 g a`, `1/2: g / (2 y)`, `-1: -g y^2`, `0: 0`.
     """
     g, y, shape = b.gradient(), b.output(), b.output().shape
     base, exponent = b.input(0), b.input(1)
@@ -176,8 +176,8 @@ def where(b: Backward) -> Gradients:
 
 @register("Cast", "CastLike")
 def cast(b: Backward) -> Gradients:
-    """`y = x` in another element type: `g` in that of `x`."""
-    return [b.cast(b.gradient(), b.input(0).dtype)]  # known, see _cast_form
+    """`y = x` cast to another dtype: `g` cast to that of `x`."""
+    return [b.cast(b.gradient(), b.input(0).dtype)]  # known by _cast_form
 
 
 @refuses("Cast", "CastLike")

@@ -1,6 +1,7 @@
 r"""Functions of one input, elementwise: powers, exponentials, trigonometric and hyperbolic ones.
 
-`g` is the gradient of the output `y = f(x)`; each rule is `g f'(x)`, by `y` where that is cheaper.
+`g` is the gradient of the output `y = f(x)`; each rule is `g f'(x)`, expressed by `y` if that is
+cheaper.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _Slope: TypeAlias = Callable[[Backward], ir.Value]
 
 
 def _slope(op_type: str) -> Callable[[_Slope], _Slope]:
-    """Enter the gradient of the only input of an operator."""
+    """Register the gradient of the only input of an operator."""
 
     def enter(slope: _Slope) -> _Slope:
         @functools.wraps(slope)

@@ -1,8 +1,8 @@
-r"""The weight gradient of a convolution in six ways, and the rule that chooses one.
+r"""The weight gradient of a convolution: six algorithms, and the choice between them.
 
     gw[m, c, t] = sum_{n, o} g[n, m, o] x[n, c, o s - p + t d]
 
-is a matrix product over `(n, o)` of `g` with the image as each tap `t` sees it. Measured on the
+is a matrix product over `(n, o)` of `g` with the image shifted by each tap `t`. Measured on the
 layers of the shipped models and of larger ones, in onnxruntime 1.19 and 1.31 on one thread
 (milliseconds; `M` output channels, `C` input channels, batch 32):
 
@@ -17,15 +17,15 @@ layers of the shipped models and of larger ones, in onnxruntime 1.19 and 1.31 on
     32 groups of 1, 16x16, 3x3        -      -      -       2.14      1.03
     32 groups of 1, 16x16, 3x3 / 2    -      -      -       0.69      0.74
 
-Patches, for few channels and taps, against swapped (1.19, 1.31):
+Patches, for few channels and taps, compared with swapped (1.19, 1.31):
 
     C 3, M 16, 32x32, 3x3            1.11 for 1.36    0.85 for 1.35
     C 3, M 8, 32x32, 3x3 / 2         0.16 for 0.35    0.17 for 0.34
     C 3, M 32, 64x64, 3x3 / 2        1.48 for 2.10    1.11 for 2.00
 
-:mod:`ortboost.runtime.cpu.depthwise` recognizes the products of a depthwise weight. The forward
-convolution of the second layer takes 1.45. One Gather of all taps, and im2col by Slices and a
-Concat, were slower than these nearly everywhere.
+:mod:`ortboost.runtime.cpu.depthwise` recognizes the products of the depthwise algorithm. The
+forward convolution of the second layer takes 1.45. One Gather of all taps, and im2col by Slices and
+a Concat, were slower in nearly all cases.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ from ortboost.graph.query import known_shape
 __all__ = ["weight_gradient"]
 
 _INT64 = ir.DataType.INT64
-_FEW, _WIDE = 4, 16  # input channels: below, patches are thin; from here on, a tap is a good matrix
-_TAPS = 9  # more taps than these are taken row by row
-_PATCH = 32  # numbers that a window sees: more are dear to move by a convolution
-_SMALL = 8192  # elements; what is smaller costs the launch of a node
+# Input channels: below the first, use patches; from the second on, one product per tap is
+# efficient.
+_MIN_CHANNELS, _WIDE = 4, 16
+_TAPS = 9  # with more taps, use one product per row of taps
+_PATCH = 32  # elements of a window: more are expensive to move by a convolution
+_SMALL = 8192  # elements: below, the overhead of a node dominates
 
 
 def weight_gradient(
@@ -55,12 +57,12 @@ def weight_gradient(
     """The gradient of the weight ``w`` of a convolution of ``x``, whose output has gradient ``g``.
 
     Args:
-        b: Where nodes are made.
+        b: Receives the nodes.
         x: ``[N, C, L...]``.
         g: ``[N, M, O...]``.
         w: ``[M, C/groups, k...]``.
         window: The window of the convolution.
-        groups: Its number of groups.
+        groups: Number of groups of the convolution.
     """
     channels = (known_shape(x) or ())[1]
     outputs = (known_shape(g) or (None, None))[1]
@@ -73,9 +75,9 @@ def weight_gradient(
             return _pointwise(b, x, g, w)
         width = (known_shape(g) or ())[-1]
         narrow = channels < _WIDE or taps > _TAPS or _little(channels, g)
-        if isinstance(width, int) and taps > 1 and channels >= _FEW and narrow:
+        if isinstance(width, int) and taps > 1 and channels >= _MIN_CHANNELS and narrow:
             return _rows(b, x, g, w, window, channels, width)
-        if channels >= _FEW or taps == 1:
+        if channels >= _MIN_CHANNELS or taps == 1:
             return _taps(b, x, g, w, window, channels)
         if channels * taps <= _PATCH and _space(g) is not None:
             return _patches(b, x, g, w, window, channels)
@@ -83,7 +85,7 @@ def weight_gradient(
 
 
 def _space(g: ir.Value) -> int | None:
-    """Number of windows of an image, where it is known."""
+    """Number of windows of an image, if known."""
     sizes = [length for length in (known_shape(g) or ())[2:] if isinstance(length, int)]
     return math.prod(sizes) if len(sizes) == len(known_shape(g) or ()) - 2 else None
 
@@ -97,13 +99,13 @@ def _small_product(channels: int, outputs: object, g: ir.Value) -> bool:
 
 
 def _little(channels: int, g: ir.Value) -> bool:
-    """Whether a tap moves so little that the number of nodes dominates."""
+    """Whether a tap moves so few elements that the number of nodes dominates."""
     space = _space(g)
     return space is not None and space * channels <= _SMALL // 4
 
 
 def _pointwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value) -> ir.Value:
-    """`gw = sum_n g[n] x[n]^T`, one product for each image."""
+    """`gw = sum_n g[n] x[n]^T`, one product per image."""
     left, right = (_flat_space(b, value, _space(g) or 0) for value in (g, x))
     turned = b.op("Transpose", right, perm=[0, 2, 1])  # fused into the product
     each = b.op("MatMul", left, turned)  # [N, M, C]
@@ -114,21 +116,22 @@ def _pointwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value) -> ir.Value:
 def _patches(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, channels: int
 ) -> ir.Value:
-    """Move what each window sees to channels by a convolution; then one product for each image.
+    """Move the elements of each window to channels by a convolution; then one product per image.
 
-    `seen[n, (c, t), o] = x[n, c, o s - p + t d]` is a convolution whose weight is the unit matrix.
+    `seen[n, (c, t), o] = x[n, c, o s - p + t d]` is a convolution with the identity matrix as
+    weight.
     """
-    numbers = channels * math.prod(window.kernel)
-    unit = b.const(np.eye(numbers).reshape(numbers, channels, *window.kernel))
-    shape = (known_shape(x) or (None,))[0], numbers, *(known_shape(g) or ())[2:]
+    size = channels * math.prod(window.kernel)
+    unit = b.const(np.eye(size).reshape(size, channels, *window.kernel))
+    shape = (known_shape(x) or (None,))[0], size, *(known_shape(g) or ())[2:]
     seen = b.op("Conv", x, unit, shape=shape, **window.attributes())
     return _pointwise(b, seen, g, w)
 
 
 def _flat_space(b: Backward, value: ir.Value, space: int) -> ir.Value:
-    """``[N, C, L...] -> [N, C, L]``, with the product of all ``L``, which the value itself may not know."""
+    """``[N, C, L...] -> [N, C, L]``, with the product of all ``L`` given as ``space``."""
     channels = (known_shape(value) or (None, None))[1]
-    # The batch is what is left (-1): it may be empty, and the channels (0: as they are) are not.
+    # The batch is inferred (-1), as it may be empty; the channels are kept (0).
     return b.op("Reshape", value, b.ints(-1, channels if isinstance(channels, int) else 0, space))
 
 
@@ -149,7 +152,7 @@ def _channels_last(b: Backward, x: ir.Value, window: Window) -> ir.Value:
 
 
 def _steps(b: Backward, g: ir.Value, window: Window) -> list[int] | ir.Value:
-    """`(O - 1) s + 1` for each axis: how far the windows' first taps reach."""
+    """`(O - 1) s + 1` for each axis: the span of the first taps of all windows."""
     lengths = (known_shape(g) or ())[2:]
     numbers = [length for length in lengths if isinstance(length, int)]
     if len(numbers) == len(lengths):
@@ -166,7 +169,7 @@ def _seen(
     steps: list[int] | ir.Value,
     axes: range,
 ) -> ir.Value:
-    """What one tap of each window sees of a padded image, its spatial axes at ``axes``."""
+    """The elements of a padded image at one tap of each window; ``axes`` are its spatial axes."""
     starts = [i * d for i, d in zip(tap, window.dilations, strict=False)]
     if isinstance(steps, list):
         ends = b.ints(*(start + step for start, step in zip(starts, steps, strict=False)))
@@ -180,11 +183,10 @@ def _seen(
 def _taps(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, channels: int
 ) -> ir.Value:
-    """One product ``[M, N O] [N O, C]`` for each tap; only the results are concatenated.
+    """One product ``[M, N O] [N O, C]`` per tap; only the results are concatenated.
 
-    If images are large and channels few, one product for each image, summed at the end: `g` need
-    not be transposed, and more threads have work (2.03 against 2.13 ms on one thread, layer 2
-    above).
+    If images are large and channels few, one product per image, summed at the end: `g` need not be
+    transposed, and more threads can be used (2.03 instead of 2.13 ms on one thread, layer 2 above).
     """
     image = _channels_last(b, x, window)
     steps, axes = _steps(b, g, window), range(1, 1 + window.spatial)
@@ -207,7 +209,7 @@ def _taps(
 def _as_weight(
     b: Backward, found: list[ir.Value], channels: int, w: ir.Value, window: Window
 ) -> ir.Value:
-    """``[M, k C]`` in pieces ``-> [M, C, k...]``."""
+    """Concatenate pieces to ``[M, k C]`` and reorder: ``-> [M, C, k...]``."""
     shape = b.shape_of(w)
     joined = found[0] if len(found) == 1 else b.op("Concat", *found, axis=1)
     if math.prod(window.kernel) == 1:
@@ -220,7 +222,7 @@ def _as_weight(
 def _rows(
     b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window, channels: int, width: int
 ) -> ir.Value:
-    """Gather the taps of the last axis side by side; one product for each row of taps."""
+    """Gather the taps along the last axis side by side; one product per row of taps."""
     last = window.kernel[-1]
     places = np.arange(width)[:, None] * window.strides[-1]
     index = b.const(places + np.arange(last) * window.dilations[-1], _INT64)  # [O, k]
@@ -238,7 +240,7 @@ def _rows(
 
 
 def _depthwise(b: Backward, x: ir.Value, g: ir.Value, w: ir.Value, window: Window) -> ir.Value:
-    """Each channel sees one channel: for each tap an elementwise product, summed."""
+    """One input channel per output channel: for each tap, sum an elementwise product."""
     axes = range(2, 2 + window.spatial)
     image = x
     if window.padded:

@@ -1,4 +1,4 @@
-r"""Losses that are one operator.
+r"""Loss operators.
 
 Shapes: scores `x [N, C, d...]`, labels `t [N, d...]`, class weights `w [C]`; `d...` may be empty.
 The weight of a label, `W = w[t]` or 1, is 0 for the label ``ignore_index``.
@@ -56,13 +56,13 @@ def negative_log_likelihood(b: Backward) -> Gradients:
 
 def _only_scores(b: Backward) -> None:
     if b.needs_gradient(2):
-        raise Refusal("the class weights have no gradient; make them a constant")
+        raise Refusal("the class weights have no gradient; make them constant")
     if known_shape(b.input(0)) is None:
-        raise Refusal("the rank of the scores is unknown; give the model's inputs shapes")
+        raise Refusal("the rank of the scores is unknown; give the shapes of the model's inputs")
 
 
 def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False) -> ir.Value:
-    """``data [N, C, d...]`` with a number written, or added, at the labels."""
+    """``data [N, C, d...]`` with a number written or added at the labels."""
     labels = b.op("Unsqueeze", _safe(b), b.ints(1), dtype=_INT64)
     numbers = b.op("Expand", b.const(number), b.shape_of(labels), dtype=b.dtype)
     return b.op(
@@ -77,7 +77,7 @@ def _scattered(b: Backward, data: ir.Value, number: float, *, add: bool = False)
 
 
 def _factor(b: Backward) -> ir.Value:
-    """The factor of the gradient of the scores, `[N, 1, d...]` or one number."""
+    """The factor of the gradient of the scores, `[N, 1, d...]` or a scalar."""
     g, reduction = b.gradient(0), b.text("reduction", "mean")
     weights = _weights(b)
     if weights is None:
@@ -88,7 +88,7 @@ def _factor(b: Backward) -> ir.Value:
         return b.op("Div", g, _count(b))
     if reduction == "mean":
         g = b.op("Div", g, _total_weight(b, weights))
-    # a label that is ignored counts for nothing, even if g is not finite
+    # an ignored label has no effect even if g is not finite
     scaled = b.op("Mul", g, weights)
     ignored = _ignored(b)
     if ignored is not None:
@@ -103,14 +103,14 @@ def _count(b: Site) -> ir.Value:
 
 
 def _total_weight(b: Site, weights: ir.Value) -> ir.Value:
-    """Sum of the weights, 1 if it is 0: the mean over no labels is 0."""
+    """Sum of the weights, or 1 if it is 0, so that the mean over no labels is 0."""
     total = b.op("ReduceSum", weights, keepdims=0, shape=())
     none = b.op("Equal", total, b.const(0.0), dtype=_BOOL, shape=())
     return b.op("Where", none, b.const(1.0), total, dtype=b.dtype, shape=())
 
 
 def _ignored(b: Site) -> ir.Value | None:
-    """Which labels do not count, `[N, d...]`; ``None`` if all do."""
+    """Mask of ignored labels, `[N, d...]`; ``None`` if there is no ``ignore_index``."""
     if b.node.attributes.get("ignore_index") is None:
         return None
     mark = b.builder.const(b.integer("ignore_index", -1), b.input(1).dtype or _INT64)
@@ -135,7 +135,7 @@ def _weights(b: Site) -> ir.Value | None:
 
 
 def _safe(b: Site) -> ir.Value:
-    """The labels, with 0 in place of those that are ignored."""
+    """The labels, with 0 in place of ignored ones."""
     ignored, t = _ignored(b), b.cast(b.input(1), _INT64)
     if ignored is None:
         return t
@@ -144,14 +144,14 @@ def _safe(b: Site) -> ir.Value:
 
 
 def _lower_cross_entropy(site: Site) -> list[ir.Value | None]:
-    """LogSoftmax and the negative log likelihood: stock runtimes have no kernel for the loss."""
+    """LogSoftmax and the negative log-likelihood: stock runtimes have no kernel for the loss."""
     log_p = site.op("LogSoftmax", site.input(0), axis=1, shape=site.input(0).shape)
     outputs = [_picked(site, log_p), log_p]
     return list(outputs[: len(site.node.outputs)])
 
 
 def _lower_likelihood(site: Site) -> list[ir.Value | None]:
-    """``-w[label] * x[label]``, ignored labels 0; the mean divides by the sum of the weights."""
+    """``-w[label] * x[label]``, 0 for ignored labels; the mean is over the sum of weights."""
     return [_picked(site, site.input(0))]
 
 
@@ -179,4 +179,4 @@ LOWERINGS = {
     "NegativeLogLikelihoodLoss": _lower_likelihood,
     "SoftmaxCrossEntropyLoss": _lower_cross_entropy,
 }
-"""Losses as operators that every runtime has kernels for; done after the gradients are made."""
+"""Loss to the rule that replaces it by operators of every runtime, after differentiation."""

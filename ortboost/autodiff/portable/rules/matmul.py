@@ -19,7 +19,7 @@ def gemm(b: Backward) -> Gradients:
 
         gA' = alpha g B'^T    gB' = alpha A'^T g    gC = beta g, summed to the shape of C
 
-    and their transposes if the input was transposed; one Gemm each, no Transpose.
+    or their transposes if the input was transposed; each is one Gemm without a Transpose.
     """
     g, left, right = b.gradient(), b.input(0), b.input(1)
     alpha, beta = b.number("alpha", 1.0), b.number("beta", 1.0)
@@ -46,11 +46,11 @@ def _matmul_refused(node: ir.Node) -> str | None:
 
 @register("MatMul")
 def matmul(b: Backward) -> Gradients:
-    r"""`y = a c`; a vector stands for a matrix of one row or column.
+    r"""`y = a c`; a vector is treated as a matrix of one row or column.
 
         ga = g c^T    gc = a^T g
 
-    summed over the batch axes along which the input was broadcast. With one matrix `c` for the
+    summed over the batch axes along which the input was broadcast. If `c` is one matrix for the
     whole batch, the batch is flattened into the rows of one product: `ga = [g] c^T`, `gc = [a]^T
     [g]`.
     """
@@ -69,23 +69,23 @@ def matmul(b: Backward) -> Gradients:
     if gone:
         g = b.op("Unsqueeze", g, b.ints(*gone))
     answers: list[ir.Value | None] = []
-    for own, wanted in ((left, 0), (right, 1)):
-        if not b.needs_gradient(wanted):
+    for own, index in ((left, 0), (right, 1)):
+        if not b.needs_gradient(index):
             answers.append(None)
             continue
-        if wanted == 0:
+        if index == 0:
             grown = b.op("MatMul", g, _transposed(b, right, max(ranks[1], 2)))
         else:
             grown = b.op("MatMul", _transposed(b, left, max(ranks[0], 2)), g)
         grown.shape = _batched(b, own, grown)
         summed = b.sum_to_shape(grown, own)
-        given = b.input(wanted)
+        given = b.input(index)
         answers.append(summed if own is given else reshape_like(b, summed, given))
     return answers
 
 
 def _batched(b: Backward, own: ir.Value, grown: ir.Value) -> ir.Shape | None:
-    """Shape of a gradient before it is summed: the batch of the output, the matrix of the input."""
+    """Shape of a gradient before it is summed: batch of the output, matrix of the input."""
     output, mine = known_shape(b.output()), known_shape(own)
     if output is None or mine is None:
         return grown.shape
@@ -101,7 +101,7 @@ def _transposed(b: Backward, value: ir.Value, rank: int) -> ir.Value:
 
 
 def _one_matrix(b: Backward) -> Gradients:
-    """`a` of any rank from 2, `c` a matrix: two Gemms on `[rows, k]` and `[rows, n]`."""
+    """`a` of rank 2 or more and a matrix `c`: two Gemms on `[rows, k]` and `[rows, n]`."""
     g, left, right = b.gradient(), b.input(0), b.input(1)
     flat_g = _rows(b, g, length(b, right, 1), b.rank(0))
     answers: list[ir.Value | None] = [None, None]

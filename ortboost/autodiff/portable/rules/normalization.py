@@ -1,7 +1,7 @@
 r"""Normalizations.
 
-With `x̂ = (x - mean) r`, `r = 1 / sqrt(var + epsilon)`, the statistics taken over `m` elements, and
-`g` the gradient of `x̂`, the gradient through the statistics too is
+With `x̂ = (x - mean) r`, `r = 1 / sqrt(var + epsilon)`, statistics over `m` elements, and `g` the
+gradient of `x̂`, the gradient including the path through the statistics is
 
     gx = r (g - mean(g) - x̂ mean(g x̂))
 """
@@ -30,27 +30,25 @@ def _batch_norm_refused(node: ir.Node) -> str | None:
 
 @register("BatchNormalization")
 def batch_norm(b: Backward) -> Gradients:
-    r"""`y = scale x̂ + bias` for each channel; statistics of the batch, or stored ones.
+    r"""`y = scale x̂ + bias` per channel, with statistics of the batch or stored ones.
 
         gbias = sum(g)    gscale = sum(g x̂) = r sum(g (x - mean))
 
-    With stored statistics `gx = scale r g`. With those of the batch, `m` elements a channel,
+    With stored statistics, `gx = scale r g`. With those of the batch, `m` elements per channel,
 
         gx = scale r (g - [(gscale / m) x̂ + gbias / m])
 
     `x̂`, the bracket and the factor before it are BatchNormalizations in inference mode with other
-    scales and means: the fastest operator for one multiplication and addition a channel. `x̂` is
-    made anew: nothing is kept from the forward pass, and few vectors are needed (for small images, each
-    costs as much as a pass over the image). The factor comes last, so that a convolution can take
-    it over (:func:`absorbed`).
+    scales and means: the fastest operator for a multiply-add per channel. `x̂` is recomputed:
+    nothing is kept from the forward pass, and few vectors are needed (for small images, each costs
+    as much as a pass over the image). The factor comes last, so that a convolution can absorb it
+    (:func:`absorbed`).
     """
     g, x, scale, mean, variance = b.gradient(), b.input(0), b.input(1), b.input(3), b.input(4)
     epsilon, vector, shape = b.number("epsilon", 1e-5), scale.shape, b.input(0).shape
     through = batch_centered(b.node) is not None
     if not through and any(_depends(value, b.active) for value in (mean, variance)):
-        raise Refusal(
-            "its statistics are computed from what is trained; write it as Sub, Div, Mul, Add"
-        )
+        raise Refusal("its statistics depend on trained values; write it as Sub, Div, Mul, Add")
     answers: list[ir.Value | None] = [None] * 5
     none = _filled(b, scale, 0.0)
 
@@ -86,7 +84,7 @@ def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
     """Split a gradient into a tensor and ``[C]`` factors, if it is such a product.
 
     Only the gradient of a batch normalization whose factor comes last is recognized. It must be
-    asked for before any other node reads the gradient.
+    called before any other node reads the gradient.
     """
     node = g.producer()
     if (
@@ -107,10 +105,7 @@ def absorbed(b: Backward, g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _depends(value: ir.Value, active: frozenset[str]) -> bool:
-    """Whether a tensor depends on one that needs a gradient.
-
-    Such a dependence would lose its gradient without an error.
-    """
+    """Whether a tensor depends on one that needs a gradient, which would be silently lost."""
     pending, seen = [value], {id(value)}
     while pending:
         node = pending.pop().producer()
@@ -124,7 +119,7 @@ def _depends(value: ir.Value, active: frozenset[str]) -> bool:
 
 
 def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
-    """A vector filled with one number, constant if its length is known."""
+    """A vector filled with a number, constant if its length is known."""
     shape = known_shape(like)
     dtype = like.dtype or b.dtype
     if shape is not None and all(isinstance(dim, int) for dim in shape):
@@ -133,7 +128,7 @@ def _filled(b: Backward, like: ir.Value, value: float) -> ir.Value:
 
 
 def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
-    """Number of elements that each element of a statistic is computed from."""
+    """Number of elements that each statistic is computed from."""
     whole, part = static_shape(x), static_shape(statistic)
     if whole is not None and part is not None and 0 not in part:
         return b.const(float(np.prod(whole, dtype=np.int64) // np.prod(part, dtype=np.int64)))
@@ -143,7 +138,7 @@ def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
     known = math.prod(dim for dim in dims if isinstance(dim, int))
     divides = part is not None and 0 not in part and known % math.prod(part) == 0
     if divides and len(named) == 1 and None not in dims:
-        (axis,) = named  # all statistics over as many elements share the number
+        (axis,) = named  # statistics over equally many elements share the count
         inner = known // math.prod(part or ())
 
         def number() -> ir.Value:
@@ -162,18 +157,18 @@ def _count(b: Backward, x: ir.Value, statistic: ir.Value) -> ir.Value:
 def _layer_norm_refused(node: ir.Node) -> str | None:
     data = node.inputs[0]
     if data is not None and data.dtype == ir.DataType.DOUBLE:
-        return "it keeps its mean in float32 and its input is float64; use float32"
+        return "its mean is float32 although its input is float64; use float32"
     return unknown_rank(node, 0)
 
 
 @register("LayerNormalization")
 def layer_norm(b: Backward) -> Gradients:
-    r"""`y = scale x̂ + bias`, the statistics over the last axes, `m` elements.
+    r"""`y = scale x̂ + bias`, with statistics over the last axes, `m` elements.
 
         gbias = g    gscale = g x̂, both summed over the axes along which they were broadcast
         gx = r (scale g - mean(scale g) - x̂ mean(scale g x̂))
 
-    What flows through the outputs mean (`gm`) and `r` (`gr`) adds `(gm - gr r^2 x̂) / m`; so
+    The gradients of the outputs mean (`gm`) and `r` (`gr`) add `(gm - gr r^2 x̂) / m`, so that
 
         gx = r (scale g - [mean(scale g) - gm / (m r)] - x̂ [mean(scale g x̂) + gr r / m])
     """

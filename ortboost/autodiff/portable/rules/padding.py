@@ -1,4 +1,4 @@
-r"""Pad in all its modes: padding is cut off, copied elements are summed."""
+r"""Pad in all modes: padding is removed, gradients of copied elements are summed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def _refused(node: ir.Node) -> str | None:
 
 @register("Pad")
 def pad(b: Backward) -> Gradients:
-    """Constant mode: `g` without the padding, that is padded by `-pads`.
+    """Constant mode: `g` without the padding, that is, padded by `-pads`.
 
-    Reflected, wrapped and edge padding: along one axis after the other `y[j] = x[i_j]`, with `i`
-    the numbers `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
+    Reflect, wrap and edge mode: along one axis after another, `y[j] = x[i_j]`, with `i` the indices
+    `0, 1, ...` padded in the same way; `g` is added at the indices `i`.
     """
     x, g = b.input(0), b.gradient()
     mode = b.text("mode", "constant")
@@ -83,7 +83,7 @@ def _places(
     count: int,
     mode: str,
 ) -> ir.Value:
-    """The numbers `0, 1, ...` of an axis, padded."""
+    """The indices `0, 1, ...` of an axis, padded."""
     if isinstance(size, int) and margins is not None:
         before, after = margins
         kept = np.arange(max(-before, 0), size - max(-after, 0), dtype=np.int64)

@@ -34,7 +34,7 @@ refuses("MaxPool")(column_major)
 
 @register("MaxPool")
 def max_pool(b: Backward) -> Gradients:
-    r"""The gradient of a window goes to its maximum; of equal ones to the first, as in onnxruntime.
+    r"""The gradient of a window goes to its first maximum, as in onnxruntime.
 
         gx[i] = sum_{o: argmax_o = i} g[o]
 
@@ -51,14 +51,14 @@ def max_pool(b: Backward) -> Gradients:
 
 
 def _indices(b: Backward) -> ir.Value:
-    """The second output of a MaxPool, added if it is missing; it carries no gradient."""
+    """The second output of a MaxPool, added if it is missing; it has no gradient."""
     node = b.node
     if len(node.outputs) < 2:
         node.resize_outputs(2)
     indices = node.outputs[1]
     if not indices.name:
         indices.name = b.builder.unique(f"{node.outputs[0].name}/indices")
-    node.attributes.pop("storage_order", None)  # refused where someone else uses the indices
+    node.attributes.pop("storage_order", None)  # refused if other nodes read the indices
     indices.type, indices.shape = ir.TensorType(_INT64), node.outputs[0].shape
     return indices
 
@@ -67,9 +67,9 @@ def _indices(b: Backward) -> ir.Value:
 def average_pool(b: Backward) -> Gradients:
     r"""`y[o] = c[o] sum_t x[o s - p + t d]`: `gx = conv^T(c g)`.
 
-    `c` is one over the number of positions that count. The operator itself gives it: on an image of
-    ones it returns `c[o]` times the number of positions inside. Each channel is a convolution of
-    its own with a weight of ones.
+    `c` is the reciprocal of the number of positions counted. The operator itself gives it: for an
+    image of ones it returns `c[o]` times the number of positions inside. Each channel is a separate
+    convolution with a weight of ones.
     """
     g, x, window = b.gradient(), b.input(0), window_of(b)
     if not window.padded and not b.integer("ceil_mode", 0):
@@ -98,15 +98,15 @@ def _shares(b: Backward, x: ir.Value) -> ir.Value:
 
 
 def _sums(b: Backward, planes: ir.Value) -> ir.Value:
-    """The sum under each window of ``[R, 1, L...]``: pooling with its norm, p = 1, of positives."""
+    """The sum over each window of ``[R, 1, L...]``: LpPool with p = 1 of positive values."""
     kept = {name: a for name, a in b.node.attributes.items() if name in _WINDOW}
     return b.op("LpPool", planes, p=1, **kept)
 
 
 def _transposed_conv_planes(b: Backward, g: ir.Value, window: Window) -> ir.Value:
-    """:func:`transposed_conv` of each channel by itself, with a weight of ones.
+    """:func:`transposed_conv` of each channel separately, with a weight of ones.
 
-    With ``ceil_mode`` the last window may exceed the image; what lies outside is cropped.
+    With ``ceil_mode`` the last window may extend past the image; positions outside are cropped.
     """
     x = b.input(0)
     image = _planes(b, x)
@@ -152,7 +152,7 @@ def _over_norm(b: Backward) -> ir.Value:
 
 
 def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
-    """`sign(x) |x|^(p-1)` times what each position got."""
+    """`sign(x) |x|^(p-1)` times the value of each position."""
     x, p = b.input(0), b.integer("p", 2)
     if p == 2:
         factor = x
@@ -166,7 +166,7 @@ def _lp_gradient(b: Backward, each: ir.Value) -> ir.Value:
 
 @register("GlobalAveragePool")
 def global_average_pool(b: Backward) -> Gradients:
-    r"""`y = 1/n sum x` over space: `gx = g / n` everywhere."""
+    r"""`y = 1/n sum x` over the spatial axes: `gx = g / n` everywhere."""
     g, x = b.gradient(), b.input(0)
     shape = b.shape()
     lengths = [d for d in shape[2:] if isinstance(d, int)]
@@ -181,7 +181,7 @@ def global_average_pool(b: Backward) -> Gradients:
 
 @register("GlobalMaxPool")
 def global_max_pool(b: Backward) -> Gradients:
-    r"""The gradient goes to the maximum of each channel, of equal ones to the first."""
+    r"""The gradient goes to the first maximum of each channel."""
     g, x = b.gradient(), b.input(0)
     flat = b.op("Flatten", x, axis=2)  # [N C, S]
     first = b.op("ArgMax", flat, axis=1, keepdims=1, dtype=_INT64)  # [N C, 1]

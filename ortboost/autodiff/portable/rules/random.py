@@ -15,8 +15,8 @@ __all__: list[str] = []
 def dropout(b: Backward) -> Gradients:
     """`y = x m / (1 - r)` with the mask `m` of the forward pass: `g / (1 - r)` where `m`, else 0.
 
-    Out of training mode, or with the ratio 0, it is the identity. If the mode is computed in the
-    graph, the mask of a Dropout that is off is all true, and its ratio counts as 0.
+    In inference mode, or with a ratio of 0, it is the identity. If the mode is computed in the
+    graph, then in inference mode the mask is all true and the ratio counts as 0.
     """
     g, shape, mode, ratio = b.gradient(), b.output().shape, b.optional(2), b.optional(1)
     fixed_mode = False if mode is None else b.array(2)

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: unrolled before (rewrites/recurrent.py), or refused."""
+"""LSTM, GRU and RNN, which are refused unless ``prepare`` has unrolled them."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ refuses("GRU", "LSTM", "RNN")(unrollable)
 
 @register("GRU", "LSTM", "RNN")
 def recurrent(b: Backward) -> Gradients:
-    """Refuse: nothing recurrent is left unless the rewrite could not unroll it."""
-    raise Refusal(unrollable(b.node) or "it was not written out; run prepare() of the engine")
+    """Refuse: a recurrent node is left only if it could not be unrolled."""
+    raise Refusal(unrollable(b.node) or "it was not unrolled; run prepare() of the engine")

@@ -1,7 +1,7 @@
 r"""Sums, means, norms, extrema and products over axes.
 
 Shapes: data `x`, output `y` with or without the reduced axes, `g` like `y`. `K(v)` is `v` with the
-reduced axes put back as ones, which broadcasts against `x`.
+reduced axes restored with length 1, so that it broadcasts against `x`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Dims = tuple[int | str | None, ...]
 
 
 def _op(b: Backward, op_type: str, *inputs: ir.Value) -> ir.Value:
-    """A node with an output like `x`."""
+    """Create a node whose output has the shape and dtype of `x`."""
     return b.op(op_type, *inputs, dtype=b.dtype, shape=b.input(0).shape)
 
 
 def kept_dims(b: Backward) -> Dims | None:
-    """Shape of `K(y)` where it is known."""
+    """Shape of `K(y)`, if known."""
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
     if shape is None or axes is None:
         return None
@@ -36,7 +36,7 @@ def kept_dims(b: Backward) -> Dims | None:
 
 
 def kept(b: Backward, value: ir.Value) -> ir.Value:
-    """`K(value)` of a value like `y`; one number broadcasts as it is."""
+    """`K(value)` of a value with the shape of `y`; a scalar is returned unchanged."""
     if b.integer("keepdims", 1):
         return value
     axes = reduced_axes(b)
@@ -48,7 +48,7 @@ def kept(b: Backward, value: ir.Value) -> ir.Value:
 
 
 def _all_axes(b: Backward) -> bool:
-    """Whether all axes are reduced for certain, so that `y` has one element."""
+    """Whether certainly all axes are reduced, so that `y` has one element."""
     if b.optional(1) is None:
         return not b.integer("noop_with_empty_axes", 0)
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
@@ -56,9 +56,9 @@ def _all_axes(b: Backward) -> bool:
 
 
 def _kept_shape(b: Backward) -> ir.Value:
-    """Shape of `K(y)` at run time, for axes that are computed: ones written at the axes.
+    """Shape of `K(y)` at run time for computed axes: the shape of `x` with ones at the axes.
 
-    No axes at all mean every axis (with ``noop_with_empty_axes``: none).
+    Empty axes mean all axes (with ``noop_with_empty_axes``: none).
     """
     axes = b.cast(b.input(1), _INT64)
     full = b.shape_of(b.input(0))
@@ -85,7 +85,7 @@ def _expand_to_input(b: Backward, value: ir.Value) -> ir.Value:
 
 
 def _share(b: Backward) -> ir.Value:
-    """One over the number of elements that are reduced to one."""
+    """The reciprocal of the number of elements reduced to one."""
     shape, axes = known_shape(b.input(0)), reduced_axes(b)
     if shape is not None and axes is not None:
         lengths = [shape[axis] for axis in axes]
@@ -141,7 +141,7 @@ def _log_sum_exp(b: Backward) -> ir.Value:
 
 
 def _extremum(b: Backward) -> ir.Value:
-    """`max(x)`: `K(g / n)` where `x = K(y)`, n the number of those: ties share evenly."""
+    """`max(x)`: `K(g / n)` where `x = K(y)`, with n the number of ties."""
     hit = b.op("Equal", b.input(0), kept(b, b.output()), dtype=_BOOL, shape=b.input(0).shape)
     ones = b.cast(hit)
     options = _options(b)
@@ -151,7 +151,7 @@ def _extremum(b: Backward) -> ir.Value:
 
 
 def _options(b: Backward) -> dict[str, int]:
-    """The attributes that say which axes are reduced and kept."""
+    """The attributes that determine the reduced axes and the shape."""
     return {
         "noop_with_empty_axes": b.integer("noop_with_empty_axes", 0),
         "keepdims": b.integer("keepdims", 1),
@@ -163,7 +163,7 @@ def _op_where(b: Backward, condition: ir.Value, yes: ir.Value, no: ir.Value) -> 
 
 
 def _prod(b: Backward) -> ir.Value:
-    r"""`y = prod(x)`: the product of the others, right with zeros too.
+    r"""`y = prod(x)`: the product of the other factors, correct even with zeros.
 
     With `z` zeros among the factors and `q` the product of the factors that are not 0:
 
@@ -210,7 +210,7 @@ _NOOP_IS_IDENTITY = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "Redu
 
 @register(*NORMS)
 def _reduction(b: Backward) -> Gradients:
-    """One gradient, by the table; that of the identity where no axis is reduced."""
+    """The gradient by :data:`NORMS`, or that of the identity if no axis is reduced."""
     if reduced_axes(b) == () and b.node.op_type in _NOOP_IS_IDENTITY:
         return [b.gradient()]
     return [NORMS[b.node.op_type](b)]

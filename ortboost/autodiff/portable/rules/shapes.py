@@ -1,6 +1,6 @@
-r"""Operators that move elements and compute nothing: the gradient moves them back.
+r"""Operators that only move elements: the gradient moves them back.
 
-`g` is the gradient of the output. What was left out gets 0, what was repeated is summed.
+`g` is the gradient of the output. Omitted elements get 0; gradients of repeated ones are summed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def transpose(b: Backward) -> Gradients:
 
 @register("Concat")
 def concat(b: Backward) -> Gradients:
-    """`y = [x1, x2, ...]`: each input gets its part of `g`; Split for all, Slice for some."""
+    """`y = [x1, x2, ...]`: each input gets its part of `g`; Split if all need one, else Slice."""
     g, count = b.gradient(), len(b.node.inputs)
     if count == 1:
         return [g]
@@ -77,7 +77,7 @@ def concat(b: Backward) -> Gradients:
 
 @register("Split")
 def split(b: Backward) -> Gradients:
-    """`y1, y2, ... = x` in parts: `[g1, g2, ...]` joined, zeros for parts the loss does not use."""
+    """`y1, y2, ... = x` in parts: `[g1, g2, ...]`, with zeros for parts the loss ignores."""
     axis = b.axis("axis", 0)
     parts = [b.gradient_or_zeros(i) for i in range(len(b.node.outputs))]
     shape = b.input(0).shape
@@ -92,7 +92,7 @@ def expand(b: Backward) -> Gradients:
 
 @register("Tile")
 def tile(b: Backward) -> Gradients:
-    """`y = x` repeated `r` times an axis: `g` as `[r0, d0, r1, d1, ...]`, summed over the `r`."""
+    """`y = x` repeated `r` times per axis: `g` as `[r0, d0, r1, d1, ...]`, summed over `r`."""
     x, repeats = b.input(0), b.array(1)
     rank = b.rank()
     if rank == 0:
@@ -118,7 +118,7 @@ def tile(b: Backward) -> Gradients:
 
 @register("Trilu")
 def trilu(b: Backward) -> Gradients:
-    """`y = x` on one side of a diagonal, 0 elsewhere: so is the gradient."""
+    """`y = x` on one side of a diagonal, 0 elsewhere: the same for the gradient."""
     shape = b.input(0).shape
     upper = b.integer("upper", 1)
     return [b.op("Trilu", b.gradient(), b.optional(1), upper=upper, shape=shape)]
@@ -126,7 +126,7 @@ def trilu(b: Backward) -> Gradients:
 
 def _image(b: Backward) -> list[Size]:
     if b.rank() != 4:
-        raise Refusal("its input has not four dimensions")
+        raise Refusal("its input does not have four dimensions")
     return [length(b, b.input(0), axis) for axis in range(4)]
 
 

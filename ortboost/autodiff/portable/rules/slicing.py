@@ -1,4 +1,4 @@
-r"""The gradient of Slice: the slice set into zeros."""
+r"""The gradient of Slice: the slice padded with zeros."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def _slice_refused(node: ir.Node) -> str | None:
 
 @register("Slice")
 def slice_(b: Backward) -> Gradients:
-    """`y = x[start:end:step]`: `g` set into zeros at the same indices.
+    """`y = x[start:end:step]`: `g` written into zeros at the same indices.
 
-    A negative step: `g` reversed, from the lowest index up. A step `s > 1`: `s - 1` zeros between
-    the elements. Then one Pad puts zeros before and after.
+    For a negative step, `g` is reversed to ascending indices. For a step `s > 1`, `s - 1` zeros are
+    inserted between the elements. Then one Pad adds the zeros before and after.
     """
     x, g = b.input(0), b.gradient()
     steps = b.array(4)
@@ -60,7 +60,7 @@ def slice_(b: Backward) -> Gradients:
         if step < 0:
             last, behind = b.ints(-1), b.ints(-(2**62))
             g = b.op("Slice", g, last, behind, b.ints(axis), b.ints(-1), shape=g.shape)
-            # the lowest place: start + (taken - 1) * step
+            # the lowest index: start + (taken - 1) * step
             start = computed(
                 b, "Add", start, computed(b, "Mul", computed(b, "Sub", taken, 1), step)
             )
@@ -81,7 +81,7 @@ def _size_of(b: Backward, value: ir.Value, axis: int) -> Size:
 
 
 def _start(b: Backward, place: int, size: Size, step: int, starts: np.ndarray | None) -> Size:
-    """The first place, counted from the front and kept inside."""
+    """The first index, non-negative and clipped to the axis."""
     if starts is not None:
         start = int(starts.reshape(-1)[place])
         if isinstance(size, int):

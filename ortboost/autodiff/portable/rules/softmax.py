@@ -1,4 +1,4 @@
-r"""Operators along one axis that keep its length: softmax and running sums."""
+r"""Operators along one axis that keep its length: softmax and cumulative sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__: list[str] = []
 
 @register("CumSum")
 def cum_sum(b: Backward) -> Gradients:
-    """Running sums along an axis: `g` summed from the other end."""
+    """Cumulative sums along an axis: `g` summed from the other end."""
     reverse, exclusive = 1 - b.integer("reverse", 0), b.integer("exclusive", 0)
     axis, shape = b.input(1), b.input(0).shape
     found = b.op("CumSum", b.gradient(), axis, reverse=reverse, exclusive=exclusive, shape=shape)

@@ -1,4 +1,4 @@
-"""The weight gradient of a convolution of any form, as a convolution again."""
+"""The weight gradient of any form of convolution, as another convolution."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def swapped(
 
         gw[m, c, t] = sum_{n, o} x'[c, n, t d - p + o s] g'[m, n, o]
 
-    If the last windows do not reach the end of the image, it has more taps than needed.
+    If the last windows do not reach the end of the image, the result has extra taps, which are
+    cropped.
     """
     spatial = window.spatial
     order = [1, 0, *range(2, 2 + spatial)]
@@ -35,7 +36,7 @@ def swapped(
         group=groups,
     )  # [C/G, M, k... and more]
     if not isinstance((known_shape(x) or (None,))[0], int):
-        # onnxruntime 1.31 leaves the memory as it was where there are no channels to sum over
+        # onnxruntime 1.31 leaves the output uninitialized if there are no channels to sum over
         some = b.op("Greater", b.op("Size", x, dtype=_INT64), b.const(0, _INT64), dtype=_BOOL)
         found = b.op("Where", some, found, b.const(0.0), dtype=b.dtype)
     turned = b.op("Transpose", found, perm=order)

@@ -1,4 +1,4 @@
-r"""The sliding window that convolutions and pools share, and sums over its positions.
+r"""The sliding window of convolutions and pools, and transposed convolution.
 
 Along each spatial axis, with `k` taps, stride `s`, dilation `d` and pads `p` before and `q` after,
 an axis of length `L` has `O = floor((L + p + q - (k - 1) d - 1) / s) + 1` windows (`ceil` with
@@ -23,7 +23,7 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class Window:
-    """The attributes of a window, each one number for each spatial axis.
+    """The attributes of a window, one value per spatial axis each.
 
     Args:
         kernel: Number of taps, `k`.
@@ -46,7 +46,7 @@ class Window:
 
     @property
     def pads(self) -> list[int]:
-        """All begins, then all ends, as the attribute of the operators."""
+        """All begins, then all ends, as in the ``pads`` attribute."""
         return [*self.begins, *self.ends]
 
     @property
@@ -61,12 +61,12 @@ class Window:
 
     @property
     def pointwise(self) -> bool:
-        """Whether each window is the one position with its own number."""
+        """Whether window `o` consists only of position `o`."""
         ones = (1,) * self.spatial
         return self.kernel == ones and self.strides == ones and not self.padded
 
     def attributes(self) -> dict[str, Any]:
-        """As attributes of a convolution or a pool."""
+        """The attributes of a convolution or pool with this window."""
         return {
             "kernel_shape": list(self.kernel),
             "strides": list(self.strides),
@@ -75,7 +75,7 @@ class Window:
         }
 
     def rest(self, axis: int, length: Dim) -> int | None:
-        """Positions at the end of a padded axis that no window reaches; unknown for a symbol."""
+        """Positions at the end of a padded axis that no window covers; ``None`` if unknown."""
         if self.strides[axis] == 1:
             return 0
         if not isinstance(length, int):
@@ -85,14 +85,14 @@ class Window:
 
 
 def window_of(site: Site, weight: int | None = None) -> Window:
-    """The window of a node, `auto_pad` written out.
+    """The window of a node, with `auto_pad` converted to pads.
 
     Args:
         site: The node.
-        weight: Input whose shape gives the kernel if the attribute is missing.
+        weight: Index of the input whose shape gives the kernel if the attribute is missing.
 
     Raises:
-        Refusal: The sizes are not known.
+        Refusal: The sizes are unknown.
     """
     spatial = site.rank() - 2
     kernel = site.integers("kernel_shape")
@@ -100,7 +100,7 @@ def window_of(site: Site, weight: int | None = None) -> Window:
         dims = (known_shape(site.input(weight)) or ())[2:]
         kernel = tuple(dim for dim in dims if isinstance(dim, int))
     if kernel is None or len(kernel) != spatial or spatial < 1:
-        raise Refusal("its kernel shape is unknown; give the model's inputs shapes")
+        raise Refusal("its kernel shape is unknown; give the shapes of the model's inputs")
     pads = same_pads(site)
     return Window(
         kernel=kernel,
@@ -112,7 +112,7 @@ def window_of(site: Site, weight: int | None = None) -> Window:
 
 
 def bare_site(node: ir.Node) -> Site:
-    """A site for conditions, which only ask: no node can be made at it."""
+    """A read-only site for conditions: it cannot create nodes."""
     return Site(node, None, 0)  # type: ignore[arg-type]
 
 
@@ -136,25 +136,27 @@ def transposed_conv(
     *,
     overhang: bool = False,
 ) -> ir.Value:
-    r"""The transpose of a convolution: each window adds its value to the positions it sees.
+    r"""The transpose of a convolution: each window adds its value to its positions.
 
         gx[n, c, o s - p + t d] += sum_m g[n, m, o] w[m, c, t]
 
-    ConvTranspose alone leaves out the positions after the last window: they are added as
-    ``output_padding``, exactly if their number is known, else as many as possible and then cropped.
+    ConvTranspose alone omits the positions after the last window: ``output_padding`` adds exactly
+    these if their number is known, else as many as possible, which are then cropped.
 
     Args:
-        site: Where nodes are made.
+        site: Receives the nodes.
         g: ``[N, M, O...]``.
         weight: ``[M, C/groups, k...]``, the weight of the forward convolution.
-        window: Its window.
+        window: The window of the forward convolution.
         like: Value with the shape of the result, ``[N, C, L...]``.
-        groups: Its number of groups.
-        overhang: Windows may exceed the end of the image, whatever the padding there.
+        groups: Number of groups of the forward convolution.
+        overhang: Whether windows may extend past the end of the image, regardless of the padding.
     """
     shape = known_shape(like)
     if shape is None:
-        raise Refusal(f"the rank of '{like.name}' is unknown; give the model's inputs shapes")
+        raise Refusal(
+            f"the rank of '{like.name}' is unknown; give the shapes of the model's inputs"
+        )
     rests: list[int | None]
     rests = [window.rest(axis, shape[2 + axis]) for axis in range(window.spatial)]
     exact = all(rest is not None for rest in rests) and not overhang

@@ -1,4 +1,4 @@
-"""Lengths that must be equal get one name, so that no node is spent on summing nothing."""
+"""Lengths that must be equal get one name, so that no nodes are added to sum them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN written out step by step; Attention as the standard defines it."""
+"""LSTM, GRU and RNN unrolled; Attention expanded as the standard defines it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recurrent(
     inputs += [f"float[{d},B,{H}] h"] if state else []
     cell = op == "LSTM" and state
     inputs += [f"float[{d},B,{H}] c"] if cell else []
-    # no input in the middle is left out in text form: an empty name stands for it
+    # the text format writes an omitted input in the middle as an empty name
     given = f"x, w, u, {'b' if bias else ''}, , {'h' if state else ''}"
     given += ", c" if cell else ""
     given = given.rstrip(", ") if not state else given
@@ -43,7 +43,7 @@ def recurrent(
 
 
 def differences(model: ir.Model, wrt: list[str], feeds) -> dict[str, np.ndarray]:
-    """Central differences of the runtime itself: the reference knows one direction only."""
+    """Central differences of the runtime itself: the reference supports only one direction."""
     from tests.support import session
 
     opened = session(model)
@@ -103,7 +103,7 @@ def test_what_cannot_be_written_out_is_refused():
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_attention(causal, heads):
-    """Grouped queries too; what comes out is of opset 18 and runs everywhere."""
+    """Grouped queries too; the result uses opset 18 and runs everywhere."""
     model = graph(
         f"""g (float[2,4,3,5] q, float[2,{heads},3,5] k, float[2,{heads},3,5] v) => (float loss) {{
         y = Attention<is_causal = {causal}>(q, k, v) p = Mul(y, y)

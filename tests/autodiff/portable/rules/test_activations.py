@@ -1,4 +1,4 @@
-"""Activations at their corners, at large values, and with gradients that overflowed."""
+"""Activations at their kinks, at large values, and with overflowed gradients."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_half_precision_far_from_zero(text):
     [("Relu", -1.0, 1.0), ("ThresholdedRelu<alpha = 0.5>", 0.2, 0.7), ("Shrink", 0.2, 0.9)],
 )
 def test_infinite_gradient_of_a_masked_position(text, masked, open_):
-    """In float16 it gives 0, as the kernels of the native engine do; elsewhere it stays infinite."""
+    """In float16 it gives 0, like the kernels of the native engine; otherwise not finite."""
     model = graph(f"""g (float16[2] x, float16[2] k) => (float loss) {{
         y = {text}(x) s = Mul(y, k) t = Cast<to = 1>(s) loss = ReduceSum<keepdims = 0>(t) }}""")
     result = differentiate(model, "loss", ["x"], "portable")

@@ -1,4 +1,4 @@
-"""``If`` differentiates through both branches; what cannot is refused with a reason."""
+"""``If`` is differentiated through both branches, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(then: str, other: str, tail: str = SQUARE, two: bool = False) -> ir.Mod
 
 
 def value_names(model: ir.Model) -> collections.Counter[str]:
-    """How often each name is given, branches included."""
+    """How often each name is defined, branches included."""
     nodes = model.graph.all_nodes()
     return collections.Counter(out.name for node in nodes for out in node.outputs if out.name)
 
@@ -53,7 +53,7 @@ def assert_both_branches(model: ir.Model, wrt: list[str]) -> ir.Model:
     result = differentiate(model, "loss", wrt, "portable")
     onnx.checker.check_model(ir.to_proto(result), full_check=True)
     before, after = value_names(model), value_names(result)
-    assert all(after[name] <= max(before[name], 1) for name in after)  # no name is given anew
+    assert all(after[name] <= max(before[name], 1) for name in after)  # no name is defined twice
     for choice in (True, False):
         given = {**feeds, "c": np.array(choice)}
         expected = numeric_gradients(model, "loss", wrt, given)

@@ -19,7 +19,7 @@ from tests.support import run
 
 
 def make(case: dict, declared: str = "sizes", *, bias: bool = True):
-    """`loss = sum(conv(x, w, b) r)` and its feeds; `declared` says how much is known of shapes."""
+    """`loss = sum(conv(x, w, b) r)` and its feeds; `declared` is the declared static shape."""
     x, w, out = case["x"], case["w"], case["out"]
     attributes = ", ".join(
         f"{name} = {list(value) if isinstance(value, tuple) else value}"
@@ -35,7 +35,7 @@ def make(case: dict, declared: str = "sizes", *, bias: bool = True):
     text, weight, weights = (",".join(map(str, shape)) for shape in (dims, w, result))
     count = out[1]
     known = ""
-    if declared == "result":  # as files say it whose image was resized to a computed size
+    if declared == "result":  # as in files with an image resized to a computed size
         known = f"<float[N,{','.join(map(str, out[1:]))}] y>"
     model = graph(
         f"""g (float[{text}] x, float[{weight}] w, float[{count}] b, float[{weights}] r)
@@ -139,12 +139,14 @@ def plain(x: tuple, w: tuple, **changes) -> dict:
 
 
 @given(convolutions(), DECLARED)
-@example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "sizes")  # pointwise, one product for each image
+@example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "sizes")  # pointwise, one product per image
 @example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "symbols")
 @example(plain((2, 3, 4, 4), (5, 3, 1, 1)), "result")
 @example(plain((2, 16, 1, 1), (64, 16, 1, 1)), "batch")  # pointwise, one product for all
 @example(plain((2, 17, 5, 5), (3, 17, 3, 3), pads=(1, 1, 1, 1)), "symbols")  # taps
-@example(plain((2, 16, 8, 8), (2, 16, 3, 3), pads=(1, 1, 1, 1)), "batch")  # taps, by images
+@example(
+    plain((2, 16, 8, 8), (2, 16, 3, 3), pads=(1, 1, 1, 1)), "batch"
+)  # taps, one product per image
 @example(plain((2, 5, 7, 6), (3, 5, 3, 3), strides=(2, 2)), "batch")  # rows
 @example(plain((2, 1, 8, 8), (6, 1, 5, 5), pads=(2, 2, 2, 2)), "batch")  # swapped
 @example(plain((2, 3, 5, 5), (3, 1, 3, 3), pads=(1, 0, 2, 1), group=3), "symbols")  # depthwise
@@ -160,7 +162,7 @@ def test_transposed_convolution(case, declared):
 
 
 @given(convolutions())
-@example(plain((1, 2, 1, 1, 1), (2, 1, 1, 1, 1), group=2))  # the native engine refuses it
+@example(plain((1, 2, 1, 1, 1), (2, 1, 1, 1, 1), group=2))  # the native engine rejects it
 @settings(max_examples=40, deadline=None)
 def test_same_as_the_native_engine(case):
     try:
@@ -168,7 +170,7 @@ def test_same_as_the_native_engine(case):
     except DependencyError as error:
         pytest.skip(str(error))
     model, feeds = make(case)
-    if case["attributes"]["group"] > 1 and len(case["x"]) == 5:  # never run: it damages the memory
+    if case["attributes"]["group"] > 1 and len(case["x"]) == 5:  # not run: it corrupts memory
         with pytest.raises(ModelError, match="in groups over three axes"):
             differentiate(model, "loss", ["x", "w", "b"], "native")
         return
@@ -191,8 +193,8 @@ def test_auto_pad(mode, strides):
     assert_gradients(model, ["x", "w"], random_feeds(model), engine="portable")
 
 
-# A product over nothing is 0; in onnxruntime 1.19 a fused one leaves the memory as it finds it.
-# Steppers refuse empty batches.
+# A product over no elements is 0; a fused one in onnxruntime 1.19 leaves its output uninitialized.
+# Steppers reject empty batches.
 NOTHING_IS_ZERO = int(onnxruntime.__version__.split(".")[1]) > 19
 
 
@@ -220,7 +222,7 @@ def test_a_weight_used_twice_gets_both_gradients():
 
 @pytest.mark.parametrize("side", [16, 4])
 def test_the_factor_of_a_normalization_goes_into_the_weight(side):
-    """Where the image is large, what multiplies each channel of it multiplies the weight instead."""
+    """For large images, the weight is multiplied by the channel factors instead of the image."""
     model = graph(
         f"""g (float[2,2,{side},{side}] x, float[16,2,3,3] w, float[16] s, float[16] t, float[16] m,
                float[16] v, float[2,16,{side},{side}] r) => (float loss) {{

@@ -1,4 +1,4 @@
-"""Gathers and scatters: repeated and negative places, large tables, several threads."""
+"""Gathers and scatters: repeated and negative indices, large tables, several threads."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_scatter_that_multiplies_is_refused():
 
 
 def test_scatter_nd_that_adds_is_exact_with_threads():
-    """The kernel of onnxruntime loses numbers; it is not used."""
+    """The kernel of onnxruntime loses updates; it is not used."""
     model = graph(
         """g (float[5,8] x, int64[N,1] i, float[N,8] u) => (float[5,8] y) {
         y = ScatterND<reduction = "add">(x, i, u) }"""

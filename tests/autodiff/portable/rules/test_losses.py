@@ -1,4 +1,4 @@
-"""Losses that are one operator: every reduction, ignored labels, class weights, any rank."""
+"""Loss operators: every reduction, ignored labels, class weights, any rank."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_form(op_type, reduction, ignore, weight, spatial):
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("mark", [-1, 255])
 def test_ignored_labels_outside_the_classes(op_type, reduction, mark):
-    """As if their rows were not there; the mean is that of the others."""
+    """As if their rows were absent; the mean is over the others."""
     attributes = f'reduction = "{reduction}", ignore_index = {mark}'
     labels = np.array([1, mark, 3, mark])
     model = make(op_type, attributes=attributes)
@@ -97,7 +97,7 @@ def test_log_probabilities_used_too():
 
 @pytest.mark.parametrize("op_type", LOSSES)
 def test_no_label_counts(op_type):
-    """0 and no gradient, as onnxruntime-training has it for the cross entropy."""
+    """0 and no gradient, like the cross entropy of onnxruntime-training."""
     model = make(op_type, attributes="ignore_index = -100", tail="loss = Identity(l)")
     feeds = feeds_for(model, (3, 4), np.full(3, -100))
     found = run(differentiate(model, "loss", ["x"], "portable"), feeds)
@@ -137,7 +137,7 @@ def test_checks_and_keeps_names():
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("op_type", LOSSES)
 def test_where_no_label_counts_loss_and_gradient_are_zero(op_type, weight, engine):
-    """torch answers nan, and the training is lost; such a batch teaches nothing instead."""
+    """torch returns NaN and ruins the training; here such a batch has no effect."""
     model = make(op_type, ",2", "ignore_index = -100", weight=weight)
     feeds = feeds_for(model, (3, 4, 2), np.full((3, 2), -100))
     work = model.clone()

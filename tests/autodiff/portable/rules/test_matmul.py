@@ -1,4 +1,4 @@
-"""Matrix products in all ranks, whatever is known of the shapes; einsums."""
+"""Matrix products of all ranks, with known and unknown shapes; einsums."""
 
 from __future__ import annotations
 

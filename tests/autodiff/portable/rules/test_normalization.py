@@ -55,7 +55,7 @@ def test_batch_norm_is_rewritten_once():
 
 
 def test_batch_norm_with_a_large_mean():
-    """Mean 1,000 times the deviation: the digits that are left are those of the input."""
+    """With a mean 1,000 times the deviation, accuracy is limited only by the input."""
     model = batch_norm("8,3,16,16", ", training_mode = 1, momentum = 0.0", outputs="y, mm, vv")
     feeds = random_feeds(model)
     feeds["x"] = (feeds["x"] + 1000.0).astype(np.float32)
@@ -80,7 +80,7 @@ def test_batch_norm_with_a_large_mean():
 
 @pytest.mark.parametrize("training", [0, 1])
 def test_batch_norm_in_half_precision(training):
-    """In float32 inside: sums of squares of float16 would be infinite."""
+    """Computed in float32: sums of squares in float16 would be infinite."""
     outputs, more = ("y, mm, vv", ", training_mode = 1") if training else ("y", "")
     model = graph(
         f"""g (float[64,3,9] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float loss) {{
@@ -152,7 +152,7 @@ needs_23 = pytest.mark.skipif(onnx.defs.onnx_opset_version() < 23, reason="needs
 @needs_23
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_rms_norm(axis):
-    """Written out, it runs where opset 23 is not known: the numbers are numpy's."""
+    """Expanded, it runs without support for opset 23, and matches numpy."""
     own = "5" if axis == -1 else "4,5"
     model = graph(
         f"""g (float[N,4,5] x, float[{own}] s, float[N,4,5] r) => (float loss) {{
@@ -162,7 +162,7 @@ def test_rms_norm(axis):
     feeds = random_feeds(model)
     result = differentiate(model, "loss", ["x", "s"], "portable")
     assert "RMSNormalization" not in {node.op_type for node in result.graph}
-    result.opset_imports[""] = 18  # nothing is left that needs more
+    result.opset_imports[""] = 18  # no operator requires a newer opset
     infer_shapes(result)
     found = run(result, feeds)
     x, s, r = (feeds[name].astype(np.float64) for name in "xsr")
@@ -185,7 +185,7 @@ def test_rms_norm(axis):
 
 
 def test_statistics_that_are_computed_from_the_data_are_refused():
-    """No gradient would flow through them, and nobody would see it."""
+    """No gradient would flow through them, without an error."""
     model = graph(
         """g (float[2,3,4] x, float[3] s, float[3] b) => (float loss) {
           axes = Constant<value = int64[2] {0, 2}>()

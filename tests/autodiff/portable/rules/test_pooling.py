@@ -36,7 +36,7 @@ def windows(draw, dilated: bool = True) -> tuple[tuple[int, ...], dict]:
         stride, begin = attributes["strides"][axis], attributes["pads"][axis]
         rest = length + begin + attributes["pads"][nd + axis] - reach
         if -(-rest // stride) * stride >= length + begin:
-            # a last window that sees nothing of the image: runtimes differ on whether it is there
+            # a last window entirely outside the image: runtimes disagree on it
             attributes["ceil_mode"] = 0
     return space, attributes
 
@@ -51,7 +51,8 @@ def make(op: str, x: tuple, attributes: dict, declared: str = "sizes", opset: in
     written = ", ".join(f"{name} = {value}" for name, value in attributes.items())
     rank = ",".join(f"R{axis}" for axis in range(len(x)))
     return graph(
-        f"""g (float[{",".join(map(str, dims))}] x, float[{rank}] r) => (float loss, float[{rank}] y) {{
+        f"""g (float[{",".join(map(str, dims))}] x, float[{rank}] r)
+            => (float loss, float[{rank}] y) {{
         y = {op}{f"<{written}>" if written else ""}(x) s = Mul(y, r)
         loss = ReduceSum<keepdims = 0>(s) }}""",
         opset,
@@ -108,7 +109,7 @@ def test_average_pool_is_the_transpose_of_what_the_runtime_does(window, counted,
     space, attributes = window
     attributes = {**attributes, "count_include_pad": counted}
     elements = int(np.prod(space))
-    # row e of this matrix is what the pool makes of an image that is 1 at element e
+    # row e of this matrix is the pooled image that is 1 at element e
     basis = np.eye(elements, dtype=np.float32).reshape(elements, 1, *space)
     zeros = np.zeros((1,) * basis.ndim, np.float32)
     linear = run(make("AveragePool", basis.shape, attributes), {"x": basis, "r": zeros})["y"]

@@ -1,4 +1,4 @@
-"""Dropout: its gradient has the mask of the same run, and a seed repeats it."""
+"""Dropout: its gradient uses the mask of the same run, and a seed reproduces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions over fixed, computed, absent and negative axes; running sums; softmax."""
+"""Reductions over fixed, computed, absent and negative axes; cumulative sums; softmax."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_forms_that_are_decomposed_still_work():
 
 @pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin"])
 def test_extrema_behind_a_convolution_of_unknown_length(op_type):
-    """The rule of the convolution chooses its form by the shape that the gradient is said to have."""
+    """The convolution's rule selects its form by the declared shape of the gradient."""
     model = graph(f"""g (float[N,2,L] x, float[3,2,1] w) => (float loss) <int64[1] last = {{2}}> {{
         a = Abs(x) c = Conv<kernel_shape=[1]>(a, w) m = {op_type}<keepdims=0>(c, last)
         z = Mul(m, m) loss = ReduceSum<keepdims=0>(z) }}""")

@@ -1,4 +1,4 @@
-"""Operators that move elements: the gradient is the adjoint, whatever is known of the shapes."""
+"""Operators that move elements: the gradient is the adjoint, for all declared shapes."""
 
 from __future__ import annotations
 
@@ -147,7 +147,8 @@ def test_concat(wrt, dims):
     a, b, c = dims
     model = graph(
         f"""g (float[2,{a}] x, float[2,{b}] u, float[2,{c}] w) => (float loss) {{
-        y = Concat<axis = -1>(x, u, w) q = Mul(y, y) z = Exp(q) loss = ReduceSum<keepdims = 0>(z) }}"""
+        y = Concat<axis = -1>(x, u, w) q = Mul(y, y) z = Exp(q)
+          loss = ReduceSum<keepdims = 0>(z) }}"""
     )
     assert_gradients(model, wrt, random_feeds(model), engine="portable")
 
@@ -182,7 +183,7 @@ def test_split_by_number():
     ],
 )
 def test_zeros_around_between_transposes(body):
-    """The runtime's optimizer, where it moves a Transpose through a Pad, takes pads for those of all axes."""
+    """When moving a Transpose through a Pad, the runtime's optimizer ignores its axes."""
     model = graph(
         "g (float[N,3,4] x, float[3,4] w) => (float loss) <int64[1] one = {1}, int64[1] two = {2}, "
         "int64[1] big = {9}, int64[1] axes = {2}, int64[2] pads = {1, 2}> "
