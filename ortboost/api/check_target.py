@@ -20,6 +20,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from ortboost.api.image_settings import images_of
 from ortboost.api.run_folder import refuse_part
 from ortboost.core.errors import UsageError
 from ortboost.deploy.targets import get_checker
@@ -33,6 +34,7 @@ from ortboost.deploy.tolerance import tolerance_for
 from ortboost.graph.io import ModelSource, load_model
 from ortboost.runtime.model_evaluator import ModelEvaluator
 from ortboost.training.data import batch_axes, open_source, pad_batch, static_batch
+from ortboost.training.data.images import ImageConfig
 
 __all__ = ["build_engine", "check_for", "load_batches", "mend", "read_shapes"]
 
@@ -97,8 +99,9 @@ def mend(
     refuse_part(out)
     feeds = None
     if verify is not None:
-        specs = ModelEvaluator(load_model(model), device="cpu").inputs
-        feeds = load_batches(specs, verify, split, batch_size, mapping)
+        loaded = load_model(model)
+        specs = ModelEvaluator(loaded, device="cpu").inputs
+        feeds = load_batches(specs, verify, split, batch_size, mapping, images_of(loaded))
     return fix_for_tensorrt(
         model,
         out,
@@ -151,7 +154,8 @@ def build_engine(
     if verify is not None:
         specs = ModelEvaluator(model, device="cpu").inputs
         best = profiles[0].optimum[0] if profiles else 64
-        batches = load_batches(specs, verify, split, best, mapping)
+        images = images_of(load_model(model))
+        batches = load_batches(specs, verify, split, best, mapping, images)
         whole = [batch for batch in batches if len(next(iter(batch.values()))) == best]
         feeds = whole or batches
     return engine.build_engine(
@@ -172,6 +176,7 @@ def load_batches(
     split: str = "test",
     batch_size: int = 64,
     mapping: Mapping[str, str] | None = None,
+    images: ImageConfig | None = None,
 ) -> list[Mapping[str, NDArray[Any]]]:
     """Read data as batches for these inputs; a fixed batch size is filled up.
 
@@ -181,9 +186,11 @@ def load_batches(
         split: Which part of a data file with several.
         batch_size: Samples a batch where the inputs leave it open.
         mapping: Input name to the key of its array.
+        images: How images become inputs.
     """
     fixed = static_batch(inputs)
-    batches = open_source(data, inputs, split, fixed or batch_size, mapping).epoch(0)
+    source = open_source(data, inputs, split, fixed or batch_size, mapping, images=images)
+    batches = source.epoch(0)
     axes = batch_axes(inputs)
     return [batch if fixed is None else pad_batch(batch, fixed, axes=axes)[0] for batch in batches]
 

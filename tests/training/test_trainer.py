@@ -15,6 +15,7 @@ from linear_stepper import LinearEvaluator, LinearStepper, make_data
 
 from ortboost.core.errors import ConfigError, DivergedError, UsageError
 from ortboost.core.loss_scale import DynamicScaleConfig, FixedScaleConfig
+from ortboost.training import trainer as trainer_module
 from ortboost.training.callbacks import BestModel, Callback, EarlyStopping, Goal
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.config import TrainConfig
@@ -86,10 +87,10 @@ def test_it_learns_and_says_so():
     assert not [t for t in threading.enumerate() if t.name == "ortboost-prefetch"]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_prefetch_changes_nothing(depth):
+@pytest.mark.parametrize("how", [{"prefetch": 0}, {"prefetch": 1}, {"prefetch": 3}, {"workers": 3}])
+def test_reading_ahead_changes_nothing(how):
     stepper = LinearStepper()
-    trainer_for(stepper, prefetch=depth).fit(train_source(stepper))
+    trainer_for(stepper, **how).fit(train_source(stepper))
     expected = LinearStepper()
     source = train_source(expected)
     for epoch in range(2):
@@ -99,6 +100,33 @@ def test_prefetch_changes_nothing(depth):
             expected.step(batch, hyper, seed=step_seed(0, step))
     assert stepper.state()["w"].tobytes() == expected.state()["w"].tobytes()
     assert stepper.seen == expected.seen
+
+
+def test_the_share_of_time_that_steps_wait_is_measured(monkeypatch, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr(trainer_module.time, "perf_counter", lambda: clock[0])
+
+    class Slow(LinearStepper):
+        def step(self, *arguments, **more):
+            clock[0] += 1
+            return super().step(*arguments, **more)
+
+    class Late:
+        steps_per_epoch = 6
+
+        def __init__(self, source):
+            self.fingerprint, self._source = source.fingerprint, source
+
+        def epoch(self, epoch, start=0):
+            for batch in self._source.epoch(epoch, start):
+                clock[0] += 3
+                yield batch
+
+    stepper = Slow()
+    log = EventLog(tmp_path / "log.jsonl")
+    trainer = trainer_for(stepper, log=log, prefetch=0, epochs=2)
+    assert trainer.fit(Late(train_source(stepper))).data_wait == 0.75
+    assert read_log(log.path)[-1]["data_wait"] == 0.75
 
 
 def test_the_learning_rate_counts_applied_updates_only():
