@@ -23,7 +23,7 @@ from ortboost.training.plot import plot_runs
 __all__ = ["RunInfo", "follow", "runs"]
 
 _DEEP: Final = 3  # folders below the one that is named
-_STOPPED: Final = "stopped: no process trains it, as far as its folder tells"
+_STOPPED: Final = "stopped: no process trains it"
 _OF_TRAINING: Final = ("batch_size", "seed", "processes", "device", "learning_rate")
 
 

@@ -77,9 +77,12 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
     began: tuple[float, int] | None = None
     with Live(console=Screen(), auto_refresh=False) as live:
         for history, _ in follow(run, seconds=seconds):
-            if began is None or history.step < began[1]:
-                began = time.monotonic(), history.step
-            live.update(_screen(history, run, time.monotonic() - began[0], began[1]), refresh=True)
+            if history.step and (began is None or history.step < began[1]):
+                began = time.monotonic(), history.step  # what came before is not its pace
+            pace = 0.0
+            if began is not None and history.step > began[1]:
+                pace = (history.step - began[1]) / (time.monotonic() - began[0])
+            live.update(_screen(history, run, pace), refresh=True)
     return history
 
 
@@ -132,8 +135,8 @@ def sparkline(values: Sequence[float], width: int = _WIDE) -> str:
     return "".join(_BARS[round((m - least) * top)] if math.isfinite(m) else " " for m in means)
 
 
-def _screen(history: RunHistory, run: Path, passed: float, first: int) -> RenderableType:
-    """What a terminal shows."""
+def _screen(history: RunHistory, run: Path, pace: float) -> RenderableType:
+    """What a terminal shows, at so many steps a second."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -151,7 +154,6 @@ def _screen(history: RunHistory, run: Path, passed: float, first: int) -> Render
     head = text("  ·  ".join(word for word in words if word), "bold")
     head.append(f"  {history.reason or 'running'}", "green" if history.reason is None else "dim")
     total = history.total
-    pace = (history.step - first) / passed if passed > 0 else 0.0
     facts = [f"step {history.step}{f'/{total}' if total else ''}"]
     facts.append(f"epoch {min(history.epoch + 1, history.epochs or 1)}/{history.epochs or '?'}")
     if history.reason is None and pace > 0:
@@ -161,7 +163,7 @@ def _screen(history: RunHistory, run: Path, passed: float, first: int) -> Render
         facts.append(f"took {history.seconds:.3g} s")
     bar = Table.grid(padding=(0, 2))
     done = history.step if total else 0
-    bar.add_row(ProgressBar(total=total or 1, completed=done, width=24), text("  ·  ".join(facts)))
+    bar.add_row(ProgressBar(total=total or 1, completed=done, width=16), text("  ·  ".join(facts)))
     rows = Table.grid(padding=(0, 2))
     for name, value, bars in _rows(history):
         rows.add_row(text(name, "cyan"), text(value), text(bars, "blue"))
@@ -184,7 +186,7 @@ def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
         if name == "loss_scale":
             shown = scale_text(values[-1]) if math.isfinite(values[-1]) else shown
             course = [math.log2(v) if v > 0 else math.nan for v in course]
-        best = history.best(name) if name == history.monitored else None
+        best = history.best(name) if name == history.monitored != "loss" else None
         told = f"{shown} (best {best[1]:.4g} at step {best[0]})" if best else shown
         rows.append((name.replace("_", " "), told, sparkline(course)))
     if history.skips:
