@@ -47,7 +47,7 @@ def list_runs(
     from ortboost.api import runs
 
     printer = console.printer()
-    found = runs(*(sources or ()), metric=metric, plot=plot, csv=csv)
+    found = runs(sources or ".", metric=metric, plot=plot, csv=csv)
     printer.result([run.to_dict() for run in found])
     name = next((run.metric for run in found if run.metric), "best")
     columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
