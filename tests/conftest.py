@@ -34,6 +34,7 @@ settings.load_profile("fixed")  # --hypothesis-profile=random comes before it wh
 WITHOUT_RUNTIME = (
     "api/test_cards.py",
     "api/test_list_runs.py",
+    "cli/test_compare_runs.py",
     "cli/test_parse.py",
     "cli/test_watching.py",
     "core",

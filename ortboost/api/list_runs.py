@@ -23,7 +23,7 @@ from ortboost.training.plot import plot_runs
 __all__ = ["RunInfo", "follow", "runs"]
 
 _DEEP: Final = 3  # folders below the one that is named
-_STOPPED: Final = "stopped: no process trains it, as far as its folder tells"
+_STOPPED: Final = "stopped: no process trains it"
 _OF_TRAINING: Final = ("batch_size", "seed", "processes", "device", "learning_rate")
 
 
@@ -75,7 +75,8 @@ class RunInfo:
 
 @checked
 def runs(
-    *sources: str | os.PathLike[str],
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = ".",
+    *,
     metric: str | None = None,
     plot: str | os.PathLike[str] | None = None,
     csv: str | os.PathLike[str] | None = None,
@@ -83,7 +84,7 @@ def runs(
     """Compare runs: the best one comes first.
 
     Args:
-        *sources: Program folders, or folders that hold some, up to three levels below.
+        sources: A program folder, or one that holds some, up to three levels below; or several.
         metric: What to compare by; of what the runs measured, the first metric of the validation.
         plot: Draw all curves into one picture, a PNG.
         csv: Write the numbers of all steps, see :func:`ortboost.training.history.write_csv`.
@@ -97,7 +98,7 @@ def runs(
         >>> runs("experiments", metric="val_loss")[0].name  # doctest: +SKIP
         'less-bn'
     """
-    folders = _find(sources)
+    folders = _find([sources] if isinstance(sources, str | os.PathLike) else sources)
     manifests = {name: _manifest(folder) for name, folder in folders.items()}
     settings = {name: _settings(manifest) for name, manifest in manifests.items()}
     histories: dict[str, RunHistory] = {}
@@ -178,7 +179,7 @@ def follow(
 def _find(sources: Sequence[str | os.PathLike[str]]) -> dict[str, Path]:
     """The program folders by name."""
     found: dict[str, Path] = {}
-    for source in map(Path, sources or (".",)):
+    for source in map(Path, sources):
         inside = [folder.parent for n in range(_DEEP + 1) for folder in _at_depth(source, n)]
         for folder in sorted(inside):
             name = str(folder.relative_to(source)) if folder != source else source.resolve().name

@@ -12,6 +12,7 @@ import ortboost
 from ortboost.cli import (
     catalogue,
     check,
+    compare_runs,
     components,
     convert,
     deploy,
@@ -61,7 +62,7 @@ for _verb in (
     use.train,
     components.pca,
     watching.watch,
-    watching.list_runs,
+    compare_runs.list_runs,
     use.evaluate,
     deploy.export,
     deploy.compare,

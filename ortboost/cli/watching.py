@@ -1,4 +1,4 @@
-"""``ortboost watch`` and ``runs``."""
+"""``ortboost watch``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from ortboost.cli.options import Console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ortboost.api import RunInfo
     from ortboost.training import RunHistory
 
-__all__ = ["list_runs", "sparkline", "watch"]
+__all__ = ["sparkline", "watch"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDE = 30  # bars of a line
@@ -77,9 +76,12 @@ def _follow(run: Path, seconds: float, people: bool) -> RunHistory:
     began: tuple[float, int] | None = None
     with Live(console=Screen(), auto_refresh=False) as live:
         for history, _ in follow(run, seconds=seconds):
-            if began is None or history.step < began[1]:
-                began = time.monotonic(), history.step
-            live.update(_screen(history, run, time.monotonic() - began[0], began[1]), refresh=True)
+            if history.step and (began is None or history.step < began[1]):
+                began = time.monotonic(), history.step  # what came before is not its pace
+            pace = 0.0
+            if began is not None and history.step > began[1]:
+                pace = (history.step - began[1]) / (time.monotonic() - began[0])
+            live.update(_screen(history, run, pace), refresh=True)
     return history
 
 
@@ -132,8 +134,8 @@ def sparkline(values: Sequence[float], width: int = _WIDE) -> str:
     return "".join(_BARS[round((m - least) * top)] if math.isfinite(m) else " " for m in means)
 
 
-def _screen(history: RunHistory, run: Path, passed: float, first: int) -> RenderableType:
-    """What a terminal shows."""
+def _screen(history: RunHistory, run: Path, pace: float) -> RenderableType:
+    """What a terminal shows, at so many steps a second."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -151,7 +153,6 @@ def _screen(history: RunHistory, run: Path, passed: float, first: int) -> Render
     head = text("  ·  ".join(word for word in words if word), "bold")
     head.append(f"  {history.reason or 'running'}", "green" if history.reason is None else "dim")
     total = history.total
-    pace = (history.step - first) / passed if passed > 0 else 0.0
     facts = [f"step {history.step}{f'/{total}' if total else ''}"]
     facts.append(f"epoch {min(history.epoch + 1, history.epochs or 1)}/{history.epochs or '?'}")
     if history.reason is None and pace > 0:
@@ -161,7 +162,7 @@ def _screen(history: RunHistory, run: Path, passed: float, first: int) -> Render
         facts.append(f"took {history.seconds:.3g} s")
     bar = Table.grid(padding=(0, 2))
     done = history.step if total else 0
-    bar.add_row(ProgressBar(total=total or 1, completed=done, width=24), text("  ·  ".join(facts)))
+    bar.add_row(ProgressBar(total=total or 1, completed=done, width=16), text("  ·  ".join(facts)))
     rows = Table.grid(padding=(0, 2))
     for name, value, bars in _rows(history):
         rows.add_row(text(name, "cyan"), text(value), text(bars, "blue"))
@@ -184,7 +185,7 @@ def _rows(history: RunHistory) -> list[tuple[str, str, str]]:
         if name == "loss_scale":
             shown = scale_text(values[-1]) if math.isfinite(values[-1]) else shown
             course = [math.log2(v) if v > 0 else math.nan for v in course]
-        best = history.best(name) if name == history.monitored else None
+        best = history.best(name) if name == history.monitored != "loss" else None
         told = f"{shown} (best {best[1]:.4g} at step {best[0]})" if best else shown
         rows.append((name.replace("_", " "), told, sparkline(course)))
     if history.skips:
@@ -221,72 +222,3 @@ def _told(history: RunHistory) -> dict[str, Any]:
         else {"metric": history.monitored, "step": best[0], "value": best[1]},
         "warnings": history.warnings,
     }
-
-
-@verb(
-    "runs",
-    "Compare runs: a table, one picture, a CSV file.",
-    file=False,
-    examples="""\b
-Examples:
-  ortboost runs experiments
-  ortboost runs run1 run2 --plot runs.png
-  ortboost runs run --csv run.csv
-  ortboost runs . --metric val_loss --json
-\b
-The best one comes first. Settings that all share are not shown.""",
-)
-def list_runs(
-    sources: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[DIR|RUN]...", help="Program folders, or folders that hold some."),
-    ] = None,
-    metric: str | None = option(
-        "Compare by this: val_accuracy, val_loss, train_loss, ...", metavar="NAME"
-    ),
-    plot: Path | None = option("Draw all curves into one picture.", metavar="FILE.png"),
-    csv: Path | None = option("Write the numbers of all steps.", metavar="FILE"),
-    *,
-    console: Console,
-) -> None:
-    """Compare runs: a table, one picture, a CSV file."""
-    from ortboost.api import runs
-
-    printer = console.printer()
-    found = runs(*(sources or ()), metric=metric, plot=plot, csv=csv)
-    printer.result([run.to_dict() for run in found])
-    name = next((run.metric for run in found if run.metric), "best")
-    columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
-    printer.table(columns, [_row(run) for run in found])
-    printer.pairs([("", ""), ("picture", plot), ("numbers", csv)])
-
-
-def _row(run: RunInfo) -> tuple[Any, ...]:
-    best = "" if run.best is None else f"{run.best:.4f} (step {run.best_step})"
-    again = f" (session {run.sessions})" if run.sessions > 1 else ""
-    return (
-        run.name,
-        run.engine,
-        ", ".join(_setting(key, value) for key, value in run.differs.items()),
-        f"{run.epochs}/{run.planned}" if run.planned else "",
-        run.steps or "",
-        run.skipped or ("" if not run.steps else 0),
-        best,
-        "" if run.seconds is None else f"{run.seconds:.3g} s{again}",
-        run.status.partition(":")[0],
-    )
-
-
-def _setting(key: str, value: Any) -> str:
-    """A setting in few words: of several in one, the name of their kind."""
-    name = key.replace("_", "-")
-    if value is True:
-        return name
-    if isinstance(value, Mapping):
-        words = [
-            _setting("", v).strip() if k == "kind" else _setting(k, v) for k, v in value.items()
-        ]
-        return f"{name} ({', '.join(words)})"
-    if isinstance(value, (list, tuple)):
-        return f"{name} {','.join(map(str, value))}"
-    return f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"

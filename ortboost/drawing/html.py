@@ -10,6 +10,7 @@ from ortboost.drawing.svg import escape, to_svg
 
 __all__ = ["to_html"]
 
+_MOST = 400  # nodes of a part
 _STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0; display: flex; height: 100vh; font: 14px ui-monospace, Menlo, Consolas, monospace; }
@@ -34,7 +35,7 @@ def to_html(picture: Picture, parts: Sequence[Part]) -> str:
     """
     links = {part.key: f"#part{index}" for index, part in enumerate(parts)}
     sections = [
-        f'<section id="part{index}"><h2>{escape(part.key)}</h2>\n{to_svg(part.picture)}</section>'
+        f'<section id="part{index}"><h2>{escape(part.key)}</h2>\n{_drawn(part)}</section>'
         for index, part in enumerate(parts)
     ]
     hint = '<p class="hint">Click on a part to see its nodes.</p>' if parts else ""
@@ -48,4 +49,13 @@ def to_html(picture: Picture, parts: Sequence[Part]) -> str:
             "</aside></body></html>",
             "",
         ]
+    )
+
+
+def _drawn(part: Part) -> str:
+    count = sum(box.kind == "node" for box in part.picture.boxes)
+    if count <= _MOST:
+        return to_svg(part.picture)
+    return (
+        f"<p>These are {count} nodes: too many to read. --around NODE draws what is near one.</p>"
     )

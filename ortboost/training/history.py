@@ -123,7 +123,8 @@ class RunHistory:
             self.warnings.append(str(event.get("text")))
         elif kind == "end":
             self.reason = str(event.get("reason") or "ended")
-            self.seconds = _number(event.get("seconds"))
+            seconds = _number(event.get("seconds"))
+            self.seconds = None if math.isnan(seconds) else seconds
         if kind == "epoch":
             self.epoch = _count(event.get("epoch")) + 1
 

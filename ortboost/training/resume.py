@@ -106,7 +106,7 @@ def load_callbacks(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> 
     for callback in callbacks:
         if callback.name in states:
             callback.load_state_dict(states[callback.name])
-        else:
+        elif callback.state_dict():
             warnings.append(f"warning: the callback '{callback.name}' starts without a past")
     return warnings
 

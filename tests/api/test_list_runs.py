@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_is_said_to(tmp_path):
 
 def test_folders_of_one_name_are_told_apart(tmp_path):
     one, two = (make_run(tmp_path / side / "run", accuracy=[0.5]) for side in "ab")
-    assert [run.name for run in runs(one, two)] == [str(two), "run"]
+    assert [run.name for run in runs([one, two])] == [str(two), "run"]
 
 
 def test_numbers_and_picture(tmp_path):
@@ -105,13 +105,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     (tmp_path / "bad" / "program.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     refused = [
-        (FileError, "no runs", (tmp_path / "empty",), {}),
-        (FileError, "damaged", (tmp_path / "bad",), {}),
-        (UsageError, "has a metric 'val_acuracy'", (tmp_path / "run",), {"metric": "val_acuracy"}),
+        (FileError, "no runs", tmp_path / "empty", {}),
+        (FileError, "damaged", [tmp_path / "bad"], {}),
+        (UsageError, "has a metric 'val_acuracy'", tmp_path / "run", {"metric": "val_acuracy"}),
     ]
     for kind, match, sources, options in refused:
         with pytest.raises(kind, match=match) as caught:
-            runs(*sources, **options)
+            runs(sources, **options)
         assert_three_lines(caught.value)
 
 

@@ -58,6 +58,7 @@ def calls(place) -> dict[str, tuple[Any, dict[str, Any]]]:
         "inspect": (ob.inspect, {"path": model}),
         "inspect_pair": (ob.inspect_pair, {"before": model, "after": model}),
         "plot": (ob.plot, {"source": model}),
+        "runs": (ob.runs, {"sources": [place / "run"]}),
         "load": (ob.load, {"source": model, **_CPU}),
         "load_checkpoint": (ob.load_checkpoint, {"ckpt_file_name": place / "net.safetensors"}),
         "load_param_into_net": (
@@ -113,6 +114,7 @@ NAMES = [
     "load_run",
     "pca",
     "plot",
+    "runs",
     "save_checkpoint",
     "set_auto_parallel_context",
     "train",

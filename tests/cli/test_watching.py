@@ -1,4 +1,4 @@
-"""``ortboost watch`` and ``runs`` on the command line."""
+"""``ortboost watch`` on the command line."""
 
 from __future__ import annotations
 
@@ -94,33 +94,6 @@ def test_ctrl_c_leaves_quietly_while_the_training_goes_on(tmp_path):
     os.close(control)
     assert b"error" not in seen
     assert b"Traceback" not in seen
-
-
-def test_runs_as_a_table_and_as_data(run, tmp_path, capsys):
-    make_run(tmp_path / "two", accuracy=[0.9])
-    assert main(["runs", str(tmp_path), "--csv", str(tmp_path / "runs.csv")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == (
-        [
-            "run",
-            "engine",
-            "differs",
-            "in",
-            "epochs",
-            "steps",
-            "skipped",
-            "val_accuracy",
-            "time",
-            "status",
-        ]
-    )
-    assert lines[1].split()[:6] == ["two", "portable", "1/1", "1", "1", "0.9000"]
-    assert "less-bn" in lines[2]
-    assert lines[-1].endswith("runs.csv")
-    assert main(["runs", str(tmp_path), "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in data] == ["two", "run"]
-    assert data[1]["differs"] == {"less_bn": True}
 
 
 def test_a_line_of_bars():

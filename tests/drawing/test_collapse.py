@@ -12,7 +12,7 @@ import pytest
 
 import ortboost as ob
 from ortboost.cli import main
-from ortboost.drawing import draw_parts, picture_of, to_html, to_svg
+from ortboost.drawing import Box, Part, Picture, draw_parts, picture_of, to_html, to_svg
 from ortboost.drawing.collapse import _titles, collapse
 from ortboost.drawing.layout import arrange
 from tests.support import model_path
@@ -172,6 +172,13 @@ def test_names_that_are_no_html():
     page = Page()
     page.feed(to_html(*collapse(model, whole, **names)))
     assert not page.tags & {"script", "b"}
+
+
+def test_a_part_that_nobody_could_read_is_not_drawn():
+    chain = [Box(f"n{i}", "Relu") for i in range(401)]
+    page = to_html(Picture(chain[:1], []), [Part("n0", Picture(chain, []))])
+    assert "401 nodes: too many" in page
+    assert page.count("<svg") == 1
 
 
 def test_layers_are_drawn_of_what_trains_unless_all_is_asked_for(runs, tmp_path):

@@ -37,6 +37,8 @@ def test_curves_and_how_the_run_stands(tmp_path):
     assert run.best("nothing") is None
     run.add({"event": "end", "step": 2, "reason": "interrupted", "seconds": 3.5})
     assert (run.reason, run.seconds, run.sessions) == ("interrupted", 3.5, 1)
+    run.add({"event": "end", "step": 2, "reason": "stopped"})
+    assert run.seconds is None
     run.add({"event": "start", "step": 2, "epochs": 5})
     assert (run.reason, run.seconds, run.sessions, run.epochs) == (None, None, 2, 5)
 

@@ -13,7 +13,7 @@ import pytest
 from resumable import STEPS, build, fingerprint
 
 from ortboost.core.errors import FileError, UsageError
-from ortboost.training import checkpoint_file
+from ortboost.training import Callback, checkpoint_file
 from ortboost.training.checkpoints import CheckpointStore
 from ortboost.training.logs import read_log
 from ortboost.training.schedules import Constant
@@ -198,6 +198,9 @@ def test_callbacks_that_came_or_went_are_named(tmp_path, capsys):
     err = capsys.readouterr().err
     assert "callback 'NewBest' starts without a past" in err
     assert "has a callback 'EarlyStopping' that this run lacks" in err
+    trainer, train, validation = build(tmp_path, callbacks=[best, Callback()], epochs=9)
+    trainer.fit(train, validation, resume=True)  # one without a state has no past to miss
+    assert "without a past" not in capsys.readouterr().err
 
 
 def test_a_smaller_keep_makes_room_on_a_full_disk(tmp_path, monkeypatch):

@@ -1,0 +1,86 @@
+"""``ortboost runs``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortboost.cli.command import option, verb
+from ortboost.cli.options import Console
+
+if TYPE_CHECKING:
+    from ortboost.api import RunInfo
+
+__all__ = ["list_runs"]
+
+
+@verb(
+    "runs",
+    "Compare runs: a table, one picture, a CSV file.",
+    file=False,
+    examples="""\b
+Examples:
+  ortboost runs experiments
+  ortboost runs run1 run2 --plot runs.png
+  ortboost runs run --csv run.csv
+  ortboost runs . --metric val_loss --json
+\b
+The best one comes first. Settings that all share are not shown.""",
+)
+def list_runs(
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR|RUN]...", help="Program folders, or folders that hold some."),
+    ] = None,
+    metric: str | None = option(
+        "Compare by this: val_accuracy, val_loss, train_loss, ...", metavar="NAME"
+    ),
+    plot: Path | None = option("Draw all curves into one picture.", metavar="FILE.png"),
+    csv: Path | None = option("Write the numbers of all steps.", metavar="FILE"),
+    *,
+    console: Console,
+) -> None:
+    """Compare runs: a table, one picture, a CSV file."""
+    from ortboost.api import runs
+
+    printer = console.printer()
+    found = runs(sources or ".", metric=metric, plot=plot, csv=csv)
+    printer.result([run.to_dict() for run in found])
+    name = next((run.metric for run in found if run.metric), "best")
+    columns = ["run", "engine", "differs in", "epochs", "steps", "skipped", name, "time", "status"]
+    printer.table(columns, [_row(run) for run in found])
+    printer.pairs([("", ""), ("picture", plot), ("numbers", csv)])
+
+
+def _row(run: RunInfo) -> tuple[Any, ...]:
+    best = "" if run.best is None else f"{run.best:.4f} (step {run.best_step})"
+    again = f" (session {run.sessions})" if run.sessions > 1 else ""
+    return (
+        run.name,
+        run.engine,
+        ", ".join(_setting(key, value) for key, value in run.differs.items()),
+        f"{run.epochs}/{run.planned}" if run.planned else "",
+        run.steps or "",
+        run.skipped or ("" if not run.steps else 0),
+        best,
+        "" if run.seconds is None else f"{run.seconds:.3g} s{again}",
+        run.status.partition(":")[0],
+    )
+
+
+def _setting(key: str, value: Any) -> str:
+    """A setting in few words: of several in one, the name of their kind."""
+    name = key.replace("_", "-")
+    if value is True:
+        return name
+    if isinstance(value, Mapping):
+        words = [
+            _setting("", v).strip() if k == "kind" else _setting(k, v) for k, v in value.items()
+        ]
+        return f"{name} ({', '.join(words)})"
+    if isinstance(value, (list, tuple)):
+        return f"{name} {','.join(map(str, value))}"
+    return f"{name} {value:.10g}" if isinstance(value, float) else f"{name} {value}"
