@@ -1,8 +1,8 @@
 # The commands that matter are `make quickstart`, `make check` and `make test`. They set up what they need first.
 #
 # .venv        a Python from 3.10 to 3.12 with onnxruntime-training, both engines; on a newer Python
-#              with the onnxruntime of the day, the portable engine
-# .venv-stock  the newest Python that is here with the onnxruntime of the day, and what builds the documentation
+#              with the current onnxruntime, the portable engine
+# .venv-stock  the newest Python that is here with the current onnxruntime, and what builds the documentation
 # .venv-newest the same with the newest releases of everything, whatever constraints.txt says
 
 VENV := .venv
@@ -32,7 +32,7 @@ help:
 	@echo "make random       the property tests again and again, with other examples each time (ROUNDS=10)"
 	@echo "make docs         the documentation as a site, build/site/index.html; broken links are errors"
 	@echo "make notebooks    run the notebooks of docs/ and store what they answer"
-	@echo "make format       let the formatter and the linter mend what they can"
+	@echo "make format       let the formatter and the linter fix what they can"
 	@echo "make constraints  write constraints.txt anew from the newest releases"
 	@echo "make release      build the wheel and the sdist, and check them in an empty environment"
 	@echo "make doctor       what this machine can do"

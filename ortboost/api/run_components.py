@@ -43,6 +43,14 @@ def pca(
     Raises:
         FileError: A checkpoint cannot be read or does not fit, or the file cannot be written.
         UsageError: There are fewer checkpoints than components ask for.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/pca", overwrite=True)
+        >>> digits = "models/digits.npz"
+        >>> summary = ob.train("runs/example/pca", digits, epochs=3, keep=4, progress=None)
+        >>> ob.pca("runs/example/pca", "runs/example/components.npy", components=2)["weights"]
+        2410
     """
     program = Program.load(run)
     entries = [e for e in program.catalogue.entries("parameter") if e.next is not None]

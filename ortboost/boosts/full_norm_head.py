@@ -43,7 +43,14 @@ _PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "R
 
 @dataclass(frozen=True)
 class FullNormHead(Boost):
-    """Make the last layer a full-normalization head."""
+    """Make the last layer a full-normalization head.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.build_program("models/lenet5.onnx", ob.ProgramConfig(boosts=(FullNormHead(),)))
+        >>> "fc3.multiplier" in program.initial
+        True
+    """
 
     name: ClassVar[str] = "full-norm-head"
     stage: ClassVar[Stage] = "forward"

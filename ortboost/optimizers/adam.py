@@ -104,7 +104,12 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, past the moments."""
+    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, past the moments.
+
+    Example:
+        >>> AdamW(beta2=0.95).slots
+        ('exp_avg', 'exp_avg_sq')
+    """
 
     name: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True

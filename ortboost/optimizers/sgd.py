@@ -9,7 +9,7 @@ With weight `w`, gradient `g`, learning rate `lr`, decay `wd`, momentum `mu`, da
     w  <- w - lr g
 
 Sources: `torch.optim.SGD` documentation; Sutskever et al., "On the importance of initialization and
-momentum in deep learning", 2013. MindSpore's `nn.SGD` and `nn.Momentum` follow the same law
+momentum in deep learning", 2013. MindSpore's `nn.SGD` and `nn.Momentum` follow the same rule
 (checked against MindSpore 2.10, see tests/golden/mindspore).
 """
 

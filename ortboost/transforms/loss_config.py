@@ -45,6 +45,10 @@ class LossConfig:
 
     Raises:
         ConfigError: An unknown name or reduction, or a setting of another loss.
+
+    Example:
+        >>> LossConfig("bce-with-logits", reduction="sum").name
+        'bce-with-logits'
     """
 
     name: str = "softmax-cross-entropy"
