@@ -1,8 +1,8 @@
 # The commands that matter are `make quickstart`, `make check` and `make test`. They set up what they need first.
 #
 # .venv        a Python from 3.10 to 3.12 with onnxruntime-training, both engines; on a newer Python
-#              with the onnxruntime of the day, the portable engine
-# .venv-stock  the newest Python that is here with the onnxruntime of the day, and what builds the documentation
+#              with the current onnxruntime, the portable engine
+# .venv-stock  the newest Python that is here with the current onnxruntime, and what builds the documentation
 # .venv-newest the same with the newest releases of everything, whatever constraints.txt says
 
 VENV := .venv
@@ -18,7 +18,7 @@ PARALLEL := -n auto --dist worksteal
 check unit unit-training unit-stock newest coverage mutants random: export OMP_NUM_THREADS := 1
 
 .PHONY: distributed help quickstart check format test lint types unit unit-training unit-stock newest coverage \
-    mutants random constraints docs release doctor zoo clean
+    mutants random constraints docs notebooks release doctor zoo clean
 
 help:
 	@echo "make quickstart   set up, then train, validate and export a model on the digits"
@@ -31,7 +31,8 @@ help:
 	@echo "make mutants      break a sample of the package, see whether the tests notice (SAMPLE=20)"
 	@echo "make random       the property tests again and again, with other examples each time (ROUNDS=10)"
 	@echo "make docs         the documentation as a site, build/site/index.html; broken links are errors"
-	@echo "make format       let the formatter and the linter mend what they can"
+	@echo "make notebooks    run the notebooks of docs/ and store what they answer"
+	@echo "make format       let the formatter and the linter fix what they can"
 	@echo "make constraints  write constraints.txt anew from the newest releases"
 	@echo "make release      build the wheel and the sdist, and check them in an empty environment"
 	@echo "make doctor       what this machine can do"
@@ -112,6 +113,11 @@ random: $(READY)
 # What MkDocs has to say of its own next release is none of this build's matters.
 docs: $(STOCK_READY)
 	NO_MKDOCS_2_WARNING=1 $(STOCK)/bin/python -m mkdocs build --quiet --strict
+
+# Their outputs are stored, so that a code host shows them.
+notebooks: $(STOCK_READY)
+	OMP_NUM_THREADS=1 $(STOCK)/bin/python -m nbconvert --to notebook --execute --inplace \
+	    --ExecutePreprocessor.record_timing=False --log-level=ERROR docs/notebooks/*.ipynb
 
 constraints:
 	@sh tools/make_constraints.sh

@@ -3,7 +3,7 @@
 The suite tries the same examples everywhere and every time. ``make random`` tries others: it takes the
 profile ``random``, and prints how to reproduce what it finds.
 
-``make test`` runs the suite twice, with onnxruntime-training and with the onnxruntime of the day. What
+``make test`` runs the suite twice, with onnxruntime-training and with the current onnxruntime. What
 answers alike with both runs once; which tests these are is said here, in ``WITHOUT_RUNTIME``, and held: such
 a test fails as soon as it opens a session or asks which runtime there is.
 """

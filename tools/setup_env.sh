@@ -4,7 +4,7 @@
 # Usage: sh tools/setup_env.sh FOLDER [training|stock]
 #
 # training  onnxruntime-training where it has a wheel (Python 3.10 to 3.12), else stock onnxruntime
-# stock     the onnxruntime of the day, on the newest Python that is here
+# stock     the current onnxruntime, on the newest Python that is here
 # PYTHON=python3.11 chooses the interpreter.
 # EXTRAS=distributed adds extras.
 # CONSTRAINTS= (empty) takes the newest releases instead of the versions of constraints.txt.

@@ -40,7 +40,7 @@ def bench(
     Args:
         files: The files, or one; ratios are to the first.
         config: What is measured, and for how long.
-        data: A data file, or arrays by name or in order; inputs are made up if not given.
+        data: A data file, or arrays by name or in order; synthetic inputs if not given.
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         tell: Told what is under way.

@@ -9,7 +9,7 @@ Example:
         for finding in report.findings:
             print(finding.rule, finding.severity, finding.node, finding.reason)
         if any(finding.fixable for finding in report.findings):
-            targets.mend("model.onnx", "mended.onnx", "tensorrt=11")
+            targets.mend("model.onnx", "fixed.onnx", "tensorrt=11")
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def mend(
     rtol: float = 1e-3,
     atol: float = 1e-4,
 ) -> FixedModel:
-    """Mend what can be mended for TensorRT, compare with the original, write.
+    """Fix what can be fixed for TensorRT, compare with the original, write.
 
     Args:
         model: The model.
         out: The file to write.
         target: ``tensorrt``, ``tensorrt=11``...
         shapes: Shape profiles.
-        verify: Data to compare on (what :func:`ortboost.evaluate` takes); made-up inputs if not given.
+        verify: Data to compare on (what :func:`ortboost.evaluate` takes); synthetic inputs if not given.
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         batch_size: Samples a run of the comparison.
@@ -92,7 +92,7 @@ def mend(
     """
     if get_checker(target) is not check_release:
         raise UsageError(
-            "Only models for TensorRT can be mended.",
+            "Only models for TensorRT can be fixed.",
             where=f"target '{target}'",
             fix="Use --fix with --for tensorrt.",
         )
@@ -136,7 +136,7 @@ def build_engine(
         shapes: Shape profiles, as ``x:1,8,32x3x224x224``.
         target: ``tensorrt``, ``tensorrt=10``: the version that the recipe is for where it is missing.
         precision: What the file was exported in; it decides the tolerance.
-        verify: Data to compare on, in batches of the optimum size; made-up inputs if not given.
+        verify: Data to compare on, in batches of the optimum size; synthetic inputs if not given.
         split: Which part of a data file with several.
         mapping: Input name to the key of its array.
         workspace: Bytes of scratch memory.

@@ -38,7 +38,7 @@ class Comparison(Shown):
 
     Args:
         parity: Output by output.
-        made_up: Whether the inputs were made up.
+        made_up: Whether the inputs were synthetic.
         metrics: Metric name to its values in both, where the data have labels.
         first: The first inner tensor that differs, if that was asked for and there is one.
         searched: Whether it was looked for.
@@ -55,7 +55,7 @@ class Comparison(Shown):
         found = (f"{name} {a:.4g} and {b:.4g}" for name, (a, b) in self.metrics.items())
         return {
             "alike": self.parity.ok,
-            "compared": self.parity.summary + (" (made up)" if self.made_up else ""),
+            "compared": self.parity.summary + (" (synthetic inputs)" if self.made_up else ""),
             "metrics": "; ".join(found),
             "first difference": self.first_text() if self.searched else None,
             "notes": "; ".join(self.notes),
@@ -65,7 +65,7 @@ class Comparison(Shown):
         """Plain JSON data."""
         return {
             **self.parity.to_dict(),
-            "compared_on": "made-up inputs" if self.made_up else "data",
+            "compared_on": "synthetic inputs" if self.made_up else "data",
             "metrics": {name: list(values) for name, values in self.metrics.items()},
             "notes": list(self.notes),
             **({"first": self.first.to_dict() if self.first else None} if self.searched else {}),
@@ -107,13 +107,13 @@ def compare(
     Args:
         one: The reference: an ONNX file, or a program folder.
         other: The ONNX file to compare with it.
-        data: Data to compare on; made-up inputs if not given.
+        data: Data to compare on; synthetic inputs if not given.
         bisect: Find the first inner tensor, of those that both have by name, that differs.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
         batch_size: Samples a run.
-        inputs: Lengths of made-up inputs, values of inputs that are no data, and batch axes.
+        inputs: Lengths of synthetic inputs, values of inputs that are no data, and batch axes.
         images: How images of the data become inputs; what the training of the reference did if not given.
         rtol: Relative tolerance; if not given 1e-3, or what the precision allows that ``other`` was
             exported in.
@@ -124,6 +124,11 @@ def compare(
 
     Raises:
         UsageError: They have no output in common, or take different inputs.
+
+    Example:
+        >>> import ortboost as ob
+        >>> ob.compare("models/mlp.onnx", "models/mlp.onnx").parity.ok
+        True
     """
     pixels = as_images(images)
     with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:

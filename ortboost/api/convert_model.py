@@ -60,6 +60,13 @@ def convert(
             or replaces), or other files; or a checkpoint is named of what is no program folder.
         ModelError: The model cannot be trained.
         ConfigError: An unknown boost or setting, or one that makes no sense.
+
+    Example:
+        >>> import ortboost as ob
+        >>> config = ob.ProgramConfig(optimizer=ob.AdamW(), learning_rate="cosine:1e-3")
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/convert", config, overwrite=True)
+        >>> program.config.optimizer.name
+        'adamw'
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What this machine and environment can do, and how to mend what they cannot."""
+"""What this machine and environment can do, and how to fix what they cannot."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Finding:
         name: What was looked at.
         status: ``ok``; ``note`` for something optional; ``fail`` if training needs it.
         detail: What was found.
-        fix: How to mend it.
+        fix: How to fix it.
     """
 
     name: str
@@ -173,7 +173,7 @@ def _gpu() -> Finding:
 
 
 def _package(name: str, status: Literal["note", "fail"], fix: str) -> Finding:
-    """Whether a package is installed; what it is if not, and how to mend it."""
+    """Whether a package is installed; what it is if not, and how to fix it."""
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:

@@ -77,6 +77,12 @@ def evaluate(
     Raises:
         UsageError: A setting of a file was given for a program, or ``update_bn`` for a file.
         ModelError: The class axis of a file is not certain.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/evaluate", overwrite=True)
+        >>> sorted(ob.evaluate("runs/example/evaluate", "models/digits.npz", checkpoint="initial"))
+        ['accuracy', 'loss']
     """
     labels, bare = "labels", not Path(target).is_dir()
     if not bare:

@@ -47,7 +47,7 @@ class ExportResult(Shown):
         path: The file.
         bytes: Its size, with that of external data.
         parity: The comparison with the trained program, or with the model as it was.
-        made_up: Whether the comparison ran on made-up inputs because no data were given.
+        made_up: Whether the comparison ran on synthetic inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
         classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
@@ -74,7 +74,7 @@ class ExportResult(Shown):
             "bytes": f"{self.bytes:,}",
             "target": self.exported.target.name,
             "precision": self.exported.precision,
-            "compared": self.parity.summary + (" (made up)" if self.made_up else ""),
+            "compared": self.parity.summary + (" (synthetic inputs)" if self.made_up else ""),
             "metrics": "; ".join(found),
             "notes": "; ".join(self.notes),
         }
@@ -89,7 +89,7 @@ class ExportResult(Shown):
             "precision": self.exported.precision,
             "opset": self.exported.model.opset_imports.get(""),
             "parity": self.parity.to_dict(),
-            "verified_on": "made-up inputs" if self.made_up else "data",
+            "verified_on": "synthetic inputs" if self.made_up else "data",
             "metrics": {
                 name: {"before": before, "after": after}
                 for name, (before, after) in self.metrics.items()
@@ -135,7 +135,7 @@ def export(
         run: The program folder; it is compared with the program itself. Or an ONNX file; it is
             compared with that file.
         out: The file to write.
-        verify: Data to compare on; made-up inputs if not given, for int8 the calibration data.
+        verify: Data to compare on; synthetic inputs if not given, for int8 the calibration data.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array.
         split: Which part of a data file with several.
@@ -170,6 +170,12 @@ def export(
             named.
         UsageError: The file is one of the program itself or the model, or target, precision and
             opset do not go together.
+
+    Example:
+        >>> import ortboost as ob
+        >>> result = ob.export("models/lenet5.onnx", "runs/example/lenet5.opt.onnx")
+        >>> result.parity.ok
+        True
     """
     wanted = get_target(target)
     wanted.require(precision, opset)
@@ -189,7 +195,7 @@ def export(
             fix="Give --precision fp16 too, or leave --calib out.",
         )
     on_calibration = precision == "int8" and verify is None and calibration is not None
-    if on_calibration:  # made-up inputs have other ranges: the comparison would say nothing
+    if on_calibration:  # synthetic inputs have other ranges: the comparison would say nothing
         verify, split = calibration, "train"
     trained = Path(run).is_dir()
     refuse_part(out)
@@ -274,7 +280,7 @@ def export(
         )
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
         notes.append(
-            f"Made-up inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH asks for other sizes."
+            f"Synthetic inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH asks for other sizes."
         )
     return ExportResult(
         path,

@@ -68,7 +68,7 @@ class Subject:
         prediction: The output with the class scores.
         classes: Whether an accuracy makes sense.
         step: Step of the checkpoint, if any.
-        seed: Seed of made-up inputs.
+        seed: Seed of synthetic inputs.
         images: What was done to images in its training.
     """
 
@@ -89,7 +89,7 @@ class Subject:
         return LabelRule.of(self.inputs, self.labels or _LABELS)
 
     def made_up(self) -> Feeds:
-        """One batch of made-up inputs that it runs on, see :mod:`ortboost.deploy.synthetic_inputs`."""
+        """One batch of synthetic inputs that it runs on, see :mod:`ortboost.deploy.synthetic_inputs`."""
         graph = self.export(optimize=False).model
         ranges = input_ranges(graph)
         data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
@@ -120,7 +120,7 @@ class Subject:
         expected: Sequence[Feeds],
         lengths: Sequence[int | None],
     ) -> Accuracies:
-        """What collects the accuracy before and after; made-up inputs have no labels."""
+        """What collects the accuracy before and after; synthetic inputs have no labels."""
         labels = None if data is None else self.labels
         return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule)
 
@@ -360,7 +360,7 @@ def collect(
 
     Args:
         subject: What they are for; a model that is fixed to a batch size gets batches of it, padded.
-        data: Whatever holds data, or ``None`` for one batch of made-up inputs.
+        data: Whatever holds data, or ``None`` for one batch of synthetic inputs.
         split: Which part of a file with several.
         batch_size: Samples a batch, where that is open.
         mapping: Input name to the key of its array.

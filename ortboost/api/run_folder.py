@@ -149,6 +149,13 @@ def load_run(
 
     Raises:
         FileError: It is no program folder, or the checkpoint cannot be used.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/load", overwrite=True)
+        >>> program, state, checkpoint = ob.load_run("runs/example/load", "initial")
+        >>> checkpoint is None  # nothing was trained yet
+        True
     """
     folder = Path(run)
     program = Program.load(folder)

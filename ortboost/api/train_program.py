@@ -128,6 +128,14 @@ def train(
         UsageError: Another process trains this folder or replaces its program; metrics that the loss has no use for; or
             ``early_stop`` without validation data.
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.convert("models/mlp.onnx", "runs/example/train", overwrite=True)
+        >>> digits = "models/digits.npz"
+        >>> summary = ob.train("runs/example/train", digits, digits, epochs=2, progress=None)
+        >>> summary.steps, summary.skipped_steps
+        (46, 0)
     """
     folder, listeners = Path(run), as_callbacks(callbacks)
     shown = session_progress() if progress == "auto" else progress

@@ -33,6 +33,10 @@ class Clip(Boost):
 
     Raises:
         ConfigError: Unknown kind, or a limit that is not positive.
+
+    Example:
+        >>> Clip("global-norm", 1.0).to_dict()
+        {'name': 'clip', 'by': 'global-norm', 'limit': 1.0}
     """
 
     by: Literal["value", "norm", "global-norm"]

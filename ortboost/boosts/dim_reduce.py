@@ -71,6 +71,10 @@ class DimReduce(StepTaker):
 
     Raises:
         ConfigError: A number out of range.
+
+    Example:
+        >>> DimReduce("components.npy", n_components=16).to_dict()["n_components"]
+        16
     """
 
     pca_mat_path: str

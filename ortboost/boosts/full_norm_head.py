@@ -48,6 +48,12 @@ class FullNormHead(Boost):
     Args:
         if_present: Leave a model as it is, with a note, if it has no layer that can become one. The
             levels do so, as MindSpore does; asked for by its own name, the boost is refused.
+
+    Example:
+        >>> import ortboost as ob
+        >>> program = ob.build_program("models/lenet5.onnx", ob.ProgramConfig(boosts=(FullNormHead(),)))
+        >>> "fc3.multiplier" in program.initial
+        True
     """
 
     if_present: bool = False

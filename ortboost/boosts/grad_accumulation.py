@@ -51,6 +51,10 @@ class GradAccumulation(GradientGatherer):
 
     Raises:
         ConfigError: A number out of range.
+
+    Example:
+        >>> GradAccumulation(4).to_dict()
+        {'name': 'grad-accumulation', 'steps': 4}
     """
 
     steps: int

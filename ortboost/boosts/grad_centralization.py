@@ -59,6 +59,10 @@ class GradCentralization(Boost):
 
     Raises:
         ConfigError: ``multiple_of`` below 1, or a value of another kind.
+
+    Example:
+        >>> GradCentralization(("conv*",), multiple_of=1).to_dict()
+        {'name': 'grad-centralization', 'patterns': ('conv*',), 'multiple_of': 1}
     """
 
     patterns: tuple[str, ...] | None = None

@@ -96,6 +96,10 @@ class GroupLossScale(LossScaler):
 
     Args:
         policy: The groups, and how their scales move.
+
+    Example:
+        >>> GroupLossScale(GroupedScaleConfig(init=4096.0, groups=4)).policy.number
+        4
     """
 
     policy: GroupedScaleConfig = field(default_factory=GroupedScaleConfig)

@@ -60,6 +60,11 @@ class LossScale(LossScaler):
 
     Args:
         policy: How the scale moves; :data:`ortboost.core.loss_scale.NO_SCALE` for no scaling.
+
+    Example:
+        >>> from ortboost import DynamicScaleConfig
+        >>> LossScale(DynamicScaleConfig(init=1024.0, window=500)).policy.window
+        500
     """
 
     policy: _OneScale = field(default_factory=lambda: DynamicScaleConfig(init=2.0**16))

@@ -25,7 +25,7 @@ Examples:
   ortboost check model.onnx
   ortboost check model.onnx --freeze 'backbone.*' --json
   ortboost check model.onnx --for tensorrt=11 --shape x:1,8,32x3x224x224
-  ortboost check model.onnx --for tensorrt=10 --fix -o mended.onnx
+  ortboost check model.onnx --for tensorrt=10 --fix -o fixed.onnx
   ortboost check run --for cuda
 \b
 Exit status 4 if the model cannot be trained, or not run by the target, as it is.""",

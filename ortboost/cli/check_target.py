@@ -43,7 +43,7 @@ class TargetOptions:
 
 
 def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
-    """Check, mend if asked, print; returns the exit status."""
+    """Check, fix if asked, print; returns the exit status."""
     from ortboost.api import check_target as targets
     from ortboost.cli.parse import parse_mapping
 
@@ -51,7 +51,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
         raise UsageError(
             "--fix and --out belong together.",
             where="check",
-            fix="Write --fix -o mended.onnx: the original is never overwritten.",
+            fix="Write --fix -o fixed.onnx: the original is never overwritten.",
         )
     if not options.fix:
         report = targets.check_for(model, options.target, shapes=options.shape or ())
@@ -81,7 +81,7 @@ def run_check(model: Path, options: TargetOptions, printer: Output) -> int:
             (
                 "parity",
                 f"max difference {worst.max_abs:.2g} from {reference}, {mended.parity.samples} "
-                f"samples ({'made-up inputs' if options.verify is None else 'data'})",
+                f"samples ({'synthetic inputs' if options.verify is None else 'data'})",
             ),
         ]
     )
@@ -120,5 +120,5 @@ def _verdict(report: Any) -> str:
 def _next(printer: Output, model: Path, options: TargetOptions, report: Any) -> None:
     if report.fixable:
         printer.line(
-            f"next: ortboost check {quote(str(model))} --for {options.target} --fix -o mended.onnx"
+            f"next: ortboost check {quote(str(model))} --for {options.target} --fix -o fixed.onnx"
         )

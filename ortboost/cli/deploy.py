@@ -99,7 +99,7 @@ def export(
         Path, typer.Argument(help="Program folder made by 'ortboost convert', or an ONNX file.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="ONNX file to write.")],
-    verify: Path | None = option("Data to compare on; made-up inputs if not given."),
+    verify: Path | None = option("Data to compare on; synthetic inputs if not given."),
     checkpoint: Checkpoint = "best",
     split: Split = "test",
     update_bn: UpdateBn = None,
@@ -167,7 +167,7 @@ def _needs_gpu(result: ExportResult) -> bool:
 
 def _show(printer: Output, result: ExportResult, *, trained: bool, engine: str) -> None:
     worst = result.parity.worst
-    where = "made-up inputs; give --verify DATA for real ones" if result.made_up else "data"
+    where = "synthetic inputs; give --verify DATA for real ones" if result.made_up else "data"
     weights = "as converted" if result.step is None else f"of step {result.step}"
     precision = result.exported.precision
     printer.pairs(
@@ -225,7 +225,7 @@ Exit status 5 if an output is beyond the tolerance.""",
 def compare(
     one: Annotated[Path, typer.Argument(help="ONNX file or program folder: the reference.")],
     other: Annotated[Path, typer.Argument(help="ONNX file to compare with it.")],
-    data: Path | None = option("Data to compare on; made-up inputs if not given."),
+    data: Path | None = option("Data to compare on; synthetic inputs if not given."),
     bisect: bool = option(
         "Find the first inner tensor that differs, by name.", "--bisect", default=False
     ),
@@ -278,7 +278,7 @@ def _show_comparison(printer: Output, found: Comparison) -> None:
             for d in found.parity.differences
         ],
     )
-    where = "made-up inputs" if found.made_up else "data"
+    where = "synthetic inputs" if found.made_up else "data"
     printer.line(f"\n{found.parity.samples} samples of {where}, {found.parity.tolerance}")
     for name, (before, after) in found.metrics.items():
         printer.line(f"{name}: {before:.4f} and {after:.4f}")

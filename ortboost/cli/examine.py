@@ -250,7 +250,7 @@ def _section(
 
 @verb(
     "doctor",
-    "Say what this machine can do, and how to mend the rest.",
+    "Say what this machine can do, and how to fix the rest.",
     file=False,
     examples="""\b
 Example:
@@ -262,7 +262,7 @@ def doctor(
     *,
     console: Console,
 ) -> None:
-    """Say what this machine and environment can do, and how to mend what they cannot."""
+    """Say what this machine and environment can do, and how to fix what they cannot."""
     from ortboost.api import doctor as diagnose
 
     printer = console.printer()
@@ -276,5 +276,5 @@ def doctor(
             for f in findings
         ],
     )
-    printer.line("\nReady to train." if not bad else f"\n{len(bad)} to mend before training.")
+    printer.line("\nReady to train." if not bad else f"\n{len(bad)} to fix before training.")
     raise typer.Exit(7 if bad else 0)

@@ -31,7 +31,7 @@ Files take turns, each in a process of its own. Compare ratios, not figures of d
 )
 def bench(
     files: Annotated[list[Path], typer.Argument(help="ONNX files; ratios are to the first.")],
-    data: Path | None = option("Data to run on; made-up inputs if not given."),
+    data: Path | None = option("Data to run on; synthetic inputs if not given."),
     shape: list[str] | None = option(
         "Shape of an input (repeatable); N in it is the batch size.", metavar="INPUT:8x3x32x32"
     ),
@@ -44,7 +44,7 @@ def bench(
     seconds: float = option("Time for each file, about.", default=2.0),
     rounds: int = option("Turns that each file gets.", default=10, min=1),
     loads: int = option("Processes that open each file, for the load time.", default=3, min=1),
-    seed: int = option("Seed of made-up inputs.", default=0, min=0),
+    seed: int = option("Seed of synthetic inputs.", default=0, min=0),
     *,
     mapping: Map = None,
     inputs: InputOptions,
@@ -61,7 +61,7 @@ def bench(
 
     if shape and data:
         raise UsageError(
-            "--shape is for made-up inputs, and --data were given too.",
+            "--shape is for synthetic inputs, and --data were given too.",
             where="--shape, --data",
             fix="Leave one of them out.",
         )
@@ -97,7 +97,7 @@ def bench(
     printer.line(
         f"onnxruntime {where['onnxruntime']}, Python {where['python']}, {where['processor']}, "
         f"{where['cores']} cores, device {found[0].device}, "
-        f"{'data' if data else 'made-up inputs'}\n"
+        f"{'data' if data else 'synthetic inputs'}\n"
     )
     printer.table(
         ["file", "batch", "threads", "p50 ms", "p90 ms", "p99 ms", "runs", "samples/s", *_REST],

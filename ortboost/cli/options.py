@@ -171,7 +171,7 @@ def refuse(options: Mapping[str, Any], what: str, where: str, fix: str = "") -> 
         options: Option to its value; those without one were not given.
         what: What they are for.
         where: Where they were given.
-        fix: How to mend it, if not by leaving them out.
+        fix: How to fix it, if not by leaving them out.
 
     Raises:
         UsageError: One was given.

@@ -94,6 +94,10 @@ class DynamicScaleConfig:
 
     Raises:
         ConfigError: A value is out of range.
+
+    Example:
+        >>> DynamicScaleConfig(init=2.0**16, window=1000).max_scale
+        16777216.0
     """
 
     init: _Scale = 2.0**24

@@ -122,7 +122,7 @@ def bench_files(
     Args:
         files: ONNX files. The ratios are to the first one; a file given twice shows the noise.
         config: What and for how long; the defaults if not given.
-        bind: Gives the data; inputs are made up if not given.
+        bind: Gives the data; synthetic inputs if not given.
         tell: Told what is under way.
 
     Returns:

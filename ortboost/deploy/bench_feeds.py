@@ -1,4 +1,4 @@
-"""Inputs for a benchmark: of the lengths that were asked for, from data or made up.
+"""Inputs for a benchmark: of the lengths that were asked for, from data or synthetic.
 
 Lengths of open dimensions come, in this order, from ``--shape``, from a dimension of the same name
 in another input, and, for the first dimension, from the batch size. What is still open then is an
@@ -190,7 +190,7 @@ def make_feeds(
     Args:
         inputs: The inputs of the model.
         batch: Number of samples.
-        shapes: Input name to shape, for inputs that are made up.
+        shapes: Input name to shape, for inputs that are synthetic.
         bind: Gives the data; without it floats are drawn from a normal distribution, and integers
             are zeros and ones.
         seed: Seed.

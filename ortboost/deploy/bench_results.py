@@ -31,8 +31,8 @@ class BenchConfig:
         rounds: Turns that each file gets.
         loads: Processes in which each file is opened, for the load time.
         device: ``auto``, ``cpu`` or ``cuda``.
-        shapes: Input name to the shape of made-up inputs.
-        seed: Seed of made-up inputs.
+        shapes: Input name to the shape of synthetic inputs.
+        seed: Seed of synthetic inputs.
         inputs: Lengths of dimensions, values of inputs that are the same in all runs, and batch axes.
 
     Raises:

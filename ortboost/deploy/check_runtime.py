@@ -121,4 +121,4 @@ def _saturation(model: ir.Model) -> Iterator[Finding]:
 
 
 def _without_flag(fix: str) -> str:
-    return "ortboost export MODEL -o OUT mends it." if "--fix" in fix else fix
+    return "ortboost export MODEL -o OUT fixes it." if "--fix" in fix else fix

@@ -77,7 +77,7 @@ def accepted_feeds(
     ranges: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> tuple[dict[str, NDArray[Any]], T]:
-    """The first made-up inputs that a model runs on, and what it answered.
+    """The first synthetic inputs that a model runs on, and what it answered.
 
     Args:
         inputs: What the graph takes.
@@ -116,7 +116,7 @@ def accepted_feeds(
     assert first is not None
     count = len(tried)
     raise UsageError(
-        "The model does not run on made-up inputs"
+        "The model does not run on synthetic inputs"
         + (f": {count} sets of sizes were tried." if count > 1 else "."),
         where=str(first.where or first.what),
         fix="Give real data (--verify or --data), or what the model needs: lengths with "
@@ -144,7 +144,7 @@ def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
 
 
 def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
-    """Made-up inputs where no data are given: normal floats, zeros and ones for integers, words for texts.
+    """Synthetic inputs where no data are given: normal floats, zeros and ones for integers, words for texts.
 
     Args:
         inputs: What the graph takes; unknown dimensions are set to ``batch``.
@@ -173,7 +173,7 @@ def made_up_feeds(
     length: int = _LENGTH,
     image: int = _IMAGE,
 ) -> dict[str, NDArray[Any]]:
-    """One batch of made-up inputs.
+    """One batch of synthetic inputs.
 
     Args:
         inputs: What the graph takes.

@@ -120,7 +120,7 @@ class Parity:
         if self.ok:
             return
         bad = self.worst
-        who = f" It is {guilty} that does it." if guilty else ""
+        who = f" The cause is {guilty}." if guilty else ""
         if self.tolerance.by_noise(bad.output):
             raise ParityError(
                 f"{what} answers differently: {self._noise(bad)}.{who}",
@@ -132,7 +132,7 @@ class Parity:
         help_ = (
             f"W{widen}"
             if guilty
-            else f"Export with --no-optimize to find out whether a rewrite is guilty, or w{widen}"
+            else f"Export with --no-optimize to find out whether a rewrite is the cause, or w{widen}"
         )
         raise ParityError(
             f"{what} answers differently: off by {bad.max_abs:.3g} "

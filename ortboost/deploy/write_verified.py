@@ -140,7 +140,7 @@ class _Trial:
             if guilty is None or guilty == _BASE:
                 raise
             raise ParityError(
-                f"The exported graph cannot be run. It is {guilty} that does it.",
+                f"The exported graph cannot be run. The cause is {guilty}.",
                 where=f"{path}: {error.where}",
                 fix="Nothing was written. Export with --no-optimize, and report it.",
             ) from error
@@ -207,6 +207,6 @@ def _answers(
             raise ModelError(
                 "onnxruntime cannot run the exported graph.",
                 where=str(error).strip().splitlines()[0],
-                fix="Export with --no-optimize to find out whether a rewrite is guilty.",
+                fix="Export with --no-optimize to find out whether a rewrite is the cause.",
             ) from error
         yield dict(zip(outputs, answers, strict=True))

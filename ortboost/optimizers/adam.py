@@ -107,7 +107,12 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, outside the moments."""
+    """Adam with decoupled weight decay: the weight shrinks by `lr wd w`, outside the moments.
+
+    Example:
+        >>> AdamW(beta2=0.95).slots
+        ('exp_avg', 'exp_avg_sq')
+    """
 
     name: ClassVar[str] = "adamw"
     decoupled: ClassVar[bool] = True

@@ -39,6 +39,10 @@ class Lars:
 
     Raises:
         ConfigError: A value out of range.
+
+    Example:
+        >>> Lars(Momentum(momentum=0.9), coefficient=0.01).slots
+        ('momentum',)
     """
 
     name: ClassVar[str] = "lars"

@@ -253,7 +253,7 @@ class ProcessGroup:
 
         Args:
             facts: What must be the same in all, by name; the version of ortboost is added.
-            fix: How to mend it.
+            fix: How to fix it.
 
         Raises:
             UsageError: Two processes differ; it names the first fact and who has what.

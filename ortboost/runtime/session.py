@@ -85,7 +85,7 @@ def runtime_packages() -> tuple[str, ...]:
 
 
 def broken_packages(packages: Sequence[str]) -> tuple[str, str]:
-    """What is wrong with several packages of onnxruntime, and how to mend it."""
+    """What is wrong with several packages of onnxruntime, and how to fix it."""
     return (
         f"{' and '.join(packages)} share one folder and break each other",
         f"pip uninstall -y {' '.join(packages)}, then install one of them again.",

@@ -44,6 +44,10 @@ class LossConfig:
 
     Raises:
         ConfigError: An unknown name or reduction, or a setting that the loss does not have.
+
+    Example:
+        >>> LossConfig("bce-with-logits", reduction="sum").name
+        'bce-with-logits'
     """
 
     name: str = "softmax-cross-entropy"

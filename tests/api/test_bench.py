@@ -57,7 +57,7 @@ def test_the_verb(capsys):
     assert captured.err == "batch 2, 1 thread(s) ...\n"
     lines = captured.out.splitlines()
     assert lines[0].startswith("onnxruntime ")
-    assert "made-up inputs" in lines[0]
+    assert "synthetic inputs" in lines[0]
     assert lines[2].split()[:3] == ["file", "batch", "threads"]
     assert lines[3].split()[:3] == ["mlp.onnx", "2", "1"]
     assert lines[6] == "As ratios to the first file; below 1 is less:"

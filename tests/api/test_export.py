@@ -297,7 +297,7 @@ def test_export_and_compare_as_verbs(convnet, tmp_path, capsys):
     assert main(["compare", str(convnet), out, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["ok"]
-    assert data["compared_on"] == "made-up inputs"
+    assert data["compared_on"] == "synthetic inputs"
     other = spoilt(convnet, tmp_path / "b.onnx")
     assert main(["compare", str(convnet), str(other), "--bisect"]) == 5
     text = capsys.readouterr().out

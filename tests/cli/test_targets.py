@@ -55,7 +55,7 @@ def test_a_target_that_does_not(capsys):
     assert "TRT001" in text
     assert "TRT010" in text
     assert "6 things stand in the way of TensorRT 11." in text
-    assert "--fix -o mended.onnx" in text
+    assert "--fix -o fixed.onnx" in text
     assert main(["check", TINY, "--for", "tensorrt=11", "--json"]) == 4
     data = json.loads(capsys.readouterr().out)
     assert data["counts"]["error"] == 6

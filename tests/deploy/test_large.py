@@ -27,7 +27,7 @@ def _memory() -> int:
 def large(tmp_path):
     """An embedding whose table is a file full of holes but for its last rows."""
     if NativeEngine().unavailable() is None:
-        pytest.skip("once is enough: with the onnxruntime of the day")
+        pytest.skip("once is enough: with the current onnxruntime")
     if min(_memory(), shutil.disk_usage(tmp_path).free) < NEEDED:
         pytest.skip("needs 12 GiB of memory and of disk")
     model = ir.from_onnx_text(

@@ -97,5 +97,5 @@ def test_a_model_that_runs_on_nothing_made_up_says_what_to_give():
     assert "node 'pad'" in info.value.where
     assert "--dim" in info.value.fix
     assert "--input" in info.value.fix
-    with pytest.raises(UsageError, match=r"made-up inputs\.\n"):
+    with pytest.raises(UsageError, match=r"synthetic inputs\.\n"):
         accepted_feeds([spec("x", 2, 3)], run)

@@ -9,7 +9,7 @@ threads, each in a process of its own:
 ``portable``
     the step with our own gradient rules, in the same runtime;
 ``stock``
-    the same file in the onnxruntime of the day, that of the Python given with ``--stock-python``;
+    the same file in the current onnxruntime, that of the Python given with ``--stock-python``;
 ``torch``
     PyTorch eager, the same network, loss and optimizer;
 ``compile``

@@ -1,7 +1,7 @@
 """Kinds of arguments and their errors, under MindSpore's names.
 
 MindSpore documents TypeError, ValueError, KeyError and RuntimeError; ortboost's errors say what,
-where and how to mend it. The errors here are both, so ported ``except ValueError`` keeps working.
+where and how to fix it. The errors here are both, so ported ``except ValueError`` keeps working.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Momentum(Optimizer):
 class Adam(Optimizer):
     """Adam with MindSpore's place of `eps`: ``ortboost.Adam(eps_hat=True)``, :mod:`ortboost.optimizers.adam`.
 
-    It is not the law of ``ortboost.Adam()``, ``{"name": "adam"}`` and ``--optimizer adam``, which is PyTorch's: there `eps` is added
+    It is not the update rule of ``ortboost.Adam()``, ``{"name": "adam"}`` and ``--optimizer adam``, which is PyTorch's: there `eps` is added
     after the bias correction. They differ while `t` is small and where gradients are not much above `eps`.
 
     Args:
