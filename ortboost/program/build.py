@@ -139,7 +139,8 @@ def build_program(source: ModelSource, config: ProgramConfig | None = None) -> P
     model.graph.outputs[:] = list({id(value): value for value in kept}.values())
     found += [*splitting, *engine.prepare(model)]
     check_rewritten(model, f"preparation for the engine {engine.name}")
-    bypass_identity_transposes(model)
+    if bypass_identity_transposes(model).modified:  # it drops outputs that nothing reads yet
+        engine.prepare(model)
     scale = _scale_loss(graph, config)
     reports += [report for report in found if report is not None]
     plan = _Plan(forward, config, engine, graph, {**state, **scale}, raw_next)

@@ -168,3 +168,17 @@ def test_what_the_opset_does_not_have_is_refused():
         assert_three_lines(info.value)
         with pytest.raises(ModelError, match="needs 'Gelu'"):
             builder.op("Gelu", x)
+
+
+def test_many_nodes_are_removed_at_once():
+    model = two_outputs()
+    first, second = list(model.graph)
+    builder = Builder(model.graph, "new")
+    replace_node(second, [builder.op("Abs", first.outputs[0])], builder, remove=False)
+    assert second.graph is model.graph
+    assert list(second.inputs) == [None]
+    model.graph.remove([second], safe=True)
+    assert [node.op_type for node in model.graph] == ["Relu", "Abs"]
+    assert [value.name for value in model.graph.outputs] == ["a", "b"]
+    found = run(model, {"x": np.array([-2, 3], np.float32)})
+    np.testing.assert_array_equal(found["b"], [0, 3])

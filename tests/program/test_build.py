@@ -522,3 +522,21 @@ def test_running_statistics_survive_what_is_removed_as_unused():
     assert {e.name for e in program.catalogue.state if e.next} >= {"w", "s", "t", "m", "v"}
     made = {node.op_type for node in program.step.graph.all_nodes()}
     assert "Resize" not in made
+
+
+def test_what_preparation_completes_survives_what_is_removed_as_unused():
+    """The same Transposes beside a LayerNormalization, whose mean and deviation only gradients will read."""
+    model = text_model(
+        """<ir_version: 10, opset_import: ["" : 18]>
+        net (float[N,1,4,4] x, float[2,1,3,3] w, float[2] s, float[2] t, float[4] sizes)
+            => (float[N,2] y) {
+          c = Conv(x, w)
+          r = Resize<mode = "linear", coordinate_transformation_mode = "align_corners">(c, , sizes)
+          p = GlobalAveragePool(r) f = Flatten(p) y = LayerNormalization(f, s, t) }""",
+        w=weights(2, 1, 3, 3),
+        s=weights(2, seed=1),
+        t=weights(2, seed=2),
+        sizes=np.array([1, 1, 2, 2], np.float32),
+    )
+    program = build_program(model, ProgramConfig(engine="portable"))
+    assert {e.name for e in program.catalogue.state if e.next} >= {"w", "s", "t"}

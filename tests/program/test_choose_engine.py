@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ortboost.autodiff.check import check_trainable, find_blockers
+from ortboost.autodiff.engine import get_engine
 from ortboost.autodiff.portable.engine import PortableEngine
+from ortboost.boosts import GradFreeze
 from ortboost.core.errors import ModelError
 from ortboost.core.loss_scale import NO_SCALE
+from ortboost.graph.shape_inference import infer_shapes
 from ortboost.optimizers import Sgd
 from ortboost.program.build import build_program
 from ortboost.program.choose_engine import choose_engine
@@ -91,3 +95,47 @@ def test_what_no_engine_can_do_is_refused_with_the_reasons_of_the_first():
         assert_three_lines(caught.value)
         assert "Thing 'thing'" in caught.value.where
         assert "--engine" not in caught.value.fix
+
+
+def test_a_model_without_blockers_is_not_rewritten_to_find_none(monkeypatch):
+    monkeypatch.setattr(PortableEngine, "prepare", lambda *_: pytest.fail("it was prepared"))
+    chosen = choose_engine(small_mlp(), ProgramConfig(engine="portable"))
+    assert not chosen.blockers
+
+
+@pytest.mark.parametrize("operator", ["HardSwish", "Round", "Softsign", "Mish", "Einsum"])
+def test_the_short_way_finds_the_blockers_of_the_long_one(operator):
+    inside = 'Einsum<equation = "ij->ji">(h)' if operator == "Einsum" else f"{operator}(h)"
+    model = text_model(
+        f"""<ir_version: 8, opset_import: ["" : 18]>
+        net (float[N,3] x, float[3,2] w) => (float[N,2] y) {{
+          h = MatMul(x, w) [act] y = {inside} }}""",
+        w=weights(3, 2),
+    )
+    infer_shapes(model)
+    for engine in (get_engine("portable"), Refusing()):
+        about = {"wrt": ["w"], "loss": "y", "engine": engine}
+        expected = check_trainable(model, **about).blockers
+        assert find_blockers(model, **about) == expected
+        assert bool(expected) is (operator == "Round" or isinstance(engine, Refusing))
+
+
+class Refusing(PortableEngine):
+    """Differentiates no product."""
+
+    def gradient_support(self, node):
+        return "no" if node.op_type == "MatMul" else super().gradient_support(node)
+
+
+def test_a_prepared_graph_is_not_prepared_again(monkeypatch):
+    calls: list[str] = []
+    real = PortableEngine.prepare
+
+    def prepare(engine, model):
+        calls.append("prepare")
+        return real(engine, model)
+
+    monkeypatch.setattr(PortableEngine, "prepare", prepare)
+    config = ProgramConfig(boosts=(GradFreeze(p=0.5, groups=2),), engine="portable")
+    assert len(build_program(small_mlp(), config).variants) == 1
+    assert calls == ["prepare"]

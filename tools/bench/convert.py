@@ -47,7 +47,7 @@ __all__ = ["SUBJECTS", "chain", "main", "measure", "resnet50"]
 # Stage to the functions it consists of, as (module, attribute path). A function that is called
 # inside another one counts for its own stage only.
 _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
-    "load": (("ortboost.program.build", "load_model"),),
+    "load": (("ortboost.program.choose_engine", "load_model"),),
     "normalize": (("ortboost.program.forward", "normalize"),),
     "attach loss": (("ortboost.program.forward", "attach_loss"),),
     "to training": (
@@ -56,12 +56,18 @@ _STAGES: dict[str, tuple[tuple[str, str], ...]] = {
         ("ortboost.program.forward", "find_parameters"),
         ("ortboost.program.forward", "choose_trainable"),
     ),
-    "check": (("ortboost.program.build", "refuse_blockers"),),
+    "check": (("ortboost.program.choose_engine", "find_blockers"),),
     "evaluation": (("ortboost.program.build", "to_inference"),),
     "decompose": (("ortboost.program.build", "decompose"),),
-    "prepare": (("ortboost.autodiff.native.rewrites", "prepare"),),
-    "differentiate": (("ortboost.autodiff.native.engine", "NativeEngine.differentiate"),),
-    "gradient builder (C++)": (("ortboost.autodiff.native.engine", "_build"),),
+    "prepare": (
+        ("ortboost.autodiff.portable.engine", "PortableEngine.prepare"),
+        ("ortboost.autodiff.native.engine", "NativeEngine.prepare"),
+    ),
+    "differentiate": (
+        ("ortboost.autodiff.portable.engine", "PortableEngine.differentiate"),
+        ("ortboost.autodiff.native.engine", "NativeEngine.differentiate"),
+    ),
+    "gradient builder (C++)": (("ortboost.autodiff.native.engine", "build_gradients"),),
     "append update": (("ortboost.program.build", "append_update"),),
     "save": (("ortboost.program.program", "Program.save"),),
 }
@@ -238,12 +244,13 @@ class StageClock:
         return timed
 
 
-def convert_once(path: Path, folder: Path) -> dict[str, Any]:
+def convert_once(path: Path, folder: Path, engine: str) -> dict[str, Any]:
     """Convert a file in this very process, and measure it.
 
     Args:
         path: The model.
         folder: Where the program goes.
+        engine: Engine of the gradients.
 
     Returns:
         Seconds in total and by stage, peak memory in MiB (of the process, and what it was before),
@@ -259,7 +266,7 @@ def convert_once(path: Path, folder: Path) -> dict[str, Any]:
     before = _peak_mib()
     start, start_cpu = time.perf_counter(), time.process_time()
     with clock.stage(OTHER):
-        program = build.build_program(path, ProgramConfig())
+        program = build.build_program(path, ProgramConfig(engine=engine))
         program.save(folder)
     seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     return {
@@ -281,12 +288,13 @@ def _peak_mib() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def measure(name: str, path: Path, repeat: int) -> dict[str, Any]:
+def measure(name: str, path: Path, repeat: int, engine: str) -> dict[str, Any]:
     """Convert a file ``repeat`` times, each in a child process, and take medians."""
     runs = []
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
-            child = [sys.executable, "-m", "tools.bench.convert", "--child", str(path), folder]
+            child = [sys.executable, "-m", "tools.bench.convert", "--engine", engine]
+            child += ["--child", str(path), folder]
             done = subprocess.run(child, check=False, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{name} could not be converted:\n{done.stderr[-2000:]}")
@@ -314,23 +322,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--subject", action="append", choices=list(SUBJECTS), help="what to convert (default: all)"
     )
+    parser.add_argument("--model", action="append", type=Path, help="files, instead of subjects")
+    parser.add_argument("--engine", default="portable", help="engine of the gradients")
     parser.add_argument("--repeat", type=int, default=3, help="conversions of each (default: 3)")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     parser.add_argument("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.child:
-        print(json.dumps(convert_once(*arguments.child)))
+        print(json.dumps(convert_once(*arguments.child, arguments.engine)))
         return 0
 
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in arguments.subject or SUBJECTS:
-            path = Path(folder) / f"{name}.onnx"
-            model = SUBJECTS[name]()
-            onnx.save(model, path)
-            result = measure(name, path, arguments.repeat)
-            result.update(nodes=len(model.graph.node), file_mib=path.stat().st_size / 2**20)
-            path.unlink()
+        for path in arguments.model or map(Path, arguments.subject or SUBJECTS):
+            name, file = str(path), path
+            if not arguments.model:
+                file = Path(folder) / f"{name}.onnx"
+                onnx.save(SUBJECTS[name](), file)
+            result = measure(name, file, arguments.repeat, arguments.engine)
+            nodes = len(onnx.load(file, load_external_data=False).graph.node)
+            result.update(nodes=nodes, file_mib=file.stat().st_size / 2**20)
+            if not arguments.model:
+                file.unlink()
             results.append(result)
             print(f"{name}: {result['seconds']:.2f} s", file=sys.stderr, flush=True)
     about = environment()
@@ -346,7 +359,7 @@ def _show(results: Sequence[dict[str, Any]]) -> None:
     rows = []
     for result in results:
         each = result["cpu_seconds"] / result["nodes"]
-        kind = result["subject"].rpartition("-")[0]
+        kind = result["subject"].rpartition("-")[0] if result["subject"] in SUBJECTS else ""
         linear = each / smallest.setdefault(kind, each) if kind else None
         rows.append(
             (

@@ -1,0 +1,130 @@
+"""Shapes and types: as onnx_ir's own pass finds them, and no more often than needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx_ir.passes import common
+
+from ortboost.graph import shape_inference
+from ortboost.graph.shape_inference import infer_missing, infer_shapes
+
+MODELS = sorted((Path(__file__).parents[2] / "models").glob("*.onnx"))
+
+BRANCHES = """<ir_version: 10, opset_import: ["" : 18]>
+g (float[N,4] x, bool c, int64[2] sizes) => (y, z) {
+  shape = Constant<value = int64[2] {-1, 2}>()
+  h = Reshape(x, shape)
+  y = If(c)<
+    then_branch = a () => (float[M,K] t) { inner = Relu(h) t = Transpose(inner) },
+    else_branch = b () => (float[P,Q] e) { other = Neg(h) e = Transpose(other) }>
+  open = Reshape(x, sizes)
+  z = Cast<to = 10>(open)
+}"""
+
+
+def described(model: ir.Model) -> dict[str, tuple[object, object]]:
+    """Name to type and shape of every value, those of subgraphs included."""
+    nodes = list(model.graph.all_nodes())
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    values += [output for node in nodes for output in node.outputs]
+    return {v.name or "": (v.dtype, None if v.shape is None else str(v.shape)) for v in values}
+
+
+def without_shapes(model: ir.Model) -> ir.Model:
+    for node in model.graph.all_nodes():
+        for output in node.outputs:
+            if not output.is_graph_output():
+                output.shape = output.type = None
+    return model
+
+
+def as_onnx_ir_finds_them(model: ir.Model) -> dict[str, tuple[object, object]]:
+    common.ShapeInferencePass(check_type=True, strict_mode=False, data_prop=True)(model)
+    return described(model)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_what_is_found_is_what_the_pass_of_onnx_ir_finds(path):
+    model = without_shapes(ir.load(path))
+    expected = as_onnx_ir_finds_them(model.clone())
+    infer_shapes(model)
+    assert described(model) == expected
+    unknown = [name for name, (dtype, shape) in expected.items() if dtype is None or shape is None]
+    assert len(unknown) < len(expected) / 20  # the transformer computes one that it cannot know
+
+
+def test_values_of_branches_and_computed_sizes_are_found_too():
+    model = ir.from_onnx_text(BRANCHES)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    expected = as_onnx_ir_finds_them(model.clone())
+    infer_shapes(model)
+    found = described(model)
+    assert found == expected
+    assert found["inner"] == found["h"]
+    assert str(found["inner"][1]).endswith("2]")
+    assert found["z"][0] == ir.DataType.FLOAT16
+
+
+def test_weights_stay_weights_and_large_ones_are_not_copied(monkeypatch):
+    model = ir.load(MODELS[0])
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    inputs = list(model.graph.inputs)
+    seen: list[int] = []
+    real = onnx.shape_inference.infer_shapes
+
+    def watched(proto, **options):
+        seen.append(max(tensor.ByteSize() for tensor in proto.graph.initializer))
+        return real(proto, **options)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", watched)
+    infer_shapes(model)
+    assert {name: value.const_value for name, value in model.graph.initializers.items()} == held
+    assert list(model.graph.inputs) == inputs
+    assert max(tensor.nbytes for tensor in held.values()) > 1500 > seen[0]
+
+
+def test_a_sequence_is_taken_for_no_tensor():
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 18]>
+        g (float[4,6] x) => (float[2,6] y) {
+          zero = Constant<value = int64 {0}>() two = Constant<value = int64 {2}>()
+          parts = SplitToSequence<axis = 0>(x, two)
+          passed = Identity(parts)
+          y = SequenceAt(passed, zero) }""")
+    infer_shapes(model)
+    for node in model.graph:
+        if node.op_type in ("SplitToSequence", "Identity"):
+            assert node.outputs[0].type is None
+            assert node.outputs[0].shape is None
+
+
+def test_a_failure_of_it_is_no_failure_of_the_conversion(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("no")
+
+    model = without_shapes(ir.load(MODELS[0]))
+    before = described(model)
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", fails)
+    infer_shapes(model)
+    assert described(model) == before
+
+
+def test_where_all_is_known_nothing_is_inferred(monkeypatch):
+    model = without_shapes(ir.load(MODELS[0]))
+    infer_missing(model)
+    known = described(model)
+    calls: list[ir.Model] = []
+    monkeypatch.setattr(shape_inference, "infer_shapes", calls.append)
+    infer_missing(model)
+    assert not calls
+    last = list(model.graph)[-2].outputs[0]
+    for shape, dtype in ((None, last.type), (ir.Shape([None]), last.type), (last.shape, None)):
+        former = last.shape, last.type
+        last.shape, last.type = shape, dtype
+        infer_missing(model)
+        last.shape, last.type = former
+    assert len(calls) == 3
+    assert described(model) == known
