@@ -25,6 +25,7 @@ CRASHED = 10
 _PR_SET_PDEATHSIG = 1
 _SENT_BY_KERNEL = 0x80  # si_code of signals that the terminal sends to the whole group
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PATIENCE = 1.0  # seconds to the next look at the child, should a thread have caught its signal
 _CRASHES = {
     signal.SIGSEGV: "it read or wrote outside its memory",
     signal.SIGBUS: "it read or wrote outside its memory",
@@ -45,6 +46,7 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
     if not sys.platform.startswith("linux") or os.environ.get("ORTBOOST_ONE_PROCESS"):
         return run()
     parent = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would not come, nor the status
     waited = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     child = os.fork()
@@ -54,8 +56,8 @@ def supervised(run: Callable[[], int], words: Sequence[str]) -> int:
         return run() if os.getppid() == parent else 128 + signal.SIGKILL
     interrupted = False
     while True:
-        found = signal.sigwaitinfo(waited)
-        if found.si_signo == signal.SIGCHLD:
+        found = signal.sigtimedwait(waited, _PATIENCE)
+        if found is None or found.si_signo == signal.SIGCHLD:
             gone, status = os.waitpid(child, os.WNOHANG)
             if gone:
                 return _exit_status(status, words, interrupted=interrupted)
