@@ -86,6 +86,7 @@ def cut_segments(model: ir.Model, groups: Sequence[Iterable[str]]) -> list[Segme
     """
     model = model.clone()
     graph = model.graph
+    graph.sort()
     outputs = {value.name: value for value in graph.outputs if value.name}
     copies = _part_readers(graph, [outputs[name] for group in groups for name in group])
     needs = _needs(graph)

@@ -76,6 +76,11 @@ class CompiledGraph:
         ]
         self._bindings: dict[tuple[int, ...], Any] = {}
 
+    @property
+    def types(self) -> dict[str, str]:
+        """Output to its type in the words of the runtime, as ``tensor(float)``."""
+        return {value.name: value.type for value in self._session.get_outputs()}
+
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once and advance the state.
 

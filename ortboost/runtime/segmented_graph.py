@@ -47,9 +47,14 @@ class SegmentedGraph:
         self._passed: dict[str, Any] = {}
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._segments = []
+        types: dict[str, str] = {}
         whole = [Segment(form, takes=(), gives=())]
         for segment in cut_segments(form, groups) if len(groups) > 1 else whole:
             graph = segment.model.graph
+            for value in graph.inputs:  # the native engine leaves types to the runtime
+                if value.type is None:
+                    word = types[value.name or ""].removeprefix("tensor(").rstrip(")")
+                    value.type = ir.TensorType(ir.DataType[word.upper()])
             read = {value.name for value in graph.inputs}
             made = {value.name for value in graph.outputs} - {*segment.gives}
             own = dataclasses.replace(
@@ -72,6 +77,7 @@ class SegmentedGraph:
                     gives=segment.gives,
                 )
             )
+            types |= self._segments[-1].types
 
     def __len__(self) -> int:
         return len(self._segments)

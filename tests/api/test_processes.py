@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'ortboost[distribu
 
 import ortboost as ob
 from ortboost.api.run_folder import LOCK, alone_in, load_run
-from ortboost.boosts import GradAccumulation, Thor
+from ortboost.boosts import AdaSum, GradAccumulation, Thor
 from tests.parallel.launch import finished, torchrun
 from tests.support import small_mlp
 
@@ -50,7 +50,7 @@ def apart(one, other):
 def test_the_numbers_of_one_process(tmp_path):
     one, two = program(tmp_path / "one"), program(tmp_path / "two")
     finished(train(one, 1))
-    finished(train(two, 2))
+    finished(train(two, 2, segments=2))
     assert apart(last(one), last(two)) <= 1e-6
     for kind in ("step", "validation", "epoch"):
         ours, theirs = events(one, kind), events(two, kind)
@@ -86,9 +86,13 @@ def test_resumed_by_another_number_of_processes(tmp_path):
     assert apart(last(one), last(two)) <= 1e-6
 
 
-@pytest.mark.parametrize(("rank", "step"), [(0, 5), (1, 3)])
-def test_killed_and_started_again_to_the_same_bits(tmp_path, rank, step):
-    whole, broken = program(tmp_path / "whole"), program(tmp_path / "broken")
+@pytest.mark.parametrize(
+    ("rank", "step", "boosts"),
+    [(0, 5, ()), (1, 3, (AdaSum(1, every=3),))],  # a checkpoint in a window joins the servers
+    ids=["plain", "adasum"],
+)
+def test_killed_and_started_again_to_the_same_bits(tmp_path, rank, step, boosts):
+    whole, broken = (program(tmp_path / name, boosts=boosts) for name in ("whole", "broken"))
     finished(train(whole, 2, checkpoint_every=2))
     fault = {"rank": rank, "step": step}
     result = train(broken, 2, restarts=1, checkpoint_every=2, fault=fault)
@@ -109,6 +113,11 @@ def test_other_data_are_refused(folder):
     assert result.returncode != 0
     assert "the training data differs" in result.stdout
     assert "rank 1" in result.stdout
+
+
+def test_segments_are_for_several(folder):
+    with pytest.raises(ob.UsageError, match="'segments' is for several processes"):
+        ob.train(folder, {}, segments=2)
 
 
 def test_a_port_that_is_taken_is_named(folder, monkeypatch):

@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,10 @@ def link(rate: str) -> Iterator[None]:
             call(*inside, "ip", "address", "add", f"{address}/24", "dev", device)
             call(*inside, "ip", "link", "set", device, "up")
             call(*inside, "ip", "link", "set", "lo", "up")
-            limits = ("rate", rate, "burst", "64kb", "latency", "50ms")
+            burst = (
+                "256kb" if rate.endswith("gbit") else "32kb"
+            )  # timers wake up too seldom for less
+            limits = ("rate", rate, "burst", burst, "latency", "50ms")
             call(*inside, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limits)
         yield
     finally:
@@ -69,12 +73,17 @@ def link(rate: str) -> Iterator[None]:
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
 
 
-def launch(given: argparse.Namespace) -> int:
+def missing_tools() -> str:
+    """Why there can be no namespaces here; empty if there can."""
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing or os.geteuid() != 0:
-        print(f"skipped: needs root and iproute2 ({', '.join(missing) or 'not root'})")
-        return 0
-    with tempfile.TemporaryDirectory() as folder, link(given.rate):
+    if os.geteuid() != 0:
+        missing.append("root")
+    return f"skipped: needs root and iproute2, {', '.join(missing)} is missing" if missing else ""
+
+
+def run_both(module: str, arguments: Sequence[str], rate: str) -> Any:
+    """Run a module as two ranks with a link of this rate between them; what rank 0 writes to ``--worker``."""
+    with tempfile.TemporaryDirectory() as folder, link(rate):
         out = Path(folder) / "found.json"
         started = []
         for rank, (space, device) in enumerate(zip(SPACES, DEVICES, strict=True)):
@@ -83,17 +92,23 @@ def launch(given: argparse.Namespace) -> int:
                 "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESSES[0],
                 "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": device,
             }  # fmt: skip
-            command = ["ip", "netns", "exec", space, sys.executable, "-m", "tools.bench.slow_link"]
-            command += [*sys.argv[1:], "--worker", str(out)]
-            started.append(subprocess.Popen(command, env=environment))
+            command = ["ip", "netns", "exec", space, sys.executable, "-m", module, *arguments]
+            started.append(subprocess.Popen([*command, "--worker", str(out)], env=environment))
         statuses = [process.wait() for process in started]  # of both, whatever the first says
         if any(statuses):
-            return 1
-        found = json.loads(out.read_text())
+            sys.exit(1)
+        return json.loads(out.read_text())
+
+
+def launch(given: argparse.Namespace) -> int:
+    if reason := missing_tools():
+        print(reason)
+        return 0
+    found = run_both("tools.bench.slow_link", sys.argv[1:], given.rate)
     print(f"{given.model}, batch {given.batch} a process, {given.rate}; medians of {given.rounds}")
     for kind, (sent, times) in found.items():
         print(
-            f"{kind:12} {sent:12,d} bytes sent a step   {statistics.median(times) * 1e3:9.2f} ms a step"
+            f"{kind:16} {sent:12,d} bytes sent a step   {statistics.median(times) * 1e3:9.2f} ms a step"
         )
     return 0
 
