@@ -68,7 +68,7 @@ class OrtBoostError(Exception):
 
 
 class UsageError(OrtBoostError):
-    """An argument or a combination of arguments makes no sense."""
+    """An argument or a combination of arguments is invalid."""
 
     exit_status = 2
 
@@ -78,7 +78,7 @@ class ArgumentTypeError(UsageError, TypeError):
 
 
 class ArgumentValueError(UsageError, ValueError):
-    """An argument has the right type and a value that makes no sense."""
+    """An argument has the right type but an invalid value."""
 
 
 class ConfigError(OrtBoostError):

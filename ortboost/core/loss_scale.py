@@ -363,7 +363,7 @@ def host_update(
     """One call of ``DynamicLossScaleManager.update_loss_scale``.
 
     It agrees with :func:`update` for factors that are powers of two. Growth does not change
-    ``last_overflow_iter`` here; the scale grows every ``window`` steps all the same.
+    ``last_overflow_iter`` here; nevertheless the scale grows every ``window`` steps.
 
     Args:
         state: The state before.

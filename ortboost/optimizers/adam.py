@@ -44,7 +44,7 @@ class Adam:
         beta1: Decay of the running mean of gradients, at least 0 and below 1.
         beta2: Decay of the running mean of squared gradients, at least 0 and below 1.
         eps: Added to the denominator, above 0.
-        amsgrad: Divide by the largest `v` so far.
+        amsgrad: Divide by the running maximum of `v`.
         nesterov: Use `b1 m + (1 - b1) g` for `m` in the last line.
         eps_hat: Add `eps` where MindSpore does, see the module docstring.
         bias_correction: Divide by `1 - b^t`; MindSpore's `AdamWeightDecay` does not.

@@ -1,8 +1,8 @@
 """Record MindSpore Boost's gradient freeze, accumulation and centralization as golden files.
 
 The two small nets of ``mindspore_training.py`` are trained by MindSpore's own Boost cells; what is
-stored is the loss of every step and the weights after some. Every run of the ``mlp`` is also replayed
-in float64 numpy from the written formula, and the script fails when the two differ.
+stored is the loss of every step and the weights after some. Every run of the ``mlp`` is also
+replayed in float64 numpy from the written formula, and the script fails when the two differ.
 
 Made with Python 3.11, mindspore 2.10.0 and numpy 1.26.4, as ``mindspore_training.py``::
 
@@ -13,16 +13,16 @@ What had to be done to the original for that, and why it changes no number of th
 - ``AutoBoost`` is a singleton for the process: it is taken down before each run;
 - ``sens=1.0`` is given to the plain cell, which without it returns no loss;
 - ``FreezeOpt`` cannot rebuild Adam (it passes an empty ``kwargs`` on): that entry is removed;
-- ``Centralization`` has no CPU kernel: a function with its formula stands in (the rule of 16 is not in
-  the operator but in the optimizer, and is MindSpore's);
-- in the ``convbn`` runs with accumulation MindSpore runs the second batch norm of the forward pass twice
-  a step, so that its statistics move twice (a replay in PyTorch that does just that agrees to 1e-7):
-  ``meta["twice"]`` names them;
+- ``Centralization`` has no CPU kernel: a function with its formula stands in (the rule of 16 is not
+  in the operator but in the optimizer, and is MindSpore's);
+- in the ``convbn`` runs with accumulation MindSpore runs the second batch norm of the forward pass
+  twice a step, so that its statistics move twice (a replay in PyTorch that does just that agrees to
+  1e-7): ``meta["twice"]`` names them;
 - ``GroupLossScaleManager`` casts to float16 between the groups of a net that is float32: left out.
 
-``boost.npz``: ``meta`` is a JSON string: ``layout`` of a row (see ``mindspore_training.py``), and for each
-run its net, kind and arguments; ``<run>/loss``, ``<run>/params`` (rows after ``steps``), and with a loss
-scale ``<run>/overflow`` and ``<run>/loss_scale``.
+``boost.npz``: ``meta`` is a JSON string: ``layout`` of a row (see ``mindspore_training.py``), and
+for each run its net, kind and arguments; ``<run>/loss``, ``<run>/params`` (rows after ``steps``),
+and with a loss scale ``<run>/overflow`` and ``<run>/loss_scale``.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 """Record MindSpore Boost's dimension reduction as a golden file.
 
-The ``mlp`` of ``mindspore_training.py`` is trained by ``BoostTrainOneStepCell`` with components that numpy draws from
-a seed. Made with Python 3.11, mindspore 2.10.0::
+The ``mlp`` of ``mindspore_training.py`` is trained by ``BoostTrainOneStepCell`` with components
+that numpy draws from a seed. Made with Python 3.11, mindspore 2.10.0::
 
     GLOG_v=3 msenv/bin/python tools/golden/mindspore_dim_reduce.py
 
-``dim_reduce.npz``: ``meta`` is a JSON string: ``layout`` of a row (see ``mindspore_training.py``), ``steps`` after which
-there is a row, and for each run its settings; ``<run>/loss``, ``<run>/params``.
+``dim_reduce.npz``: ``meta`` is a JSON string: ``layout`` of a row (see ``mindspore_training.py``),
+``steps`` after which there is a row, and for each run its settings; ``<run>/loss``,
+``<run>/params``.
 """
 
 import argparse

@@ -10,10 +10,10 @@ Made with Python 3.11, mindspore 2.10.0 and numpy 1.26.4, as ``mindspore_trainin
 
 Graph mode: MindSpore removes the normalizations in a pass of its graph compiler.
 
-``less_bn.npz``: ``meta`` is a JSON string with the runs and the names of their parameters, which are
-those of PyTorch; ``<net>/init`` are the weights before, one after the other, ``<net>/<run>/<step>`` those
-after a step, ``<net>/<run>/loss``; ``x``, ``labels``, ``rows`` are the batches. ``head/...`` is the
-layer by itself.
+``less_bn.npz``: ``meta`` is a JSON string with the runs and the names of their parameters, which
+are those of PyTorch; ``<net>/init`` are the weights before, one after the other,
+``<net>/<run>/<step>`` those after a step, ``<net>/<run>/loss``; ``x``, ``labels``, ``rows`` are the
+batches. ``head/...`` is the layer by itself.
 """
 
 import argparse

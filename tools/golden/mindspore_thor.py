@@ -1,22 +1,24 @@
 """Record MindSpore's second-order optimizer `nn.thor` as golden files for the tests.
 
-Three small nets are trained for six steps, of which the first and the fourth are of second order. What is stored
-are the weights before, and after steps 1, 3 and 6.
+Three small nets are trained for six steps, of which the first and the fourth are of second order.
+What is stored are the weights before, and after steps 1, 3 and 6.
 
 Made with Python 3.11, mindspore 2.10.0 and numpy 2.4.6::
 
     GLOG_v=3 msenv/bin/python tools/golden/mindspore_thor.py
 
-MindSpore has three kernels of `thor` for GPUs only: here numpy stands in for them, in float64. `CholeskyTrsm` gives the
-inverse of the Cholesky factor, of the blocks of 128 rows on the diagonal; for embeddings, whose inverse MindSpore
-squares without a transpose, it gives the symmetric root of the inverse, with which that is right. `ThorIm2Col` cuts
-patches, `UpdateThorGradient` multiplies blocks. On a CPU the
-optimizer reads `G` of the first layer before the backward pass has written it, so that it would be that of the step
-of second order before, at first zero: a pass without an update fills in all factors first. All else is MindSpore's own code, with its GPU optimizer; layers are in
+MindSpore has three kernels of `thor` for GPUs only: here numpy stands in for them, in float64.
+`CholeskyTrsm` gives the inverse of the Cholesky factor, of the blocks of 128 rows on the diagonal;
+for embeddings, whose inverse MindSpore squares without a transpose, it gives the symmetric root of
+the inverse, with which that is right. `ThorIm2Col` cuts patches, `UpdateThorGradient` multiplies
+blocks. On a CPU the optimizer reads `G` of the first layer before the backward pass has written it,
+so that it would be that of the step of second order before, at first zero: a pass without an update
+fills in all factors first. All else is MindSpore's own code, with its GPU optimizer; layers are in
 float32, as they are on a GPU.
 
-``thor.npz``: ``meta`` is a JSON string with the settings of each run and the names of its parameters; ``<net>/x`` and
-``<net>/labels`` are the batches, ``<net>/<parameter>`` is ``[snapshots, ...]``.
+``thor.npz``: ``meta`` is a JSON string with the settings of each run and the names of its
+parameters; ``<net>/x`` and ``<net>/labels`` are the batches, ``<net>/<parameter>`` is ``[snapshots,
+...]``.
 """
 
 import argparse
@@ -153,7 +155,7 @@ class DenseNet(nn.Cell):
 
 
 class ConvNet(nn.Cell):
-    """The second convolution has no padding, so that its patches are not those of MindSpore's factor."""
+    """The second convolution is unpadded, so that its patches differ from MindSpore's factor."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -573,11 +573,14 @@ def record_overflow(data: Arrays) -> Arrays:
                 "layout": {"mlp": layout("mlp")},
                 "cases": cases,
                 "notes": [
-                    "fill: index of the step (from 0) to the value the whole batch x is filled with;"
-                    " every other step takes batch index % 10. steps: rows of params, counted from 1.",
+                    "fill: index of the step (from 0) to the value the whole batch x is filled "
+                    "with;"
+                    " every other step takes batch index % 10. steps: rows of params, counted from "
+                    "1.",
                     "loss_scale is the returned value, after the update. updates is global_step.",
                     "On overflow parameters, slots and global_step stay as they are (checked).",
-                    "Do not compare the loss of an overflowing step: MindSpore's CPU ReLU turns nan into 0,"
+                    "Do not compare the loss of an overflowing step: MindSpore's CPU ReLU turns "
+                    "nan into 0,"
                     " so it is often finite there.",
                     "plain: TrainOneStepCell(net, opt, sens=1024.0), optimizer loss_scale=1024.0.",
                 ],
@@ -661,7 +664,8 @@ def record_loss_scale() -> Arrays:
                 "notes": [
                     "combos: start, factor, window. Value i is the scale after overflow[i].",
                     "cell is float32, on the device; manager is float64, on the host. They agree"
-                    " for power-of-two factors while float32 holds the scale (in e it reaches inf and"
+                    " for power-of-two factors while float32 holds the scale (in e it reaches inf "
+                    "and"
                     " stays there); a start below 1 exists for the cell only.",
                 ],
             }
@@ -828,7 +832,8 @@ def record_schedules() -> Arrays:
                 },
                 "notes": [
                     "Functions give a list of float; cells are called with global_step 0..11.",
-                    "NaturalExpDecayLR is lr * exp(-rate * step), with is_stair step is floored to a"
+                    "NaturalExpDecayLR is lr * exp(-rate * step), with is_stair step is floored to "
+                    "a"
                     " multiple of decay_steps; its documentation divides by decay_steps instead.",
                     "Functions count whole epochs, floor(i / step_per_epoch); cells count steps.",
                 ],

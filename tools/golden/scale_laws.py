@@ -1,21 +1,22 @@
 """Make ``tests/golden/torch/loss_scale.npz`` and ``tests/golden/deepspeed/loss_scale.npz``.
 
-The loss scalers of PyTorch and of DeepSpeed are driven through long random patterns of overflows. Both are
-the originals: ``torch.amp.GradScaler`` with an optimizer that has one gradient, infinite where the
-pattern says so, and DeepSpeed's ``DynamicLossScaler`` (of ``CreateLossScaler`` with dynamic arguments),
-whose rank, which is only asked for its log, is answered by 0.
+The loss scalers of PyTorch and of DeepSpeed are driven through long random patterns of overflows.
+Both are the originals: ``torch.amp.GradScaler`` with an optimizer that has one gradient, infinite
+where the pattern says so, and DeepSpeed's ``DynamicLossScaler`` (of ``CreateLossScaler`` with
+dynamic arguments), whose rank, which is only asked for its log, is answered by 0.
 
 Arrays of a file, for each case:
 
 =====================  =======================================================================
 ``meta``               JSON: version, and for every case its arguments and number of steps
 ``<case>/overflow``    uint8, the bits of the pattern (``np.packbits``)
-``<case>/exponent``    int16 [steps], log2 of the scale after each step; all scales are powers of two
-``<case>/counter``     int32 [steps], PyTorch's growth tracker or DeepSpeed's hysteresis after each step
+``<case>/exponent``    int16 [steps], log2 of the scale after each step (powers of two)
+``<case>/counter``     int32 [steps], growth tracker (PyTorch) or hysteresis (DeepSpeed)
 ``<case>/applied``     uint8, bits: whether the optimizer moved the weight (PyTorch only)
 =====================  =======================================================================
 
-The shipped files were made with PyTorch 2.13.0 (CPU) and deepspeed 0.19.8 (built with ``DS_BUILD_OPS=0``).
+The shipped files were made with PyTorch 2.13.0 (CPU) and deepspeed 0.19.8 (built with
+``DS_BUILD_OPS=0``).
 
 Examples:
     From the root of the repository::

@@ -1,17 +1,18 @@
-"""Make ``tests/golden/torch/autocast.npz``: short trainings under PyTorch's automatic mixed precision.
+"""Write ``tests/golden/torch/autocast.npz``: short runs with PyTorch's automatic mixed precision.
 
-The shipped ``mlp`` and ``lenet5`` are trained on the digits for 20 steps of SGD with momentum, as they are (float32)
-and under ``torch.autocast("cpu", ...)`` in bfloat16 and float16. Gradients are scaled by 1024 and un-scaled.
+The shipped ``mlp`` and ``lenet5`` are trained on the digits for 20 steps of SGD with momentum, as
+they are (float32) and under ``torch.autocast("cpu", ...)`` in bfloat16 and float16. Gradients are
+scaled by 1024 and un-scaled.
 
 Arrays, for each model and each of ``float32``, ``bfloat16``, ``float16``:
 
 =========================  ===========================================================
 ``<model>/<format>/loss``    float64 [steps] loss before each update
-``<model>/<format>/error``   distance of the first gradient from that of float32, as a share of its norm
+``<model>/<format>/error``   relative distance of the first gradient from that of float32
 =========================  ===========================================================
 
-and ``steps``, ``batch``, ``rate``, ``momentum``, ``scale``, ``torch_version``. Batch ``i`` has the training digits
-``i * batch`` to ``(i + 1) * batch - 1``.
+and ``steps``, ``batch``, ``rate``, ``momentum``, ``scale``, ``torch_version``. Batch ``i`` has the
+training digits ``i * batch`` to ``(i + 1) * batch - 1``.
 
 The shipped file was made with PyTorch 2.13.0 (CPU).
 

@@ -1,8 +1,8 @@
-"""Make ``tests/golden/torch_layers``: layers of PyTorch as both exporters write them, and their gradients.
+"""Write ``tests/golden/torch_layers``: layers of PyTorch from both exporters, and gradients.
 
-These are the layers whose exports are hard to read: the exporters cut the weights of a recurrent layer
-up and put the gates in another order, compute axes and sizes from constants, and split what one
-projection made. For each network there is a file by TorchScript, one by dynamo, and
+These are the layers whose exports are hard to read: the exporters cut the weights of a recurrent
+layer up and put the gates in another order, compute axes and sizes from constants, and split what
+one projection made. For each network there is a file by TorchScript, one by dynamo, and
 ``<network>.npz``:
 
 ==============  ========================================================================
@@ -11,8 +11,8 @@ projection made. For each network there is a file by TorchScript, one by dynamo,
 ``g:<name>``    its gradient by each parameter
 ==============  ========================================================================
 
-all in float32, from the weights in the file. The shipped files were made with PyTorch 2.13.0 (CPU), onnx
-1.23.2 and onnxscript 0.7.2.
+all in float32, from the weights in the file. The shipped files were made with PyTorch 2.13.0 (CPU),
+onnx 1.23.2 and onnxscript 0.7.2.
 
 Examples:
     From the root of the repository::
@@ -154,7 +154,7 @@ def _dynamo(name: str) -> onnx.ModelProto:
         input_names=["x"],
         output_names=["logits"],
         dynamic_shapes=({0: torch.export.Dim("batch")},),
-        optimize=False,  # which folds normalizations, and gives transposed copies of weights new names
+        optimize=False,  # it folds normalizations, and renames transposed weights
         verbose=False,
     )
     assert program is not None

@@ -1,8 +1,8 @@
-"""Where onnxruntime itself puts the nodes of a graph with its CUDA provider; and what our tables say of it.
+"""Compare onnxruntime's own placement of nodes with its CUDA provider with ortboost's tables.
 
-``ask`` needs onnxruntime with CUDA and nothing else, on a GPU or on stand-ins (``stub_cuda.py``). ``compare`` needs
-ortboost: it holds ``ortboost.runtime.cuda.placement`` to the answers, node by node and copy by copy, and ends with
-status 1 where they differ.
+``ask`` needs onnxruntime with CUDA and nothing else, on a GPU or on stand-ins (``stub_cuda.py``).
+``compare`` needs ortboost: it holds ``ortboost.runtime.cuda.placement`` to the answers, node by
+node and copy by copy, and ends with status 1 where they differ.
 
 Example::
 
@@ -29,7 +29,7 @@ _INSERTED = "Cast InsertedPrecisionFreeCast_"  # the casts around a float16 node
 
 
 def ask(path: str) -> dict[str, list[str]]:
-    """The nodes on the CPU and the copies, as the runtime's log has them; or the node that it refuses."""
+    """The nodes on the CPU and the copies from the runtime's log, or the node that it rejects."""
     done = subprocess.run(
         [sys.executable, __file__, "open", path], capture_output=True, text=True, check=False
     )

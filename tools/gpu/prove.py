@@ -1,19 +1,23 @@
-"""What a machine with a GPU has to show, in one run of under ten minutes, as one JSON file.
+"""The checks for a machine with a GPU, in one run of under ten minutes, as one JSON file.
 
-``parity``     Losses and states of the six shipped models, a few steps: the device against the CPU. The 16-bit formats
-               are emulated there.
-``placement``  Where the runtime really puts the nodes of those steps, against ``ortboost check --for cuda``.
-``speed``      A step of ResNet-50 and of an encoder of BERT base's size against PyTorch AMP (channels_last), in turns.
-               Both get their batch from the host and give the loss back. MFU: 3 times the work of the forward pass,
-               over the time of the step and what the device can do.
-``capture``    A step replayed as a CUDA graph, in the form that can be captured: its numbers and its time against the
-               same step without.
-``resume``     A training that is killed (SIGKILL) and goes on ends with the state of one that was not.
-``tensorrt``   A file exported for TensorRT, built and held to ONNX Runtime: with TensorRT's own builder, else with the
-               runtime's provider.
+``parity``     Losses and states of the six shipped models after a few steps, against the CPU,
+               where the 16-bit formats are emulated.
+``placement``  The runtime's own placement of the nodes of those steps, against
+               ``ortboost check --for cuda``.
+``speed``      A step of ResNet-50 and of an encoder of the size of BERT base against PyTorch AMP
+               (channels_last), alternating. Both copy the batch from the host and return the
+               loss. MFU: 3 times the FLOPs of the forward pass, over the time of the step and
+               the peak of the device.
+``capture``    A step replayed as a CUDA graph: its results and its time against the same step
+               without capture.
+``resume``     A run that is killed (SIGKILL) and resumed ends with the state of an
+               uninterrupted one.
+``tensorrt``   A file exported for TensorRT, built and compared with ONNX Runtime: with TensorRT's
+               own builder, else with the runtime's provider.
 
-What cannot be done is in the file with the reason, and what failed with the error; the status is 1 then. With
-``--device cpu`` everything runs on small networks and the CPU, so that on the machine only the device is new.
+What cannot be done is in the file with the reason, and what failed with the error; the status is 1
+then. With ``--device cpu`` everything runs on small networks and the CPU, so that on the machine
+only the device is new.
 
 Example::
 
@@ -353,7 +357,8 @@ def _export(torch: Any, module: Any, example: Mapping[str, Any], path: Path) -> 
         "ignore", category=DeprecationWarning
     )  # of the exporter: it needs no onnxscript
     torch.onnx.export(
-        module, tuple(example.values()), str(path), input_names=list(example), output_names=["logits"],
+        module, tuple(example.values()), str(path), input_names=list(example),
+        output_names=["logits"],
         opset_version=18, dynamic_axes=axes, dynamo=False, do_constant_folding=False,
         training=torch.onnx.TrainingMode.PRESERVE,
     )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Stand-ins for the CUDA libraries, so that onnxruntime's CUDA provider opens sessions on a machine without a GPU.
+"""Stubs of the CUDA libraries, for sessions of onnxruntime's CUDA provider without a GPU.
 
-Every call succeeds and does nothing; device memory is host memory, copies copy. The provider then says what it would
-run, and what it would copy (``tools/gpu/placement.py``). **Nothing may be run on it:** kernels are not launched, results
-are whatever lay in memory.
+Every call succeeds and does nothing; device memory is host memory, copies copy. The provider then
+reports the nodes that it would run and the copies that it would make (``tools/gpu/placement.py``).
+**Do not run a model with it:** kernels are not launched, and results are uninitialized memory.
 
-Needs gcc, nm and readelf. From the imports of the provider's library the stand-ins get their names and versions.
+Needs gcc, nm and readelf. The names and versions of the stubs come from the imports of the
+provider's library.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""What ``ortboost check --for cuda`` says of the steps of many models, as one table. Nothing is run.
+"""Results of ``ortboost check --for cuda`` for the steps of many models, as a table.
 
 A file ``entry.json`` beside a model (``tools/zoo`` writes them) says which loss fits it.
 
@@ -24,7 +24,13 @@ from ortboost.runtime.cuda.forms import for_cuda
 from ortboost.runtime.cuda.kernels import load_kernels
 from tools.bench.report import table
 
-_CELLS = (("1.31.1", "fp32"), ("1.31.1", "fp16"), ("1.31.1", "bf16"), ("1.19.2", "fp32"), ("1.19.2", "fp16"))  # fmt: skip
+_CELLS = (
+    ("1.31.1", "fp32"),
+    ("1.31.1", "fp16"),
+    ("1.31.1", "bf16"),
+    ("1.19.2", "fp32"),
+    ("1.19.2", "fp16"),
+)
 
 
 def settings(path: Path, compute: str) -> dict[str, Any]:
@@ -45,7 +51,7 @@ def settings(path: Path, compute: str) -> dict[str, Any]:
 
 
 def row(path: Path) -> list[str]:
-    """Name, nodes, and for each release and type: nodes off the GPU, waits of the host, copies to the device."""
+    """Name, nodes; per release and type: nodes off the GPU, host waits, copies to the device."""
     name = path.stem if path.stem != "model" else path.parent.name
     cells, nodes = [], 0
     for release, compute in _CELLS:

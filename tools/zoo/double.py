@@ -1,7 +1,7 @@
 """Central differences in float64, for models whose loss is too steep or too flat for float32.
 
-The graph that the portable engine differentiates is evaluated by the reference evaluator of the ``onnx``
-package: slow, and independent of both engines and of onnxruntime.
+The graph that the portable engine differentiates is evaluated by the reference evaluator of the
+``onnx`` package: slow, and independent of both engines and of onnxruntime.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def slopes_in_double(
         seconds: No further tensor is begun after so long; one is always tried.
 
     Returns:
-        How many tensors were tried, the largest relative error and its tensor, the loss in float64, and how
-        far that in float32 is off.
+        How many tensors were tried, the largest relative error and its tensor, the loss in float64,
+        and how far that in float32 is off.
     """
     seen: list[tuple[ir.Model, str]] = []
     real = PortableEngine.differentiate

@@ -1,12 +1,13 @@
-"""Gather the models of the zoo, with torch's weights after three steps where there is a torch module.
+"""Gather the models of the zoo, with torch's weights after three steps for torch modules.
 
 Each entry becomes a folder:
 
 - ``model.onnx``, as its exporter or its publisher wrote it;
-- ``entry.json``: source, exporter, opset, loss, learning rate, and the nodes that onnxslim and onnxsim leave;
+- ``entry.json``: source, exporter, opset, loss, learning rate, and the nodes that onnxslim and
+  onnxsim leave;
 - ``batch.npz``: a batch with its ``labels``;
-- ``torch.npz``: for each torch parameter its first value and that after three steps of plain gradient descent
-  in float64; how far float32 is off in torch itself stands in ``entry.json``.
+- ``torch.npz``: for each torch parameter its first value and that after three steps of plain
+  gradient descent in float64; how far float32 is off in torch itself stands in ``entry.json``.
 
 Nothing of it is committed. Run it in an environment of its own, see ``README.md``.
 """

@@ -1,7 +1,7 @@
 """One model of the zoo, one engine, one runtime: what happens, as one JSON object.
 
-It runs in a process of its own, in an environment of the project, and uses ortboost as a user would:
-whatever is not one of ortboost's own errors is a defect and is recorded as ``crash``.
+It runs in a process of its own, in an environment of the project, and uses ortboost as a user
+would: whatever is not one of ortboost's own errors is a defect and is recorded as ``crash``.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def against_torch(
 
 
 def _same(ours: NDArray[Any], first: NDArray[Any]) -> bool | None:
-    """Whether a tensor is one of torch: ``False`` as it is, ``True`` transposed, ``None`` if not."""
+    """Whether a tensor is one of torch: ``False`` unchanged, ``True`` transposed, else ``None``."""
     if ours.size != first.size:
         return None
     if np.array_equal(ours.reshape(-1), first.reshape(-1)):
@@ -180,8 +180,8 @@ def central_differences(
     """The slope of the step's own loss along its gradient, as a whole and tensor by tensor.
 
     With `g` the gradient (the move of a step with the rate 1) and `d = g / |g|`, the slope
-    `(L(w + e d) - L(w - e d)) / 2e` has to be `|g|`. Float32 leaves about two digits; of several `e` the
-    best counts.
+    `(L(w + e d) - L(w - e d)) / 2e` has to be `|g|`. Float32 leaves about two digits; of several
+    `e` the best counts.
     """
     one = dict.fromkeys(stepper.groups, 1.0)
     none = dict.fromkeys(stepper.groups, 0.0)
@@ -252,7 +252,7 @@ def overfit(folder: Path, entry: Entry, engine: str) -> dict[str, Any]:
 
 
 def export(folder: Path, entry: Entry, target: str, precision: str) -> dict[str, Any]:
-    """Export the file as it is and compare the answer with that of the file, by onnxruntime alone."""
+    """Export the file unchanged and compare its outputs with the original in onnxruntime."""
     batch = dict(np.load(folder / "batch.npz"))
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "model.onnx"

@@ -65,7 +65,7 @@ class UNetTransposed(nn.Module):
 
 
 class YoloHead(nn.Module):
-    """A detector of YOLOv8's kind: SiLU, SPPF, a head whose boxes are expectations of a distribution."""
+    """A detector like YOLOv8: SiLU, SPPF, boxes as expectations of a distribution."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _MARK = "<!-- results: everything below is written by tools/zoo/run.py -->"
 
 
 def agreement(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
-    """How far the gradients of two engines are apart: norms and random products, over the whole norm."""
+    """Relative difference of the gradients of two engines: norms and random products."""
     if not one or not other or "probes" not in one or "probes" not in other:
         return None
     a, b = one["probes"], other["probes"]
@@ -38,7 +38,7 @@ def agreement(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float
 
 
 def decided_in_float32(found: dict[str, Any] | None) -> bool:
-    """Whether a training stage needs no slopes in float64: torch is its oracle, or its own agree."""
+    """Whether a training stage needs no float64 slopes: torch is its oracle, or they agree."""
     if not found or found.get("oracle") != "differences" or found["slope_error"] is None:
         return True
     return found["slope_error"] <= _SLOPE and (found["worst_slope_error"] or 0.0) <= 3 * _SLOPE
@@ -53,8 +53,8 @@ def verdict(
 
     Args:
         found: The stage.
-        apart: How far the gradients of the two engines are apart. Where float32 leaves too few digits for
-            differences, their agreement is told.
+        apart: How far the gradients of the two engines are apart. Where float32 leaves too few
+            digits for differences, their agreement is told.
         double: Slopes in float64; they decide where float32 does not.
     """
     if found is None:
@@ -186,7 +186,8 @@ def write_table(results: Path, out: Path) -> None:
             f"| {path.stem} | {entry['source']} | {entry['opset']} | "
             + " | ".join(f"{words[e]} {_error(found.get(e))}".strip() for e in tally)
             + f" | {falls} | {exports} | {nodes}{' **more**' if larger else ''} | "
-            f"{checked.get('findings', '-')} | {ratio} | {found.get('stock', {}).get('peak_mib', '-')} |"
+            f"{checked.get('findings', '-')} | {ratio} | "
+            f"{found.get('stock', {}).get('peak_mib', '-')} |"
         )
     reasons = [re.sub(r"(?<=\s)/\S+/", "", reason) for reason in reasons]  # folders of this machine
     lines = [
@@ -199,7 +200,8 @@ def write_table(results: Path, out: Path) -> None:
         )
         + f". Files with more nodes than the best rival leaves: {more}.",
         "",
-        "| model | source | opset | native | portable, 1.19.2 | portable, stock | one batch, Adam | exports "
+        "| model | source | opset | native | portable, 1.19.2 | portable, stock | one batch, Adam "
+        "| exports "
         "| nodes (rival) | TensorRT findings | step / torch | peak MiB |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
         *rows,

@@ -59,7 +59,7 @@ def _parse(site: Site) -> tuple[list[_Term], str]:
         own = site.rank(index) - len(name.replace("...", "")) if "..." in name else 0
         letters = name.replace("...", dots[width - own :] if own else "")
         if len(set(letters)) != len(letters):
-            raise Refusal(f"equation '{equation}' takes a diagonal")
+            raise Refusal(f"equation '{equation}' extracts a diagonal")
         terms.append(_Term(site.input(index), letters))
     if arrow:
         result = right.replace("...", dots)

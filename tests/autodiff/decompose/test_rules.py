@@ -188,7 +188,7 @@ def test_reduce_max_spreads_the_gradient_among_ties():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ('y = Einsum<equation="ii->i">(h)', "takes a diagonal"),
+        ('y = Einsum<equation="ii->i">(h)', "extracts a diagonal"),
         (
             "k = Transpose<perm=[1,0]>(h) p = Constant<value_ints=[1,0,1,0]>() y = "
             'Pad<mode="edge">(k, p)',
