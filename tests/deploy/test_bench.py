@@ -359,7 +359,7 @@ def test_no_process_is_left_behind_by_an_error(mlp, monkeypatch):
 
 
 def test_dimensions_values_and_batch_axes_of_a_file(tmp_path, capsys):
-    """A recurrent state with the batch in the middle, an open length, and an input that is a number."""
+    """A recurrent state with the batch in the middle, an open length, and a scalar input."""
     text = """
         <ir_version: 9, opset_import: ["" : 18]>
         net (float[2, n, f] h, float k) => (float[2, n, f] y) { y = Mul(h, k) }

@@ -195,8 +195,10 @@ def test_a_second_time_changes_nothing():
 def test_a_bias_of_another_shape_is_left_to_the_runtime():
     """torch.export writes one of [channels, 2] for a convolution over three axes that has none."""
     text = (
-        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,2,5,5] x, float[4,2,3,3] w, float[4,2] c, '
-        f"{NORM_TYPES}) => (float[n,4,h,k] y) {{ [conv] t = Conv(x, w, c) [bn] y = {BN}(t, s, b, m, v) }}"
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,2,5,5] x, float[4,2,3,3] w, '
+        "float[4,2] c, "
+        f"{NORM_TYPES}) => (float[n,4,h,k] y) {{ [conv] t = Conv(x, w, c) [bn] y = {BN}(t, s, b, "
+        f"m, v) }}"
     )
     model = text_model(text, w=weights(4, 2, 3, 3), c=np.zeros((4, 2), np.float32), **NORM)
     report = fold_bn(model)

@@ -12,7 +12,8 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from tests.support import assert_three_lines, text_model
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18]>
-net (int64[n,s] ids, int32[n] kind, int64[n,s] mask, float[30,4] words, float[9,4] few, float[5,4] kinds)
+net (int64[n,s] ids, int32[n] kind, int64[n,s] mask, float[30,4] words, float[9,4] few,
+    float[5,4] kinds)
 => (float[n,s,4] y, float[n,s,4] z, float[n,4] k, float[n,s] m) {
   y = Gather(words, ids)  i = Identity(ids)  z = Gather(few, i)
   c = Cast<to = 7>(kind)  k = Gather(kinds, c)  m = Cast<to = 1>(mask)
@@ -97,5 +98,5 @@ def test_a_model_that_runs_on_nothing_made_up_says_what_to_give():
     assert "node 'pad'" in info.value.where
     assert "--dim" in info.value.fix
     assert "--input" in info.value.fix
-    with pytest.raises(UsageError, match=r"made-up inputs\.\n"):
+    with pytest.raises(UsageError, match=r"synthetic inputs\.\n"):
         accepted_feeds([spec("x", 2, 3)], run)
