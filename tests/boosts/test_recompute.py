@@ -142,7 +142,7 @@ def test_with_mixed_precision(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_branches(engine):
-    """A decoder that reads each layer of itself and the encoder: its backward pass needs copies of both."""
+    """A decoder that reads each of its layers and the encoder: backward needs copies of both."""
     layers = " ".join(
         f"p{i} = Gemm(d{i}, w) q{i} = Tanh(p{i}) r{i} = MatMul(q{i}, kt) s{i} = Softmax(r{i}) "
         f"t{i} = MatMul(s{i}, e) d{i + 1} = Add(q{i}, t{i})"
