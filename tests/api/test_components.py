@@ -1,4 +1,4 @@
-"""Principal components of checkpoints: against the SVD in float64, in blocks, and what is refused."""
+"""Principal components of checkpoints: against the SVD in float64, in blocks, and errors."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_what_a_caller_would_notice(tmp_path):
     ir.save(two, tmp_path / "b.onnx")
     found = inspect_pair(tmp_path / "a.onnx", tmp_path / "b.onnx").to_dict()
     assert found["interface"] == [
-        "input 'x' is gone",
+        "input 'x' was removed",
         "input 'pixels' is new",
         "output 'logits': shape ['batch', 3] -> ['batch', 5]",
     ]

@@ -51,7 +51,7 @@ def test_the_summary_shows_the_balance_of_classes(made, capsys):
 
 def test_refusals(made):
     run, data, arrays = made
-    with pytest.raises(UsageError, match="There are validation data") as caught:
+    with pytest.raises(UsageError, match="Validation data are given") as caught:
         ob.train(run, data, data, val_split=0.1)
     assert_three_lines(caught.value)
     with pytest.raises(UsageError, match="Only files and arrays") as caught:

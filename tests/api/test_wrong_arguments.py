@@ -1,4 +1,4 @@
-"""Every public function says in three lines what is wrong with an argument; nothing raises bare errors."""
+"""Every public function explains a wrong argument in three lines; no bare errors are raised."""
 
 from __future__ import annotations
 
