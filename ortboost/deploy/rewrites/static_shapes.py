@@ -50,9 +50,8 @@ def static_shapes(model: ir.Model) -> Report:
             report.kept[label(node)] = "its shape depends on more than shapes"
             continue
         if all(isinstance(key, int) for key in keys):
-            node.replace_input_with(
-                place, builder.ints(*(key for key in keys if isinstance(key, int)))
-            )
+            lengths = [int(key) for key in keys if isinstance(key, int)]
+            node.replace_input_with(place, builder.ints(*lengths))
             report.changed[label(node)] = f"shape {keys}"
             continue
         if node.op_type == "Reshape" and (shape := _reshape(node, keys)) is not None:
