@@ -110,7 +110,7 @@ def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape(
             [7, *value.shape[1:]]
-        )  # 360 is no multiple: the last batch is padded
+        )  # 360 is not a multiple: the last batch is padded
     save_model(model, fixed)
     result = api.export(fixed, tmp_path / "p.onnx", verify=DIGITS, device="cpu")
     assert result.metrics["accuracy"][1] == pytest.approx(measured)
@@ -161,7 +161,7 @@ def test_a_model_in_training_mode(tmp_path):
     assert [node.op_type for node in result.exported.model.graph] == ["BatchNormalization", "Relu"]
     assert "training mode" in result.notes[0]
     found = api.compare(tmp_path / "t.onnx", tmp_path / "o.onnx", bisect=True, device="cpu")
-    assert not found.parity.ok  # compared as it is
+    assert not found.parity.ok  # compared unchanged
     assert found.first.op_type == "BatchNormalization"
 
 

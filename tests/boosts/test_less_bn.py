@@ -30,12 +30,12 @@ ACTS = {
     "relu6": "{y} = Clip({x}, zero, six)",
     "leaky": "{y} = LeakyRelu<alpha = 0.1>({x})",
     "hardswish": "{y} = HardSwish({x})",
-    # as the dynamo exporter writes it without its optimizer
+    # as written by the dynamo exporter without optimization
     "cast_relu6": "{y}l = CastLike(zero, {x}) {y}h = CastLike(six, {x}) {y} = Clip({x}, {y}l, "
     "{y}h)",
     "silu": "{y}s = Sigmoid({x}) {y} = Mul({x}, {y}s)",
     "silu_turned": "{y}s = Sigmoid({x}) {y} = Mul({y}s, {x})",
-    # as exporters wrote HardSwish before it was an operator
+    # as exporters decomposed HardSwish before it was an operator
     "old_hardswish": "{y}a = Add({x}, three) {y}b = Clip({y}a, zero, six) "
     "{y}c = Div({y}b, six) {y} = Mul({x}, {y}c)",
 }
@@ -211,7 +211,7 @@ def test_biased_convolutions_and_training_form(training):
 
 
 def test_a_block_of_groups():
-    """ResNeXt: a grouped convolution of more than one channel each is no depthwise one."""
+    """ResNeXt: a grouped convolution of several channels per group is not depthwise."""
 
     def make(net):
         x = stem(net)
@@ -272,7 +272,7 @@ def test_inverted_residuals(act, turned):
 
 
 def test_depthwise_separable_is_no_inverted_residual():
-    """The stem is no expansion, and an activation after the last norm makes another block of it."""
+    """The stem is not an expansion; an activation after the last norm makes it another block."""
 
     def make(net):
         x = inverted(net, "a", stem(net), 4, 4, expand=0)

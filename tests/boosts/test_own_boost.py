@@ -1,4 +1,4 @@
-"""A boost from outside: docs/gradient_noise.py, and what the table says of others."""
+"""A custom boost, docs/gradient_noise.py, and the errors of the table for others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RATE = {"learning_rate": 1.0}
 
 @pytest.fixture(autouse=True)
 def own_table(monkeypatch):
-    """What a test registers is forgotten after it."""
+    """Unregister after a test what it registered."""
     monkeypatch.setattr(table, "_TABLE", list(table._TABLE))
     yield
     table._import_installed.cache_clear()
@@ -196,7 +196,7 @@ def test_the_sample_of_the_page_runs(noise, tmp_path):
 
 @dataclass(frozen=True)
 class Counted(Boost):
-    """Count the updates, and stop them after so many."""
+    """Count the updates, and stop after a given number."""
 
     limit: int
 

@@ -70,7 +70,7 @@ def test_the_other_figures_are_ratios_too():
         "load_seconds": 1.0,
         "bytes": 1.5,
         "peak_memory": 1.0,
-        "model_memory": None,  # there is nothing to divide by
+        "model_memory": None,  # the divisor is 0
     }
 
 
@@ -371,7 +371,7 @@ def test_dimensions_values_and_batch_axes_of_a_file(tmp_path, capsys):
     assert main([*words, "--json"]) == 2
     assert (
         "'n'" in capsys.readouterr().err
-    )  # the first dimension, which is 2, is taken for the batch
+    )  # the first dimension, 2, counts as the batch
     assert main([*words, "--batch-axis", "h=1", "--json"]) == 2
     assert "'f'" in capsys.readouterr().err
     assert main([*words, "--dim", "f=8", "--batch-axis", "h=1", "--json", "-q"]) == 0

@@ -30,7 +30,7 @@ def net(
 
 
 def check(model: ir.Model, x: np.ndarray):
-    """Fold, and compare with the numbers from before."""
+    """Fold, and compare with the results from before."""
     before = run(model, {"x": x})
     report = fold_bn(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
@@ -164,7 +164,7 @@ def test_one_that_cannot_be_folded_does_not_ride_along(case):
 
 
 def test_one_weight_for_two_norms():
-    """A layer applied twice, each time with statistics of its own."""
+    """A layer applied twice, each time with its own statistics."""
     model = net(
         f"[c] h = Conv<pads = [1,1,1,1]>(x, w) [bn] g = {BN}(h, s, b, m, v)"
         f" [d] k = Conv<pads = [1,1,1,1]>(g, w) [bn2] y = {BN}(k, b, s, m, v)",

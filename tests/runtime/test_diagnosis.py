@@ -68,7 +68,7 @@ def test_inner_tensors_of_every_float_type():
     found = inner_tensors(model, feeds, device="cpu", threads=1)
     assert {name: array.dtype.name for name, array in found.items()} == {
         "h": "float16",
-        "b": "float32",  # bfloat16, which numpy does not know
+        "b": "float32",  # bfloat16, which numpy does not support
         "d": "float64",
     }
     assert found["h"][1] == np.inf
@@ -97,7 +97,7 @@ def test_bad_data_are_the_first_finding_and_the_state_stays(training):
     first = found.findings[0]
     assert (first.where, first.tensor.name, first.op) == ("input", "x", "")
     assert first.tensor.nan == 1 / feeds["x"].size
-    assert all(f.where != "forward" for f in found.findings)  # it is carried on, not made
+    assert all(f.where != "forward" for f in found.findings)  # it is propagated, not caused
     assert found.nonfinite > 10
 
 

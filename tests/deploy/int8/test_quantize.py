@@ -50,7 +50,7 @@ def by_name(model, name):
 
 
 def optimized_ops(model, tmp_path):
-    """What ONNX Runtime makes of it."""
+    """The outputs of ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(tmp_path / "o.onnx")
