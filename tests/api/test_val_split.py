@@ -57,4 +57,4 @@ def test_refusals(made):
     with pytest.raises(UsageError, match="Only files and arrays") as caught:
         ob.train(run, [(arrays["x"], arrays["y"])], val_split=0.1)
     assert_three_lines(caught.value)
-    ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # there are validation data to stop by
+    ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # validation data to stop by

@@ -369,9 +369,7 @@ def test_dimensions_values_and_batch_axes_of_a_file(tmp_path, capsys):
     words = ["bench", str(path), "--iters", "3", "--rounds", "1", "--loads", "1", "--warmup", "0"]
     words += ["--device", "cpu", "--threads", "1", "--batch-size", "5", "--input", "k=2"]
     assert main([*words, "--json"]) == 2
-    assert (
-        "'n'" in capsys.readouterr().err
-    )  # the first dimension, 2, counts as the batch
+    assert "'n'" in capsys.readouterr().err  # the first dimension, 2, counts as the batch
     assert main([*words, "--batch-axis", "h=1", "--json"]) == 2
     assert "'f'" in capsys.readouterr().err
     assert main([*words, "--dim", "f=8", "--batch-axis", "h=1", "--json", "-q"]) == 0
