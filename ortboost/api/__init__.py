@@ -1,4 +1,4 @@
-"""The verbs as typed functions, one file a verb, listed in ``__init__.pyi``; loaded when first used.
+"""The commands as typed functions, one file per command, loaded lazily (see ``__init__.pyi``).
 
 Example:
     ::

@@ -1,4 +1,4 @@
-"""``ortboost bench`` as a function: files, data and settings in, measurements out."""
+"""``ortboost bench`` as a function."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def bench(
     split: str = "test",
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Measurement]:
-    """Measure ONNX files against each other.
+    """Benchmark ONNX files against each other.
 
     Args:
-        files: The files, or one; ratios are to the first.
-        config: What is measured, and for how long.
+        files: One or more files; ratios are relative to the first.
+        config: What to measure, and for how long.
         data: A data file, or arrays by name or in order; synthetic inputs if not given.
         mapping: Input name to the key of its array.
-        split: Which part of a data file with several.
-        tell: Told what is under way.
+        split: The split of a data file that has several.
+        tell: Called with a line of progress text.
 
     Raises:
         UsageError: The data are neither a file nor arrays.
@@ -69,7 +69,7 @@ def bench(
             arrays = given_arrays(data, inputs, mapping) if loaded is None else loaded
             if arrays is None:
                 raise UsageError(
-                    "A benchmark takes a file or whole arrays.",
+                    "A benchmark needs a data file or whole arrays.",
                     where=f"bench, data: {type(data).__name__}",
                     fix="Give a path, {'INPUT': array}, or the arrays in the order of the inputs.",
                 )
@@ -82,7 +82,7 @@ def bench(
 
 
 def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str, Any]:
-    """Measurements as JSON data, with the machine and the options that they hold for."""
+    """Convert measurements to JSON data, including the machine and the options."""
     results = []
     for index, measurement in enumerate(found):
         first = found[index - index % _files(found)]
@@ -101,7 +101,7 @@ def bench_to_dict(found: Sequence[Measurement], config: BenchConfig) -> dict[str
 
 
 def machine() -> dict[str, Any]:
-    """What the figures hold for: runtime, Python, processor, cores that may be used."""
+    """The environment of a measurement: runtime, Python, processor, usable cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "onnxruntime": runtime().__version__,
@@ -112,5 +112,5 @@ def machine() -> dict[str, Any]:
 
 
 def _files(found: Sequence[Measurement]) -> int:
-    """How many files a group has: the first of each group has no ratio."""
+    """The number of files per group; only the first file of a group has no ratio."""
     return next((i for i, m in enumerate(found) if i and m.ratio is None), len(found))

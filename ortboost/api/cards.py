@@ -1,7 +1,7 @@
-"""The cards: what each boost does, how to use it, what it was measured to give and cost.
+"""The cards: what each boost does, how to use it, and its measured benefits and costs.
 
-A card is a Markdown file of ``docs/cards/`` (in an installed package: in the package) with a few lines
-of metadata at its top, between two lines ``---``.
+A card is a Markdown file in ``docs/cards/`` (in the package itself when installed) that begins with
+metadata between two lines ``---``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADINGS = (
     "When not to use it",
     "How it differs from MindSpore",
 )
-"""The sections of every card, in this order."""
+"""The sections of every card, in order."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Card:
     """One card.
 
     Args:
-        name: Name of the boost, as the command line knows it.
-        title: Name of the class over it.
-        functional: The function that does it.
-        tldr: One line.
-        source: Where the method comes from.
-        text: The card itself, Markdown without the metadata.
+        name: Name of the boost on the command line.
+        title: Name of its class.
+        functional: The function that implements it.
+        tldr: One-line summary.
+        source: Source of the method.
+        text: The Markdown text without the metadata.
     """
 
     name: str
@@ -82,14 +82,14 @@ def cards() -> dict[str, Card]:
 
 
 def find_card(name: str) -> Card:
-    """The card of a boost.
+    """Look up the card of a boost.
 
     Raises:
-        UsageError: There is none of this name; the nearest one is named.
+        UsageError: The name is unknown; the message suggests the nearest.
     """
     known = cards()
     wanted = name.replace("_", "-").lower()
-    require_known(wanted, known, f"There is no boost '{name}'.", "ortboost list")
+    require_known(wanted, known, f"Unknown boost '{name}'.", "ortboost list")
     return known[wanted]
 
 
@@ -98,9 +98,9 @@ def _read(path: Path) -> Card:
     for key in _KEYS:
         if not head.get(key):
             raise FileError(
-                f"The card does not say its '{key}'.",
+                f"The card has no '{key}'.",
                 where=str(path),
-                fix=f"Write the keys {', '.join(_KEYS)} at its top, between two lines ---.",
+                fix=f"Begin it with the keys {', '.join(_KEYS)} between two lines ---.",
             )
     return Card(head["name"], head["class"], head["functional"], head["tldr"], head["source"], text)
 

@@ -1,4 +1,4 @@
-"""``ortboost check`` as a function: what stands in the way of training a model."""
+"""``ortboost check`` as a function: what prevents a model from being trained or deployed."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ def check(
     target: str | None = None,
     shapes: Sequence[str] = (),
 ) -> TrainabilityReport | TargetReport:
-    """List everything that stands in the way of training a model, or of a target, all at once.
+    """List everything that prevents training a model, or running it on a target.
 
     Args:
         model: The model.
-        config: The configuration it would be converted with.
-        target: What is to run the model instead: ``onnxruntime``, ``tensorrt``, ``tensorrt=11``, ...
-        shapes: Shape profiles for TensorRT, as ``x:1,8,32x3x224x224``.
+        config: The configuration to convert it with.
+        target: Check for this target instead of training: ``onnxruntime``, ``tensorrt``,
+            ``tensorrt=11``, ...
+        shapes: Shape profiles for TensorRT, such as ``x:1,8,32x3x224x224``.
 
     Raises:
         FileError: The file is not a readable model.
-        UsageError: An unknown target, a wrong profile, or both a configuration and a target.
+        UsageError: The target is unknown, a profile is wrong, or both a configuration and a target
+            are given.
 
     Example:
         >>> check("models/lenet5.onnx", target="tensorrt=11").ok  # doctest: +SKIP
@@ -53,14 +55,14 @@ def check(
     if target is not None and target != "train":
         if config is not None:
             raise UsageError(
-                "A configuration is about training, and a target runs the model as it is.",
+                "A configuration is for training, but a target runs the model unchanged.",
                 where=f"config and target='{target}'",
                 fix="Leave one of the two out.",
             )
         return check_for(model, target, shapes=shapes)
     if shapes:
         raise UsageError(
-            "Shape profiles are about a target.",
+            "Shape profiles need a target.",
             where="shapes",
             fix="Give target='tensorrt=11' too.",
         )

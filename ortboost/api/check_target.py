@@ -1,4 +1,4 @@
-"""Deployment targets as functions: check a model for one, mend it, build an engine.
+"""Deployment targets as functions: check a model for one, fix it, build an engine.
 
 Example:
     ::
@@ -42,17 +42,18 @@ __all__ = ["build_engine", "check_for", "load_batches", "mend", "read_shapes"]
 def check_for(
     model: ModelSource, target: str = "tensorrt", *, shapes: Sequence[str] = ()
 ) -> TargetReport:
-    """List what a target will not accept, all at once.
+    """List everything that a target would reject.
 
     Args:
         model: The model; for ``cuda`` also a program folder.
-        target: ``onnxruntime``, ``cuda``, ``cuda=1.19.2``, or ``tensorrt``, ``tensorrt=11``, ``tensorrt=10.3``.
-        shapes: Shape profiles for TensorRT, as ``x:1,8,32x3x224x224``.
+        target: ``onnxruntime``, ``cuda``, ``cuda=1.19.2``, ``tensorrt``, ``tensorrt=11``, or
+            ``tensorrt=10.3``.
+        shapes: Shape profiles for TensorRT, such as ``x:1,8,32x3x224x224``.
 
     Raises:
-        UsageError: Unknown target, or a profile that is not of the form.
+        UsageError: The target is unknown, or a profile is malformed.
         FileError: The file is not a readable model.
-        DependencyError: ONNX Runtime is to be asked and is not there.
+        DependencyError: The check needs ONNX Runtime, which is not installed.
     """
     report: TargetReport = get_checker(target)(model, target, read_shapes(shapes))
     return report
@@ -71,24 +72,25 @@ def mend(
     rtol: float = 1e-3,
     atol: float = 1e-4,
 ) -> FixedModel:
-    """Fix what can be fixed for TensorRT, compare with the original, write.
+    """Apply all automatic fixes for TensorRT, compare with the original, and write.
 
     Args:
         model: The model.
         out: The file to write.
         target: ``tensorrt``, ``tensorrt=11``...
         shapes: Shape profiles.
-        verify: Data to compare on (what :func:`ortboost.evaluate` takes); synthetic inputs if not given.
+        verify: Data to compare on, as for :func:`ortboost.evaluate`; synthetic inputs if not given.
         mapping: Input name to the key of its array.
-        split: Which part of a data file with several.
-        batch_size: Samples a run of the comparison.
+        split: The split of a data file that has several.
+        batch_size: Samples per run of the comparison.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
 
     Raises:
-        UsageError: The target is not TensorRT, or ``out`` is the model itself or a part of a program.
-        ParityError: The mended model answers differently; nothing was written.
-        ModelError: Nothing can be compared, or the opset not converted.
+        UsageError: The target is not TensorRT, or ``out`` is the model itself or part of a
+            program.
+        ParityError: The fixed model gives different outputs; nothing was written.
+        ModelError: There is nothing to compare, or the opset cannot be converted.
     """
     if get_checker(target) is not check_release:
         raise UsageError(
@@ -126,28 +128,28 @@ def build_engine(
     workspace: int | None = None,
     timing_cache: str | os.PathLike[str] | None = None,
 ) -> EngineFile:
-    """Build a TensorRT engine of an exported file, held to the file.
+    """Build a TensorRT engine from an exported file, and compare the two.
 
-    Not run on a device so far: nobody here had TensorRT. It is tested against a stand-in for its API.
+    Never run on a device yet, for lack of TensorRT; it is tested against a stand-in for its API.
 
     Args:
         model: The ONNX file.
-        out: The engine; a JSON file with what it belongs to is written beside it.
-        shapes: Shape profiles, as ``x:1,8,32x3x224x224``.
-        target: ``tensorrt``, ``tensorrt=10``: the version that the recipe is for where it is missing.
-        precision: What the file was exported in; it decides the tolerance.
+        out: The engine to write; a JSON file with its metadata is written beside it.
+        shapes: Shape profiles, such as ``x:1,8,32x3x224x224``.
+        target: ``tensorrt``, ``tensorrt=10``: the version of the recipe if TensorRT is missing.
+        precision: Precision of the exported file, which determines the tolerance.
         verify: Data to compare on, in batches of the optimum size; synthetic inputs if not given.
-        split: Which part of a data file with several.
+        split: The split of a data file that has several.
         mapping: Input name to the key of its array.
         workspace: Bytes of scratch memory.
         timing_cache: File with timings, read and written.
 
     Raises:
-        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line that
-            builds the engine elsewhere.
+        DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line
+            that builds the engine elsewhere.
         UsageError: A profile is missing or wrong.
-        ModelError: TensorRT does not accept the model.
-        ParityError: The engine answers differently; nothing was written.
+        ModelError: TensorRT rejects the model.
+        ParityError: The engine gives different outputs; nothing was written.
     """
     profiles = read_shapes(shapes)
     feeds = None
@@ -178,13 +180,13 @@ def load_batches(
     mapping: Mapping[str, str] | None = None,
     images: ImageConfig | None = None,
 ) -> list[Mapping[str, NDArray[Any]]]:
-    """Read data as batches for these inputs; a fixed batch size is filled up.
+    """Read data as batches for these inputs, padded if the model fixes the batch size.
 
     Args:
-        inputs: Names, types and shapes of what is fed.
+        inputs: Names, types and shapes of the inputs.
         data: A file, folder, arrays by name or a source.
-        split: Which part of a data file with several.
-        batch_size: Samples a batch where the inputs leave it open.
+        split: The split of a data file that has several.
+        batch_size: Samples per batch, if the inputs leave it open.
         mapping: Input name to the key of its array.
         images: How images become inputs.
     """
@@ -196,9 +198,9 @@ def load_batches(
 
 
 def read_shapes(shapes: Sequence[str]) -> list[Profile]:
-    """Read ``--shape`` texts.
+    """Parse ``--shape`` arguments.
 
     Raises:
-        UsageError: One is not of the form.
+        UsageError: One is malformed.
     """
     return [parse_shape(text) for text in shapes]

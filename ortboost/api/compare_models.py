@@ -34,14 +34,15 @@ __all__ = ["Comparison", "compare"]
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Args:
-        parity: Output by output.
+        parity: The comparison of each output.
         made_up: Whether the inputs were synthetic.
-        metrics: Metric name to its values in both, where the data have labels.
-        first: The first inner tensor that differs, if that was asked for and there is one.
-        searched: Whether it was looked for.
+        metrics: Metric name to its values in both models, if the data have labels.
+        first: The first intermediate tensor that differs, if requested and found.
+        searched: Whether it was requested.
+        notes: Further remarks.
     """
 
     parity: Parity
@@ -72,14 +73,15 @@ class Comparison(Shown):
         }
 
     def first_text(self) -> str:
-        """The outcome of the search in a sentence."""
+        """The result of the search as a sentence."""
         if self.first is None:
-            return "No inner tensor that both have, by name, differs."
+            return "No intermediate tensor that both models have, by name, differs."
         found = self.first
         return (
-            f"First difference: '{found.difference.output}' of {found.op_type} '{found.node}', off by "
+            f"First difference: '{found.difference.output}' of {found.op_type} '{found.node}', off "
+            "by "
             f"{found.difference.max_abs:.3g} (relative {found.difference.max_rel:.3g}); it reads "
-            f"{', '.join(found.inputs)}; tensor {found.compared} of those that both have."
+            f"{', '.join(found.inputs)}; tensor {found.compared} of those in both models."
         )
 
 
@@ -108,22 +110,22 @@ def compare(
         one: The reference: an ONNX file, or a program folder.
         other: The ONNX file to compare with it.
         data: Data to compare on; synthetic inputs if not given.
-        bisect: Find the first inner tensor, of those that both have by name, that differs.
+        bisect: Find the first intermediate tensor, among those in both by name, that differs.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array.
-        split: Which part of a data file with several.
-        batch_size: Samples a run.
-        inputs: Lengths of synthetic inputs, values of inputs that are no data, and batch axes.
-        images: How images of the data become inputs; what the training of the reference did if not given.
-        rtol: Relative tolerance; if not given 1e-3, or what the precision allows that ``other`` was
-            exported in.
-        atol: Absolute tolerance; if not given 1e-4, or the same.
-        rtols: Output name to a relative tolerance of its own.
-        atols: Output name to an absolute tolerance of its own.
+        split: The split of a data file that has several.
+        batch_size: Samples per run.
+        inputs: Lengths of synthetic inputs, values of constant inputs, and batch axes.
+        images: How images become inputs; by default as in the training of the reference.
+        rtol: Relative tolerance; the default is that of the precision in which ``other`` was
+            exported, 1e-3 for fp32.
+        atol: Absolute tolerance; the default likewise, 1e-4 for fp32.
+        rtols: Output name to its own relative tolerance.
+        atols: Output name to its own absolute tolerance.
         device: Where to run.
 
     Raises:
-        UsageError: They have no output in common, or take different inputs.
+        UsageError: The models have no output in common, or have different inputs.
 
     Example:
         >>> import ortboost as ob
@@ -152,7 +154,7 @@ def compare(
         missing = [s.name for s in challenger.inputs if s.name not in feeds[0]] if feeds else []
         if missing:
             raise UsageError(
-                f"The second model takes '{missing[0]}', and the first does not.",
+                f"The second model has the input '{missing[0]}', but the first does not.",
                 where=str(other),
                 fix="Compare models with the same inputs.",
             )
@@ -160,9 +162,9 @@ def compare(
             shape = np.shape(feeds[0][spec.name])
             if not takes(spec, shape):
                 raise UsageError(
-                    f"The models take '{spec.name}' in different shapes.",
+                    f"The models need '{spec.name}' in different shapes.",
                     where=f"{one}: {list(shape)}; {other}: {format_shape(spec.shape)}",
-                    fix="Compare models with the same inputs, or fix a dimension that is open: --dim.",
+                    fix="Compare models with the same inputs, or fix an open dimension with --dim.",
                 )
         expected = [subject.evaluator.evaluate(batch) for batch in feeds]
         outputs = [name for name in challenger.outputs if expected and name in expected[0]]
@@ -183,7 +185,7 @@ def compare(
         if bisect:
             worst = _batch_of(parity.worst.sample, feeds)
             first = first_difference(
-                # As it was run above: bringing a model in inference form would hide a difference.
+                # As run above: converting a model to its inference form would hide a difference.
                 subject.export(optimize=False).model if Path(one).is_dir() else load_model(one),
                 load_model(other),
                 feeds[worst],

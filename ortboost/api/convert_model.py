@@ -1,4 +1,4 @@
-"""``ortboost convert`` as a function: a model to a program folder."""
+"""``ortboost convert`` as a function: convert a model to a program folder."""
 
 from __future__ import annotations
 
@@ -40,26 +40,28 @@ def convert(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> Program:
-    """Turn a model into a training program and write it as a folder.
+    """Convert a model to a training program, and write it as a folder.
 
     Args:
-        model: The model. Or a trained program folder, or a checkpoint in one: its network with the
-            weights that it has there, to go on with (``new_head``, ``freeze``).
-        out: The folder to make.
-        config: How; the defaults if not given.
-        boost: A boost level, ``O0``, ``O1`` or ``O2``, whose boosts are added to the configuration; or a
-            resolved :class:`~ortboost.program.boost_config.BoostConfig`.
-        boost_config: Settings of the boosts, a dictionary or a JSON file, see
-            :mod:`ortboost.program.boost_config`; only with a level, ``O0`` if none is given.
-        checkpoint: Of a program folder: which one, see :func:`ortboost.api.run_folder.load_run`.
-        overwrite: Replace a program that is there, with its checkpoints and logs.
-        dry_run: Do it all and write nothing.
+        model: The model; or a trained program folder, or a checkpoint in one, to fine-tune its
+            network from the trained weights (``new_head``, ``freeze``).
+        out: The folder to create.
+        config: The configuration; the defaults if not given.
+        boost: A boost level, ``O0``, ``O1`` or ``O2``, whose boosts are added to the configuration;
+            or a resolved :class:`~ortboost.program.boost_config.BoostConfig`.
+        boost_config: Settings of the boosts, a dictionary or a JSON file; see
+            :mod:`ortboost.program.boost_config`. They apply to a level, ``O0`` if none is given.
+        checkpoint: The checkpoint of a program folder; see
+            :func:`ortboost.api.run_folder.load_run`.
+        overwrite: Replace an existing program, including its checkpoints and logs.
+        dry_run: Convert without writing.
 
     Raises:
-        UsageError: The folder holds a program already (with ``overwrite``: that another process trains
-            or replaces), or other files; or a checkpoint is named of what is no program folder.
+        UsageError: The folder already contains a program or other files; with ``overwrite``, another
+            process is training or replacing the program; or a checkpoint was given for a model
+            that is not a program folder.
         ModelError: The model cannot be trained.
-        ConfigError: An unknown boost or setting, or one that makes no sense.
+        ConfigError: A boost or setting is unknown or invalid.
 
     Example:
         >>> import ortboost as ob
@@ -71,7 +73,7 @@ def convert(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(
-            "The output of a conversion is a folder.",
+            "The output of a conversion must be a folder.",
             where=f"{folder} is a file",
             fix="Give the name of a new folder.",
         )
@@ -79,13 +81,13 @@ def convert(
     occupied = folder.is_dir() and foreign_files(folder)
     if occupied and not (folder / MANIFEST).is_file():
         raise UsageError(
-            "The output folder is not empty, and is no program of ortboost.",
+            "The output folder is not empty, and is not an ortboost program.",
             where=str(folder),
             fix="Give the name of a new folder.",
         )
     if occupied and not overwrite:
         raise UsageError(
-            "The output folder holds a program already.",
+            "The output folder already contains a program.",
             where=str(folder),
             fix="Give another folder, or --overwrite to replace it with its checkpoints.",
         )
@@ -115,7 +117,7 @@ def _built(
         raise UsageError(
             "Only a program folder has checkpoints.",
             where=f"checkpoint {checkpoint!r}",
-            fix="Leave it out, or give the folder of a training.",
+            fix="Leave it out, or give the folder of a trained program.",
         )
     if boost is not None or boost_config is not None:
         if not isinstance(boost, BoostConfig):
@@ -124,5 +126,5 @@ def _built(
         reports.append(report)
     program = build_program(model, config)
     program = dataclasses.replace(program, reports=(*reports, *program.reports))
-    schedules(program.config, None, ANY_STEPS)  # a misspelt one is found here, not in training
+    schedules(program.config, None, ANY_STEPS)  # a misspelled one fails here, not in training
     return program

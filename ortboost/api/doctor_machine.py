@@ -1,4 +1,4 @@
-"""What this machine and environment can do, and how to fix what they cannot."""
+"""``ortboost doctor`` as a function: diagnose this machine and Python environment."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Finding:
     """One line of the diagnosis.
 
     Args:
-        name: What was looked at.
-        status: ``ok``; ``note`` for something optional; ``fail`` if training needs it.
+        name: What was checked.
+        status: ``ok``; ``note`` if something optional is missing; ``fail`` if training needs it.
         detail: What was found.
         fix: How to fix it.
     """
@@ -50,7 +50,7 @@ class Finding:
 
 
 def doctor() -> list[Finding]:
-    """Look at everything that training and exporting need.
+    """Check everything that training and exporting need.
 
     Example:
         >>> doctor()[0].name
@@ -90,7 +90,7 @@ def _runtime() -> Finding:
 
 
 def _engines() -> list[Finding]:
-    """The engines, the one that ``auto`` takes first; one that works is enough."""
+    """The engines, in the order of ``auto``; one that works is enough."""
     findings: list[Finding] = []
     missing: list[tuple[str, OrtBoostError]] = []
     for name in engine_names():
@@ -108,7 +108,7 @@ def _engines() -> list[Finding]:
 
 
 def _extra(device: str) -> str:
-    """The optional dependency that brings a device; the training build ends with Python 3.11."""
+    """The extra that provides a device; the training build supports Python up to 3.11."""
     return "cuda" if device == "cuda" and sys.version_info < (3, 12) else "gpu"
 
 
@@ -131,7 +131,7 @@ def _devices() -> list[Finding]:
 
 
 def _formats() -> list[Finding]:
-    """What the devices at hand do with 16-bit numbers."""
+    """Whether the available devices support the 16-bit formats."""
     try:
         devices = [name for name, reason in available_devices().items() if reason is None]
     except OrtBoostError:
@@ -147,7 +147,7 @@ def _formats() -> list[Finding]:
                     f"{name} on {device}",
                     "note",
                     support.text,
-                    "Training rounds there by itself (emulation, slower than fp32)."
+                    "Training emulates the rounding there (slower than fp32)."
                     if device == "cpu"
                     else "Train in another format, or convert with --emulate.",
                 )
@@ -158,7 +158,7 @@ def _formats() -> list[Finding]:
 def _gpu() -> Finding:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return Finding("nvidia gpu", "note", "no driver found (nvidia-smi is not there)")
+        return Finding("nvidia gpu", "note", "no driver found (nvidia-smi is missing)")
     try:
         answer = subprocess.run(
             [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
@@ -173,7 +173,7 @@ def _gpu() -> Finding:
 
 
 def _package(name: str, status: Literal["note", "fail"], fix: str) -> Finding:
-    """Whether a package is installed; what it is if not, and how to fix it."""
+    """Whether a package is installed; if not, the status and the fix."""
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""``ortboost eval`` as a function: metrics of a program or an ONNX file on data."""
+"""``ortboost eval`` as a function: evaluate a program or an ONNX file on data."""
 
 from __future__ import annotations
 
@@ -49,34 +49,34 @@ def evaluate(
     device: str = "auto",
     threads: int | None = None,
 ) -> dict[str, float]:
-    """Measure a program folder or an ONNX file on data.
+    """Evaluate a program folder or an ONNX file on data.
 
     Args:
         target: A program folder (loss and metrics) or an ONNX file (metrics).
         data: The data, with labels.
-        batch_size: Samples a run; changes no result.
+        batch_size: Samples per run; does not affect the result.
         metrics: Names of metrics; accuracy for classifiers if not given.
         checkpoint: See :func:`load_run`.
-        mapping: Input name to the key of its array; the labels of a file are called ``labels``.
-        output: The output that holds the scores; that of the loss, or the first one of floats.
-        class_axis: Of a file: the axis of the scores that counts the classes; found if not given, see
-            :mod:`ortboost.transforms.class_axis`. A program knows it.
-        ignore_index: Of a file: the label that does not count.
-        shift_labels: Of a file: compare each position with the next label.
-        inputs: Of a file: values of inputs that are no data, and batch axes.
-        images: How images become inputs; what the training did if not given, see :func:`ortboost.train`.
-        split: Which part of a file with several: ``train`` or ``test``.
-        update_bn: Of a program: training data to estimate its running statistics anew from, for this
-            measurement only; see :mod:`ortboost.runtime.update_bn`.
+        mapping: Input name to the key of its array; the labels of a file are named ``labels``.
+        output: The output with the scores; by default that of the loss, or the first float output.
+        class_axis: For a file: the class axis of the scores, inferred if not given (see
+            :mod:`ortboost.transforms.class_axis`). A program stores it.
+        ignore_index: For a file: the label to ignore.
+        shift_labels: For a file: compare each position with the next label.
+        inputs: For a file: values of constant inputs, and batch axes.
+        images: How images become inputs; by default as in the training, see :func:`ortboost.train`.
+        split: The split of a data file that has several: ``train`` or ``test``.
+        update_bn: For a program: training data to re-estimate its running statistics from, only for
+            this evaluation; see :mod:`ortboost.runtime.update_bn`.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
+        threads: Intra-op threads.
 
     Returns:
         Metric name to value.
 
     Raises:
         UsageError: A setting of a file was given for a program, or ``update_bn`` for a file.
-        ModelError: The class axis of a file is not certain.
+        ModelError: The class axis of a file is ambiguous.
 
     Example:
         >>> import ortboost as ob
@@ -88,7 +88,7 @@ def evaluate(
     if not bare:
         if class_axis is not None or ignore_index is not None or shift_labels or inputs:
             raise UsageError(
-                "A program knows how its inputs and labels are read.",
+                "A program defines how its inputs and labels are read.",
                 where=f"{target}: class_axis, ignore_index, shift_labels, inputs",
                 fix="Leave them out; they are for ONNX files. Convert again to change them.",
             )

@@ -1,4 +1,4 @@
-"""``ortboost export`` as a function: the inference graph of a trained program, or of a plain model."""
+"""``ortboost export`` as a function: write the inference graph of a program or a model."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = ["ExportResult", "export"]
 
 @dataclass(frozen=True, repr=False)
 class ExportResult(Shown):
-    """What :func:`export` did.
+    """The result of :func:`export`.
 
     Args:
         path: The file.
-        bytes: Its size, with that of external data.
-        parity: The comparison with the trained program, or with the model as it was.
-        made_up: Whether the comparison ran on synthetic inputs because no data were given.
+        bytes: Its size, including external data.
+        parity: The comparison with the trained program, or with the original model.
+        made_up: Whether the comparison used synthetic inputs because no data were given.
         exported: The graph and the reports.
         step: Step of the checkpoint; ``None`` for the initial weights.
-        classes: Whether the model was trained with class numbers, so that its accuracy can be measured.
+        classes: Whether the model was trained on class indices, so that it has an accuracy.
         rule: How labels are compared with the scores.
-        metrics: Metric name to its value before and after, where the data have labels.
-        notes: What else should be known.
+        metrics: Metric name to its value before and after, if the data have labels.
+        notes: Further remarks.
     """
 
     path: Path
@@ -129,47 +129,48 @@ def export(
     atols: Mapping[str, float] | None = None,
     device: str = "auto",
 ) -> ExportResult:
-    """Write the inference graph of a trained program, or of a plain ONNX model, optimized and checked.
+    """Write the optimized, verified inference graph of a trained program or a plain ONNX model.
 
     Args:
-        run: The program folder; it is compared with the program itself. Or an ONNX file; it is
-            compared with that file.
+        run: A program folder, compared with the program itself; or an ONNX file, compared with that
+            file.
         out: The file to write.
-        verify: Data to compare on; synthetic inputs if not given, for int8 the calibration data.
+        verify: Data to compare on; if not given, the calibration data for int8, else synthetic
+            inputs.
         checkpoint: See :func:`load_run`.
         mapping: Input name to the key of its array.
-        split: Which part of a data file with several.
-        batch_size: Samples a run of the comparison.
-        update_bn: Of a program: training data to estimate its running statistics anew from, for this
+        split: The split of a data file that has several.
+        batch_size: Samples per run of the comparison.
+        update_bn: For a program: training data to re-estimate its running statistics from, for this
             file; see :mod:`ortboost.runtime.update_bn`.
-        optimize: Run the pipeline of rewrites, see :mod:`ortboost.deploy.pipeline`.
-        opset: Opset of the file; if not given that of the model, or a newer one that the target reads
-            and that brings an operator which saves nodes.
+        optimize: Run the pipeline of rewrites; see :mod:`ortboost.deploy.pipeline`.
+        opset: Opset of the file; if not given, that of the model, or a newer one that the target
+            supports and that has an operator which saves nodes.
         target: See :data:`ortboost.deploy.targets.TARGETS`.
         precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``.
-        keep_io_types: In a shorter precision, leave inputs and outputs in float32.
-        calibration: Data to measure the range of inner tensors on; what float16 cannot hold stays in
-            float32. int8 needs them.
-        int8: How to quantize; what suits the target if not given.
-        max_drop: In int8, how much accuracy may be lost, where ``verify`` has labels. Then it decides about
-            the predictions, unless ``rtol`` or ``atol`` are given.
-        min_sqnr: In int8, the least ratio of signal to quantization noise of every other float output, in
-            dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
+        keep_io_types: In a lower precision, keep inputs and outputs in float32.
+        calibration: Data to measure the ranges of intermediate tensors on; tensors out of the range
+            of float16 stay in float32. Required for int8.
+        int8: How to quantize; the target's defaults if not given.
+        max_drop: For int8, the allowed loss of accuracy if ``verify`` has labels. The accuracy then
+            judges the predictions, unless ``rtol`` or ``atol`` are given.
+        min_sqnr: For int8, the minimum signal-to-quantization-noise ratio of every other float
+            output, in dB; :data:`ortboost.deploy.tolerance.SQNR` if not given.
         slim: Run onnxslim too, if it is installed.
         inputs: Dimensions and inputs to fix in the file, and batch axes of the data to compare on.
         images: How images of the data become inputs; what the training did if not given, see
             :func:`ortboost.train`. It is written into the file.
         rtol: Relative tolerance; that of the precision if not given.
         atol: Absolute tolerance; that of the precision if not given.
-        rtols: Output name to a relative tolerance of its own.
-        atols: Output name to an absolute tolerance of its own.
-        device: Where to compare.
+        rtols: Output name to its own relative tolerance.
+        atols: Output name to its own absolute tolerance.
+        device: Where to run the comparison.
 
     Raises:
-        ParityError: The file answers differently; nothing was written, and the rewrite that does it is
-            named.
-        UsageError: The file is one of the program itself or the model, or target, precision and
-            opset do not go together.
+        ParityError: The file gives different outputs; nothing was written. The message names the
+            rewrite that is the cause.
+        UsageError: The file would overwrite the program or the model, or target, precision and
+            opset are not compatible.
 
     Example:
         >>> import ortboost as ob
@@ -181,7 +182,7 @@ def export(
     wanted.require(precision, opset)
     if min_sqnr is not None and precision != "int8":
         raise UsageError(
-            "A ratio of signal to quantization noise is for int8.",
+            "The signal-to-quantization-noise ratio is only for int8.",
             where="--min-sqnr",
             fix="Give --precision int8 too, or --rtol and --atol instead.",
         )
@@ -190,12 +191,12 @@ def export(
     )
     if calibration is not None and precision == "fp32":
         raise UsageError(
-            "Calibration data are for a shorter precision.",
+            "Calibration data are only for a lower precision.",
             where="calibration",
             fix="Give --precision fp16 too, or leave --calib out.",
         )
     on_calibration = precision == "int8" and verify is None and calibration is not None
-    if on_calibration:  # synthetic inputs have other ranges: the comparison would say nothing
+    if on_calibration:  # synthetic inputs have other ranges: the comparison would be meaningless
         verify, split = calibration, "train"
     trained = Path(run).is_dir()
     refuse_part(out)
@@ -228,7 +229,7 @@ def export(
                 batches = collect(subject, calibration, "train", batch_size, mapping).feeds
                 ranges = subject.ranges(batches) if precision != "int8" else {}
             precise = Precise(precision, keep_io_types, ranges, batches, int8)
-        # The session of the model as it was is done with: of a large model that is gigabytes.
+        # The reference session is no longer needed; for a large model it takes gigabytes.
         subject = dataclasses.replace(subject, evaluator=None)
         exported = subject.export(
             optimize=optimize, opset=opset, target=wanted, precise=precise, slim=slim
@@ -236,7 +237,7 @@ def export(
         scores = subject.accuracies(verify, feeds, expected, lengths)
 
         def judge(parity: Parity) -> Parity:
-            """The accuracy decides about the output that it is measured on."""
+            """Let the accuracy decide about the output that it is measured on."""
             scores.require(max_drop, str(out), parity)
             return parity.without([o for o in scores.judged if tolerance.by_noise(o)])
 
@@ -252,14 +253,14 @@ def export(
         )
     path = Path(out)
     if update_bn is not None:
-        unused += ("The running statistics were estimated anew from the data of --update-bn.",)
+        unused += ("The running statistics were re-estimated from the data of --update-bn.",)
     notes = [*wanted.notes, *_worthless(expected), *unused, *scores.notes]
     ports = (*exported.model.graph.inputs, *exported.model.graph.outputs)
     if wanted.int64_note and any(value.dtype is ir.DataType.INT64 for value in ports):
         notes.append(wanted.int64_note)
     if not trained and any(r.rewrite == "to_inference" and r.changed for r in exported.reports):
         notes.append(
-            "The model is in training mode: compared with what it answers in inference mode."
+            "The model is in training mode: the reference is its output in inference mode."
         )
     low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
     made = (out for node in exported.model.graph.all_nodes() for out in node.outputs)
@@ -269,18 +270,19 @@ def export(
         )
     elif low is not None and subject.device == "cpu":
         notes.append(
-            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds in its "
-            "own ways, compare there too."
+            f"Compared on the CPU, with every {precision} tensor rounded in float32: a GPU rounds "
+            "differently, so compare there too."
         )
     if on_calibration:
-        notes.append("Compared on the calibration data: give --verify for data it has not seen.")
+        notes.append("Compared on the calibration data: give --verify for unseen data.")
     if precision == "int8" and not scores.found():
         notes.append(
-            f"No accuracy was measured: the noise decided, {tolerance}. Give --verify data with labels."
+            f"No accuracy was measured: the criterion was {tolerance}. Give --verify data with "
+            "labels."
         )
     if verify is None and any(not isinstance(d, int) for s in subject.inputs for d in s.shape):
         notes.append(
-            f"Synthetic inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH asks for other sizes."
+            f"Synthetic inputs: {sizes_text(feeds[0])}; --dim NAME=LENGTH sets other sizes."
         )
     return ExportResult(
         path,
@@ -297,9 +299,10 @@ def export(
 
 
 def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
-    """A note on every output that was never a number: NaN equals NaN, and shows nothing."""
+    """A note on each output that is never finite: NaN equals NaN, which proves nothing."""
     return [
-        f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison says little."
+        f"The output '{name}' is NaN or infinite everywhere, before and after: its comparison "
+        "proves little."
         for name in (expected[0] if expected else ())
         if all(
             getattr(batch[name], "dtype", np.dtype(object)).kind == "f"
@@ -310,5 +313,5 @@ def _worthless(expected: Sequence[Mapping[str, NDArray[Any]]]) -> list[str]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of the file and of its external data, where it has such."""
+    """Size of the file including external data, in bytes."""
     return sum(file.stat().st_size for file in (path, *external_files(path)))

@@ -1,4 +1,4 @@
-"""What an export starts from: a trained program, or a plain ONNX model. Both give answers to compare with."""
+"""The subject of an export, a trained program or a plain ONNX model, with reference outputs."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ _LABELS = "labels"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported.
+    """The subject of an export.
 
     Args:
-        evaluator: Answers as the export has to.
-        inputs: What data are bound to.
-        export: Makes the inference graph.
+        evaluator: Computes the reference outputs.
+        inputs: The inputs that data are bound to.
+        export: Builds the inference graph.
         device: Where it runs.
-        labels: The input, or key of the data, with class numbers, if there may be one.
+        labels: The input, or key of the data, with class indices, if any.
         prediction: The output with the class scores.
-        classes: Whether an accuracy makes sense.
+        classes: Whether an accuracy is defined.
         step: Step of the checkpoint, if any.
         seed: Seed of synthetic inputs.
         images: What was done to images in its training.
@@ -89,7 +89,7 @@ class Subject:
         return LabelRule.of(self.inputs, self.labels or _LABELS)
 
     def made_up(self) -> Feeds:
-        """One batch of synthetic inputs that it runs on, see :mod:`ortboost.deploy.synthetic_inputs`."""
+        """Make a batch of synthetic inputs; see :mod:`ortboost.deploy.synthetic_inputs`."""
         graph = self.export(optimize=False).model
         ranges = input_ranges(graph)
         data = [spec for spec in self.evaluator.inputs if spec.name != self.labels]
@@ -102,7 +102,7 @@ class Subject:
                 data.append(spec)
         if len(data) == len(self.evaluator.inputs):
             return accepted_feeds(data, self.evaluator.evaluate, ranges=ranges, seed=self.seed)[0]
-        # Labels of the size of the predictions, which only a run of the network tells.
+        # The labels have the size of the predictions, which only a run of the network shows.
         network = ModelEvaluator(graph, device=self.device)
         feeds, answers = accepted_feeds(data, network.evaluate, ranges=ranges, seed=self.seed)
         shape = list(np.shape(answers[self.prediction or next(iter(answers))]))
@@ -120,24 +120,24 @@ class Subject:
         expected: Sequence[Feeds],
         lengths: Sequence[int | None],
     ) -> Accuracies:
-        """What collects the accuracy before and after; synthetic inputs have no labels."""
+        """The collector of the accuracy before and after; synthetic inputs have no labels."""
         labels = None if data is None else self.labels
         return Accuracies(self.prediction, labels, feeds, expected, lengths, self.rule)
 
     def ranges(self, feeds: Sequence[Feeds]) -> dict[str, float]:
-        """The largest magnitude of every inner tensor, see :func:`measure_ranges`."""
+        """The largest magnitude of every intermediate tensor; see :func:`measure_ranges`."""
         return measure_ranges(self.export(optimize=False).model, feeds, device=self.device)
 
 
 class WithConstants:
-    """An evaluator some of whose inputs have a value that is the same in every batch.
+    """An evaluator that supplies constant values for some inputs.
 
     Args:
         evaluator: The evaluator.
         config: The values, and lengths of open dimensions.
 
     Raises:
-        UsageError: There is no such input or dimension, or a value does not fit.
+        UsageError: An input or dimension is unknown, or a value does not fit.
     """
 
     def __init__(self, evaluator: Any, config: InputConfig) -> None:
@@ -145,7 +145,7 @@ class WithConstants:
         self.inputs, self.constants = fix_specs(evaluator.inputs, config)
 
     def evaluate(self, feeds: Feeds) -> Feeds:
-        """The outputs for a batch of the other inputs."""
+        """Compute the outputs for a batch of the other inputs."""
         found: Feeds = self._evaluator.evaluate({**self.constants, **feeds})
         return found
 
@@ -159,18 +159,18 @@ def trained_subject(
     refresh: Callable[..., dict[str, NDArray[Any]]] | None = None,
     images: ImageConfig | None = None,
 ) -> Subject:
-    """A trained program.
+    """Open a trained program.
 
     Args:
         run: The program folder.
         checkpoint: See :func:`ortboost.api.run_folder.load_run`.
         device: Where to run.
         config: Dimensions and inputs to fix in the export.
-        refresh: Makes of program and state the state to use.
+        refresh: Maps program and state to the state to use.
         images: How images become inputs; what the training did if not given.
 
     Raises:
-        FileError: It is no program folder, or the checkpoint cannot be used.
+        FileError: It is not a program folder, or the checkpoint cannot be used.
         UsageError: A dimension or input to fix does not fit.
     """
     config = config or InputConfig()
@@ -210,20 +210,20 @@ def plain_subject(
     as_it_is: bool = False,
     images: ImageConfig | None = None,
 ) -> Subject:
-    """A plain ONNX model.
+    """Open a plain ONNX model.
 
     Args:
         path: The file.
-        folder: Where to put a file that has to be made for the comparison.
+        folder: Where to write a reference file if the comparison needs one.
         device: Where to run.
         config: Dimensions and inputs to fix in the export, and batch axes.
-        as_it_is: Run the very file even if parts of it are in training mode.
+        as_it_is: Run the file unchanged even if parts of it are in training mode.
         images: How images become inputs; what the training did if not given.
 
     Raises:
-        FileError: It is no model.
+        FileError: It is not a model.
     """
-    loaded = load_model(path)  # once: what is made of it shares its tensors
+    loaded = load_model(path)  # once: everything derived from it shares its tensors
     plain = export_network(loaded, optimize=False)
     reference = os.fspath(path) if as_it_is else reference_path(path, plain, folder)
     device, config = resolve_device(device), config or InputConfig()
@@ -239,9 +239,7 @@ def plain_subject(
     try:
         prediction = score_output(loaded)
         labels = file_labels(loaded, prediction)
-    except (
-        OrtBoostError
-    ):  # no reason not to export it: an accuracy is measured where that is certain
+    except OrtBoostError:  # export it anyway; the accuracy is measured only if that is unambiguous
         labels = TensorSpec(_LABELS, np.dtype(np.int64), (None,))
     evaluator.inputs = batched(loaded, evaluator.inputs, config)
     return Subject(
@@ -262,10 +260,10 @@ def batched(
     config: InputConfig,
     prediction: str | None = None,
 ) -> tuple[TensorSpec, ...]:
-    """Specifications of inputs of a plain model with their batch axes.
+    """Add batch axes to the input specifications of a plain model.
 
     Raises:
-        UsageError: A batch axis was given for no input, or one that it does not have.
+        UsageError: A batch axis was given for an unknown input, or the input does not have it.
     """
     shapes = {spec.name: spec.shape for spec in inputs}
     axes = model_batch_axes(model, config.batch_axes, inputs=shapes, prediction=prediction)
@@ -273,15 +271,15 @@ def batched(
 
 
 def score_output(model: ir.Model, output: str | None = None) -> str:
-    """The output of a plain model that holds scores.
+    """Find the output of a plain model with the scores.
 
     Args:
         model: The model as loaded.
-        output: Its name; the first output of floats if not given, as a classifier of scikit-learn
-            gives class numbers first.
+        output: Its name; the first float output if not given, because classifiers of scikit-learn
+            have the class labels as the first output.
 
     Raises:
-        UsageError: There is no such output, or it holds no floats.
+        UsageError: The output is unknown, or not float.
     """
     outputs = {value.name or "": value for value in model.graph.outputs}
     scores = [name for name, v in outputs.items() if v.dtype in FLOAT_TYPES]
@@ -292,7 +290,7 @@ def score_output(model: ir.Model, output: str | None = None) -> str:
     require_known(name, outputs, f"The model has no output '{name}'.", source_name(model))
     if name not in scores:
         raise UsageError(
-            f"The output '{name}' is {outputs[name].dtype}: class numbers, not scores.",
+            f"The output '{name}' is {outputs[name].dtype}: class indices, not scores.",
             where=source_name(model),
             fix=f"Measure on {' or '.join(scores)} (--output)."
             if scores
@@ -309,18 +307,18 @@ def file_labels(
     ignored: int | None = None,
     shifted: bool = False,
 ) -> TensorSpec:
-    """The class numbers that the scores of a plain model are compared with.
+    """Specify the class labels that the scores of a plain model are compared with.
 
     Args:
         model: The model as loaded.
         output: The output with the scores; see :func:`score_output`.
         class_axis: See :func:`ortboost.transforms.class_axis.find_class_axis`.
-        ignored: A label that does not count.
+        ignored: A label to ignore.
         shifted: Whether each position is compared with the next label.
 
     Raises:
-        UsageError: There is no such output or axis.
-        ModelError: The class axis is not certain.
+        UsageError: The output or axis does not exist.
+        ModelError: The class axis is ambiguous.
     """
     name = score_output(model, output)
     outputs = {value.name or "": value for value in model.graph.outputs}
@@ -344,8 +342,8 @@ class Collected(NamedTuple):
 
     Args:
         feeds: The batches.
-        lengths: How many samples of each are real, where some are padding.
-        notes: Why labels of the data are not among them.
+        lengths: Number of real samples per batch if some are padding.
+        notes: Why the labels of the data could not be used.
     """
 
     feeds: list[Feeds]
@@ -356,19 +354,19 @@ class Collected(NamedTuple):
 def collect(
     subject: Subject, data: Any, split: str, batch_size: int, mapping: Mapping[str, str] | None
 ) -> Collected:
-    """The batches to compare on.
+    """Collect the batches to compare on.
 
     Args:
-        subject: What they are for; a model that is fixed to a batch size gets batches of it, padded.
-        data: Whatever holds data, or ``None`` for one batch of synthetic inputs.
-        split: Which part of a file with several.
-        batch_size: Samples a batch, where that is open.
+        subject: The subject; if its batch size is fixed, batches are padded to it.
+        data: Data in any supported form, or ``None`` for one batch of synthetic inputs.
+        split: The split of a data file that has several.
+        batch_size: Samples per batch, if the model leaves it open.
         mapping: Input name to the key of its array.
     """
     if data is None:
         return Collected([subject.made_up()], [None])
     fixed = static_batch(subject.evaluator.inputs)
-    if isinstance(data, Iterator):  # it may have to be read with labels and again without
+    if isinstance(data, Iterator):  # it may be read twice, with and without labels
         data = list(data)
 
     def read(inputs: Sequence[TensorSpec]) -> list[Feeds]:
@@ -380,7 +378,7 @@ def collect(
     notes: tuple[str, ...] = ()
     try:
         found = read(subject.inputs)
-    except OrtBoostError as error:  # a plain model can do without labels
+    except OrtBoostError as error:  # a plain model does not need labels
         if subject.inputs == subject.evaluator.inputs:
             raise
         found = read(subject.evaluator.inputs)
@@ -394,14 +392,14 @@ def collect(
 
 
 class Accuracies:
-    """Accuracy before and after, collected while the outputs go by.
+    """Accuracy before and after, accumulated over the batches.
 
     Args:
         output: The output with the class scores; the first if not given.
-        labels: Key of the class numbers in the batches.
+        labels: Key of the class indices in the batches.
         feeds: The batches.
         expected: The outputs before.
-        lengths: How many samples of each batch are real, the rest is padding.
+        lengths: Number of real samples per batch; the rest is padding.
         rule: How labels are compared with scores.
     """
 
@@ -418,13 +416,13 @@ class Accuracies:
         self._feeds, self._expected, self._lengths = feeds, expected, lengths
         self._right: dict[str, list[NDArray[np.float64]]] = {"before": [], "after": []}
         self.judged: tuple[str, ...] = ()
-        """The output that the accuracy is measured on, if there is one."""
+        """The output that the accuracy is measured on, if any."""
         self.notes: list[str] = []
-        """Why the labels of the data gave no accuracy, if they did not."""
+        """Why no accuracy could be measured, if so."""
         self._wanted = bool(feeds) and labels is not None and all(labels in f for f in feeds)
 
     def add(self, number: int, answers: Feeds) -> None:
-        """The outputs of one batch after."""
+        """Add the outputs of one batch of the exported file."""
         if not self._wanted:
             return
         accuracy = strict(get_metric("accuracy")).function
@@ -436,7 +434,7 @@ class Accuracies:
         try:
             for side, found in (("before", self._expected[number]), ("after", answers)):
                 if np.asarray(found[output]).dtype.kind in "iubO":
-                    raise UsageError(f"The output '{output}' holds no scores.")
+                    raise UsageError(f"The output '{output}' does not contain scores.")
                 scores = np.asarray(found[output], np.float32)[:length]
                 self._right[side].append(accuracy(*self._rule.aligned(scores, labels[:length])))
             self.judged = (output,)
@@ -446,10 +444,10 @@ class Accuracies:
             self.notes.append(f"no accuracy was measured with the labels of the data: {why}")
 
     def require(self, most: float, where: str, parity: Parity) -> None:
-        """Refuse an accuracy that fell by more than ``most``.
+        """Require that the accuracy fell by at most ``most``.
 
         Raises:
-            ParityError: It did.
+            ParityError: It fell by more.
         """
         for name, (before, after) in self.found().items():
             if before - after > most + 1e-9:  # 0.98 - 0.97 is a little more than 0.01
@@ -461,12 +459,13 @@ class Accuracies:
                 raise ParityError(
                     f"The {name} fell from {before:.4f} to {after:.4f}, by more than {most:g}.",
                     where=f"{where}: signal-to-quantization-noise ratio {noise}",
-                    fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
-                    "for the layers that suffer, or allow more with --max-drop.",
+                    fix="Nothing was written. Try another --calibration, more data in --calib, "
+                    "--skip "
+                    "for the affected layers, or allow more with --max-drop.",
                 )
 
     def found(self) -> dict[str, tuple[float, float]]:
-        """``accuracy`` before and after; nothing where the data have no class numbers."""
+        """``accuracy`` before and after; empty if the data have no class indices."""
         if not self._wanted or not self._right["before"]:
             return {}
         before, after = (float(np.concatenate(self._right[s]).mean()) for s in ("before", "after"))

@@ -1,4 +1,4 @@
-"""A trained run as the model that another one starts from: fine-tuning."""
+"""Fine-tuning: a trained run as the starting point of another."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ __all__ = ["trained_network"]
 def trained_network(
     source: object, checkpoint: str, out: str | os.PathLike[str], *, new_head: bool = False
 ) -> tuple[ir.Model, Report] | None:
-    """The network of a run with its trained weights, as ``export --no-optimize`` writes it.
+    """Load the network of a run with its trained weights, as written by ``export --no-optimize``.
 
     Args:
-        source: A program folder, or a checkpoint file in one; anything else is none.
-        checkpoint: Which checkpoint of a folder, see :func:`ortboost.api.run_folder.load_run`.
-        out: Where the new program goes.
-        new_head: The head will be replaced: one of full normalization is made a plain layer before.
+        source: A program folder, or a checkpoint file in one; anything else is not a run.
+        checkpoint: The checkpoint of a folder; see :func:`ortboost.api.run_folder.load_run`.
+        out: Folder of the new program.
+        new_head: Whether the head will be replaced; a full-normalization head is then first
+            converted to a plain layer.
 
     Returns:
-        The network and a report that names the checkpoint; ``None`` if it is no run.
+        The network and a report that names the checkpoint; ``None`` if ``source`` is not a run.
 
     Raises:
         FileError: The run was not trained, or the checkpoint cannot be used.
@@ -54,8 +55,9 @@ def trained_network(
     report = Report("trained_network")
     if new_head and fold_full_norm(model).modified:
         report.notes.append(
-            "the full-normalization head became a plain layer on normalized features, without bias: the "
-            "new head is one, too; --boost full-norm-head makes it what it was"
+            "the full-normalization head became a plain layer on normalized features, without "
+            "bias, "
+            "and so is the new head; --boost full-norm-head converts it back"
         )
     which = "as converted" if found is None else f"of step {found.step}"
     report.notes.append(f"starts from the weights {which} of {path}")

@@ -1,4 +1,4 @@
-"""``ortboost inspect`` as a function: what is in a model file or a program folder."""
+"""``ortboost inspect`` as a function: describe a model file or a program folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
     "op_name",
 ]
 
-_ANY_OPSET = range(1, 1000)  # what the file has stays
+_ANY_OPSET = range(1, 1000)  # keep the opset of the file
 _FORMATS = {
     ir.DataType.FLOAT16: "fp16",
     ir.DataType.BFLOAT16: "bf16",
@@ -52,12 +52,12 @@ _FORMATS = {
 
 @dataclass(frozen=True)
 class ValueDescription:
-    """An input, an output or an inner tensor.
+    """An input, an output or an intermediate tensor.
 
     Args:
         name: Its name.
-        dtype: Element type, as ``FLOAT``; ``None`` if not known.
-        shape: Lengths and names of dimensions; ``None`` if not known.
+        dtype: Element type, such as ``FLOAT``; ``None`` if unknown.
+        shape: Lengths and names of dimensions; ``None`` if unknown.
     """
 
     name: str
@@ -65,11 +65,12 @@ class ValueDescription:
     shape: tuple[int | str | None, ...] | None
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype or '?'}{'' if self.shape is None else format_shape(self.shape)}"
+        shape = "" if self.shape is None else format_shape(self.shape)
+        return f"{self.name} {self.dtype or '?'}{shape}"
 
     @classmethod
     def of(cls, value: ir.Value) -> ValueDescription:
-        """That of a value of a graph."""
+        """Describe a value of a graph."""
         shape, dtype = known_shape(value), value.dtype
         named = None if dtype is None else str(dtype)
         return cls(value.name or "", named, None if shape is None else tuple(shape))
@@ -77,7 +78,7 @@ class ValueDescription:
 
 @dataclass(frozen=True)
 class ParameterDescription:
-    """What a conversion takes a float tensor for; see :class:`ortboost.graph.parameters.Parameter`."""
+    """How a conversion treats a float tensor; see :class:`ortboost.graph.parameters.Parameter`."""
 
     name: str
     shape: tuple[int, ...]
@@ -101,7 +102,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class NodePrecision:
-    """In which number format a node computes, and why."""
+    """The precision in which a node computes, and why."""
 
     node: str
     precision: str
@@ -110,7 +111,7 @@ class NodePrecision:
 
 @dataclass(frozen=True)
 class StateSize:
-    """How much state of one kind there is."""
+    """Amount of state of one kind."""
 
     tensors: int
     elements: int
@@ -118,33 +119,33 @@ class StateSize:
 
 @dataclass(frozen=True, repr=False)
 class ModelDescription(Shown):
-    """What is in a model file or a step file.
+    """Description of a model file or a step file.
 
     Args:
         kind: ``model`` or ``step``.
         path: The file.
         bytes: Its size, without external data.
-        producer: What wrote it.
+        producer: The tool that wrote it.
         ir_version: Version of the format.
-        opset: Version of ONNX's operators.
-        domains: Domain to version of its operators.
+        opset: Version of the standard opset.
+        domains: Domain to opset version.
         functions: Number of model-local functions.
-        metadata: What the file says of itself.
-        inputs: Inputs that are no weights.
+        metadata: Metadata entries of the file.
+        inputs: Inputs other than weights.
         outputs: Outputs.
         weights_are_inputs: Whether weights are graph inputs too.
-        nodes: Number of nodes, with those of subgraphs.
+        nodes: Number of nodes, including subgraphs.
         weight_bytes: Bytes of all stored tensors.
-        parameters: What a conversion takes the float tensors for.
-        ops: Operator to its number, the most frequent first.
-        trainable_elements: Numbers that would be trained.
+        parameters: How a conversion treats the float tensors.
+        ops: Operator to its number of nodes, the most frequent first.
+        trainable_elements: Number of trainable parameters.
         layers: The nodes of the main graph.
-        precision: The format of each node that computes with floats.
-        macs: Multiply-accumulates; ``None`` where none could be counted, and for a step, whose gradient
-            kernels are not counted.
-        macs_by_op: The same by operator.
-        macs_uncounted: Node to the reason why it could not be counted.
-        macs_for: Input to the shape that the work was counted for.
+        precision: The precision of each node that computes with floats.
+        macs: Multiply-accumulates; ``None`` where none could be counted, and for a step, whose
+            gradient kernels are not counted.
+        macs_by_op: Multiply-accumulates by operator.
+        macs_uncounted: Nodes that could not be counted, with reasons.
+        macs_for: Input to the shape used for counting.
         catalogue: The catalogue of a step.
     """
 
@@ -182,12 +183,12 @@ class ModelDescription(Shown):
             "inputs": ", ".join(map(str, self.inputs)),
             "outputs": ", ".join(map(str, self.outputs)),
             "nodes": self.nodes,
-            "trainable": f"{self.trainable_elements:,} numbers",
+            "trainable": f"{self.trainable_elements:,} elements",
             "multiply-accumulates": None if self.macs is None else f"{self.macs:,}",
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, without what a model or a step does not have."""
+        """Plain JSON data, without fields that do not apply to a model or a step."""
         data = write_config(self)
         if self.catalogue is None:
             del data["catalogue"]
@@ -199,19 +200,19 @@ class ModelDescription(Shown):
 
 @dataclass(frozen=True, repr=False)
 class ProgramDescription(Shown):
-    """What is in a program folder.
+    """Description of a program folder.
 
     Args:
         path: The folder.
-        source: The model that it was made of.
-        engine: Engine of its gradients.
-        fingerprint: What checkpoints have to fit.
-        config: How it was made.
+        source: The model that it was converted from.
+        engine: Engine that computes its gradients.
+        fingerprint: Identifies the program; checkpoints must match it.
+        config: The configuration of the conversion.
         nodes: File to number of nodes.
-        state: Kind of state to how much there is.
+        state: Kind of state to its amount.
         catalogue: Inputs, state and outputs of a step.
         reports: What the rewrites did.
-        precision: The format of each node, where a shorter one was asked for.
+        precision: The precision of each node, if a lower one was requested.
         kind: ``program``.
     """
 
@@ -265,11 +266,11 @@ def inspect(
 
     Args:
         path: The file or folder.
-        parameters: For a model file: which float tensors are trained, instead of what the graph says.
+        parameters: For a model file: which float tensors are trained, overriding the analysis.
 
     Raises:
         FileError: It cannot be read.
-        UsageError: ``parameters`` names what is no float tensor of the model.
+        UsageError: ``parameters`` contains a name that is not a float tensor of the model.
 
     Example:
         >>> inspect("models/mlp.onnx").kind
@@ -333,13 +334,13 @@ def _model(model: ir.Model, path: Path, listed: Mapping[str, bool] | None) -> Mo
 def _parameters(
     model: ir.Model, listed: Mapping[str, bool] | None
 ) -> tuple[ParameterDescription, ...]:
-    """What a conversion takes the float tensors for; of constants those that the file itself stores."""
+    """How a conversion treats the float tensors; of constants only those stored in the file."""
     named = {value.name for value, _ in all_tensors(model)}
     work = model.clone()
     try:
         normalize(work, opsets=_ANY_OPSET, ir_version=model.ir_version)
         store_weights(work)
-    except ModelError:  # not to be trained, and shown as it is
+    except ModelError:  # it cannot be trained; describe it unchanged
         work = model.clone()
     found = find_parameters(work)
     if listed is not None:
@@ -382,12 +383,12 @@ def _program(program: Program, folder: Path) -> ProgramDescription:
 
 
 def _precision(node: ir.Node) -> str | None:
-    """The shortest float type that a node reads or makes; ``None`` without floats."""
+    """The lowest float precision among inputs and outputs of a node; ``None`` without floats."""
     values = [value for value in (*node.outputs, *node.inputs) if value is not None]
     found = {_FORMATS[value.dtype] for value in values if value.dtype in _FORMATS}
     return min(found, key=list(_FORMATS.values()).index, default=None)
 
 
 def op_name(node: ir.Node) -> str:
-    """The operator of a node, with its domain where that is not ONNX's."""
+    """The operator of a node, with its domain unless that is the standard one."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"

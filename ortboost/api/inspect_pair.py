@@ -1,4 +1,4 @@
-"""Two models side by side, before and after: operators, weights, bytes, work."""
+"""Compare two models, before and after: operators, weights, bytes, work."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ class ModelSize:
         kind: ``model`` or ``program``.
         bytes: Size of the file with its external data; ``None`` for a program.
         weight_bytes: Bytes of all stored tensors.
-        weight_elements: Numbers in them.
+        weight_elements: Number of elements in them.
         weight_types: Element type to number of tensors.
-        trainable_elements: Numbers that would be trained.
+        trainable_elements: Number of trainable parameters.
         tensors: Number of stored tensors.
         nodes: Number of nodes.
-        macs: Multiply-accumulates; ``None`` where none could be counted.
-        flops: Floating-point operations, twice as many.
+        macs: Multiply-accumulates; ``None`` if none could be counted.
+        flops: Floating-point operations, twice the multiply-accumulates.
         macs_by_op: Multiply-accumulates by operator.
-        uncounted: Node to the reason why its work could not be counted.
-        counted_for: Input to the shape that the work was counted for.
-        opset: Version of ONNX's operators.
+        uncounted: Nodes whose work could not be counted, with reasons.
+        counted_for: Input to the shape used for counting.
+        opset: Version of the standard opset.
         ir_version: Version of the format.
-        inputs: Inputs that are no weights.
+        inputs: Inputs other than weights.
         outputs: Outputs.
-        ops: Operator to its number.
+        ops: Operator to its number of nodes.
     """
 
     path: str
@@ -87,7 +87,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Change:
-    """A number before and after, the difference, and the ratio where it makes sense."""
+    """A number before and after, the difference, and the ratio if defined."""
 
     before: int | None
     after: int | None
@@ -96,7 +96,7 @@ class Change:
 
     @classmethod
     def of(cls, before: int | None, after: int | None) -> Change:
-        """From the two numbers."""
+        """Compute it from the two numbers."""
         if before is None or after is None:
             return cls(before, after, None)
         return cls(before, after, after - before, after / before if before else None)
@@ -109,12 +109,12 @@ class PairDescription:
     Args:
         before: The first.
         after: The second.
-        difference: Name of a number to its change.
-        ops: Operator to the change of its number; what changed most comes first.
+        difference: Name of a figure to its change.
+        ops: Operator to the change of its number of nodes; the largest changes first.
         work: Operator to the change of its multiply-accumulates.
         only_before: Weights that only the first has.
         only_after: Weights that only the second has.
-        interface: What a program that uses the model would notice.
+        interface: Changes visible to users of the model.
     """
 
     before: ModelSize
@@ -144,19 +144,19 @@ def inspect_pair(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     batch: int = 1,
 ) -> PairDescription:
-    """Compare two models, or a program folder with the model that was exported of it.
+    """Compare two models, or a program folder with the model that was exported from it.
 
-    Of a program folder, the inference graph as :mod:`ortboost.deploy.strip` takes it out of the
-    program is compared, before any optimization; it has no file, so no size of one.
+    A program folder is represented by its inference graph (:mod:`ortboost.deploy.strip`) before any
+    optimization, which has no file size.
 
     Args:
         before: ONNX file or program folder.
         after: ONNX file or program folder.
-        shapes: Input name to shape, for dimensions that are open; the work is counted for these.
+        shapes: Input name to shape, used for counting the work of open dimensions.
         batch: Length of an open first dimension.
 
     Raises:
-        FileError: One of them cannot be read.
+        FileError: A file cannot be read.
         UsageError: ``shapes`` does not fit.
 
     Example:
@@ -233,7 +233,7 @@ def _describe(
 
 
 def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, Change]:
-    """Key to counts; what changed most comes first, then what there is most of."""
+    """Changes by key, sorted by the size of the change, then by the count before."""
 
     def place(key: str) -> tuple[int, int, str]:
         one, two = before.get(key, 0), after.get(key, 0)
@@ -246,9 +246,9 @@ def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, C
 def _interface(
     kind: str, before: Sequence[ValueDescription], after: Sequence[ValueDescription]
 ) -> list[str]:
-    """What a program that uses the model would notice."""
+    """Changes of inputs or outputs that are visible to users of the model."""
     old, new = ({value.name: value for value in side} for side in (before, after))
-    found = [f"{kind} '{name}' is gone" for name in old if name not in new]
+    found = [f"{kind} '{name}' was removed" for name in old if name not in new]
     found += [f"{kind} '{name}' is new" for name in new if name not in old]
     for name in old:
         for key in ("dtype", "shape") if name in new else ():

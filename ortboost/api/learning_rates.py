@@ -1,4 +1,4 @@
-"""The learning rates of a program as schedules."""
+"""The learning-rate schedules of a program."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ortboost.training import Schedule, parse_schedule
 __all__ = ["ANY_STEPS", "schedules"]
 
 ANY_STEPS = 1 << 40
-"""More updates than any warm-up has: for checking a schedule before the run is known."""
+"""More updates than any warm-up has, to check a schedule before the length of a run is known."""
 
 
 def schedules(
     config: ProgramConfig, learning_rate: str | None, total: int | None
 ) -> Schedule | Mapping[str, Schedule]:
-    """The schedule of each learning-rate input of a program.
+    """Parse the schedule of each learning-rate input of a program.
 
     Args:
         config: The configuration of the program.
         learning_rate: Schedule as text; that of the configuration if not given.
-        total: Updates of the run; ``None`` if not known.
+        total: Number of updates of the run; ``None`` if unknown.
 
     Raises:
-        UsageError, ConfigError: A schedule is misspelt, or needs to know how long the run is.
+        UsageError, ConfigError: A schedule is misspelled, or needs the length of the run.
     """
     common = parse_schedule(learning_rate or config.learning_rate, total_steps=total)
     named = {

@@ -1,4 +1,4 @@
-"""``ortboost plot`` as a function: a picture of a graph, or of the curves of a run."""
+"""``ortboost plot`` as a function: draw a graph, or the curves of a run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["Drawing", "plot"]
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture; a notebook shows it.
+    """A picture, which a notebook displays.
 
     Args:
         path: The file, if one was written.
-        nodes: Nodes of the graph in it, or layers; 0 for curves.
-        marked: Node to what was done to it.
-        notes: What else there is to say.
+        nodes: Number of graph nodes, or of layers, in it; 0 for curves.
+        marked: Marked node to what was done to it.
+        notes: Further remarks.
         picture: Boxes and arrows; ``None`` for curves.
     """
 
@@ -68,19 +68,20 @@ def plot(
 
     Args:
         source: ONNX file or program folder.
-        out: The file: ``.html``, ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves of a
-            run. Without one a model is only shown, and a folder gives its curves. A page shows layers, and
-            the nodes of the one that is clicked.
-        before: Mark what differs from this model or program.
-        graph: Which graph of a program folder: ``eval``, ``step``, ...
-        around: Only what is near this node.
-        hops: How near, in arrows.
-        max_nodes: Refuse more nodes than this.
-        whole: Draw all nodes, where layers would be drawn: of graphs that train, and in pages.
+        out: The file: ``.html``, ``.svg``, ``.dot`` or ``.gv`` for a graph, ``.png`` for the curves of
+            a run. If not given, a model is only displayed, and the curves of a folder are drawn. A
+            page shows layers, and the nodes of a layer when it is clicked.
+        before: Mark differences from this model or program.
+        graph: The graph of a program folder: ``eval``, ``step``, ...
+        around: Draw only the neighborhood of this node.
+        hops: Maximum distance from ``around``, in arrows.
+        max_nodes: Refuse to draw more nodes than this.
+        whole: Draw all nodes where layers would be drawn: of graphs that train, and in pages.
 
     Raises:
         FileError: A file cannot be read or written, or the run has no curves yet.
-        UsageError: Too many nodes, no such node or graph, or another kind of file.
+        UsageError: There are too many nodes, a node or graph is unknown, or the file type is not
+            supported.
         DependencyError: Curves need matplotlib.
 
     Example:

@@ -1,4 +1,4 @@
-"""Several processes that train one program folder together, as ``torchrun`` started them."""
+"""Training one program folder in several processes started by ``torchrun``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ortboost.training.signals import SignalGuard
 
 __all__ = ["SharedSignals", "in_torchrun", "own_threads", "processes", "restarted", "torchrun"]
 
-_MANY = 3  # Ctrl-C reaches each process, and torchrun passes it on; the third is meant
+_MANY = 3  # Ctrl-C arrives twice, directly and from torchrun; the third is from an impatient user
 
 
 @contextlib.contextmanager
 def processes(timeout: float) -> Iterator[ProcessGroup | None]:
-    """The processes that ``torchrun`` started; ``None`` in one that it did not start."""
+    """The group of processes started by ``torchrun``; ``None`` without ``torchrun``."""
     if not in_torchrun():
         yield None
         return
@@ -29,19 +29,19 @@ def processes(timeout: float) -> Iterator[ProcessGroup | None]:
 
 
 def restarted() -> bool:
-    """Whether ``torchrun`` started this process again after a fault."""
+    """Whether ``torchrun`` restarted this process after a failure."""
     return in_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def own_threads(group: ProcessGroup | None, threads: int | None) -> int | None:
-    """Threads of this process: its share of the machine's if not given."""
+    """Threads of this process: if not given, its share of the cores of the machine."""
     if group is None or threads is not None:
         return threads
     return max(1, len(os.sched_getaffinity(0)) // group.local_size)
 
 
 def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> list[str]:
-    """The command that runs a command line of ortboost in several processes of this machine.
+    """Build the command that runs an ortboost command line in several processes on this machine.
 
     Example:
         >>> torchrun(2, ["train", "run"])[-6:]  # doctest: +SKIP
@@ -57,7 +57,7 @@ def torchrun(number: int, arguments: Sequence[str], *, restarts: int = 0) -> lis
 
 
 class SharedSignals(SignalGuard):
-    """Requests to leave, on which all processes agree: what one receives travels with its next step.
+    """Termination signals shared by all processes: the next step distributes a received signal.
 
     Args:
         shared: The step that the processes share.
@@ -69,7 +69,7 @@ class SharedSignals(SignalGuard):
 
     @property
     def received(self) -> int | None:
-        """The signal that one of the processes has received, as of the last step."""
+        """The signal that any of the processes received, as of the last step."""
         interrupted, terminated = self._shared.agreed
         if not interrupted and not terminated:
             return None

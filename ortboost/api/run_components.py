@@ -1,4 +1,4 @@
-"""``ortboost pca`` as a function: the principal components of the checkpoints of a run."""
+"""``ortboost pca`` as a function: principal components of the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ def pca(
     components: int = 32,
     checkpoints: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Find the principal components of the trained weights of a run, for :class:`ortboost.boosts.DimReduce`.
+    """Compute the principal components of the trained weights of a run.
 
-    Weights are read piece by piece: files larger than the memory do.
+    They are for :class:`ortboost.boosts.DimReduce`. Weights are read in blocks, so that files may
+    be larger than memory.
 
     Args:
-        run: The program folder; its trained parameters decide what is read, and in which order.
+        run: The program folder; its trained parameters determine the weights and their order.
         output: The ``.npy`` file to write, float32 `components x weights`.
-        components: How many.
+        components: Number of components.
         checkpoints: The folder of the checkpoints; that of the run if not given.
 
     Returns:
-        ``components``, ``weights``, ``checkpoints`` and ``explained``, the share of the variance that all of them
-        explain together.
+        ``components``, ``weights``, ``checkpoints`` and ``explained``, the share of the variance
+        that the components explain together.
 
     Raises:
         FileError: A checkpoint cannot be read or does not fit, or the file cannot be written.
-        UsageError: There are fewer checkpoints than components ask for; or ``output`` is a part of a program.
+        UsageError: There are too few checkpoints for this number of components, or ``output`` is part
+            of a program.
     """
     refuse_part(output)
     program = Program.load(run)
@@ -50,7 +52,7 @@ def pca(
     folder = Path(run) / CHECKPOINTS if checkpoints is None else Path(checkpoints)
     paths = [path.with_suffix(".safetensors") for path in sorted(folder.glob("step-*.json"))]
     for path in paths:
-        read_json(path.with_suffix(".json"))  # a damaged one is refused
+        read_json(path.with_suffix(".json"))  # raises for a damaged one
     shapes = {entry.name: entry.shape for entry in entries}
     length = sum(int(np.prod(shape, dtype=np.int64)) for shape in shapes.values())
     shares = principal_components(partial(weight_blocks, paths, shapes), length, components, output)

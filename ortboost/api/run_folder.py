@@ -1,4 +1,4 @@
-"""A program folder with what training adds to it: checkpoints, log, curves, and a lock."""
+"""A program folder with the files that training adds: checkpoints, log, curves, and a lock."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other trainings and conversions out of the folder.
+    """Prevent other trainings and conversions in the folder.
 
-    The lock goes with the process, however it ends; the file ``train.lock`` says whose it is. On a file
-    system without locks the file alone decides: one whose process is gone from this machine is stale.
+    The lock is released when the process ends, however it ends; the file ``train.lock`` records the
+    owner. On a file system without locks the file alone decides: it is stale if its process no
+        longer
+    exists on this machine.
 
     Raises:
-        UsageError: Another process trains or replaces the program; it is named.
+        UsageError: Another process, named in the message, is training or replacing the program.
         FileError: The folder cannot be opened.
     """
     try:
@@ -62,7 +64,9 @@ def alone_in(folder: Path) -> Iterator[None]:
             holder = _holder(note)
             if holder is not None and _may_live(holder):
                 raise _taken(folder, holder) from error
-        with contextlib.suppress(FileError):  # a folder that cannot be written says so itself
+        with contextlib.suppress(
+            FileError
+        ):  # a read-only folder fails elsewhere, with its own error
             write_json(note, {"pid": os.getpid(), "host": socket.gethostname()})
         try:
             yield
@@ -119,7 +123,7 @@ def _may_live(holder: Mapping[str, Any]) -> bool:
     if holder["host"] != socket.gethostname():
         return True
     try:
-        os.kill(int(holder["pid"]), 0)  # signal 0 only asks
+        os.kill(int(holder["pid"]), 0)  # signal 0 only checks for existence
     except (ProcessLookupError, ValueError):
         return False
     except OSError:
@@ -132,7 +136,8 @@ def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
     return UsageError(
         "Another process is training or replacing this program.",
         where=f"{folder}{who}",
-        fix=f"Wait for it, or convert the model into a folder of its own. If it is gone, remove {LOCK}.",
+        fix="Wait for it, or convert the model into another folder. If it no longer runs, remove "
+        f"{LOCK}.",
     )
 
 
@@ -140,15 +145,15 @@ def _taken(folder: Path, holder: Mapping[str, Any] | None) -> UsageError:
 def load_run(
     run: str | os.PathLike[str], checkpoint: str = "best"
 ) -> tuple[Program, dict[str, NDArray[Any]], Checkpoint | None]:
-    """A program folder with the state to use.
+    """Load a program folder with the state to use.
 
     Args:
         run: The folder.
-        checkpoint: ``best`` (the newest where no best one was kept), ``last``, ``initial``, or the
+        checkpoint: ``best`` (the newest if there is no best one), ``last``, ``initial``, or the
             path of a checkpoint file.
 
     Raises:
-        FileError: It is no program folder, or the checkpoint cannot be used.
+        FileError: It is not a program folder, or the checkpoint cannot be used.
 
     Example:
         >>> import ortboost as ob
@@ -164,32 +169,32 @@ def load_run(
     found: Checkpoint | None = None
     if checkpoint not in ("best", "last"):
         found = CheckpointStore(folder / CHECKPOINTS).load(checkpoint, program=program.fingerprint)
-    elif (folder / CHECKPOINTS).is_dir():  # a store makes its folder, and this only looks
+    elif (folder / CHECKPOINTS).is_dir():  # a store creates its folder, but this must only read
         store = CheckpointStore(folder / CHECKPOINTS)
         found = store.best(program=program.fingerprint) if checkpoint == "best" else None
         steps = store.steps()
         if found is not None and steps and steps[-1] > found.step:
             _warn_unvalidated(store, steps[-1], int(found.step))
-        if found is None and steps:  # a damaged one is refused: an older one is not what was asked
+        if found is None and steps:  # raises for a damaged one: an older one was not requested
             found = store.load(store.path(steps[-1]), program=program.fingerprint)
     if found is None:
         raise FileError(
             "The program has not been trained yet: there is no checkpoint.",
             where=str(folder / CHECKPOINTS),
             fix=f"Train it with 'ortboost train {folder} --data DATA', "
-            "or use --checkpoint initial for the weights as converted.",
+            "or use --checkpoint initial for the initial weights.",
         )
     return program, dict(found.state), found
 
 
 def _warn_unvalidated(store: CheckpointStore, newest: int, best: int) -> None:
-    """Say that the best checkpoint is old because nothing was validated since."""
+    """Warn if the best checkpoint is old because nothing was validated since."""
     with contextlib.suppress(FileError):
         validated = store.load(store.path(newest)).progress.get("validated_step", -1)
         if validated < best:
             _log.warning(
                 "the best checkpoint is of step %d; none of the newer ones, up to step %d, was "
-                "validated (--checkpoint last takes the newest)",
+                "validated (--checkpoint last uses the newest)",
                 best,
                 newest,
             )

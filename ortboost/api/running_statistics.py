@@ -1,4 +1,4 @@
-"""``--update-bn``: the state of a run with running statistics that are estimated anew from data."""
+"""``--update-bn``: re-estimate the running statistics of a run from data."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def updated_bn(
     threads: int | None = None,
     images: ImageConfig | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """A state with other running statistics, see :mod:`ortboost.runtime.update_bn`.
+    """Replace the running statistics in a state; see :mod:`ortboost.runtime.update_bn`.
 
     Args:
         program: The program.
-        state: State name to value; not changed.
+        state: State name to value; not modified.
         data: Training data; labels are not needed.
-        batch_size: Samples a batch, best as in the training.
+        batch_size: Samples per batch, preferably as in training.
         mapping: Input name to the key of its array.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
+        threads: Intra-op threads.
         images: How images become inputs.
 
     Raises:
@@ -54,7 +54,7 @@ def updated_bn(
         "train",
         static_batch(inputs) or batch_size,
         {name: key for name, key in (mapping or {}).items() if name in keys},
-        shuffle=True,  # sorted by class, each batch would have the statistics of one
+        shuffle=True,  # if sorted by class, each batch would have the statistics of one class
         seed=program.config.seed,
         drop_last=static_batch(inputs) is not None,
         images=images,
@@ -64,14 +64,14 @@ def updated_bn(
 
 
 def refuse_update_bn(data: Any, target: str | os.PathLike[str]) -> None:
-    """Refuse to estimate the running statistics of a plain ONNX file.
+    """Refuse to re-estimate the running statistics of a plain ONNX file.
 
     Raises:
-        UsageError: There are data to do it from.
+        UsageError: Data were given.
     """
     if data is not None:
         raise UsageError(
-            "Only a program can estimate its running statistics anew.",
+            "Only a program can re-estimate its running statistics.",
             where=f"{target}: update_bn",
             fix="Give the program folder, or leave --update-bn out.",
         )

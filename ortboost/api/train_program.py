@@ -1,4 +1,4 @@
-"""``ortboost train`` as a function: a program folder and data to a trained program."""
+"""``ortboost train`` as a function: train a program folder on data."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from ortboost.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
 
-_LAG = 0.01  # share of the initial running statistics from which on they are worth a word
+_LAG = 0.01  # remaining share of the initial running statistics that deserves a note
 
 
 @checked
@@ -81,52 +81,57 @@ def train(
 ) -> TrainSummary:
     """Train a program folder.
 
-    In a process that ``torchrun`` started, all processes train it together: each takes its part of every
-    batch, the first one writes. The numbers are those of one process, but for the order of sums
-    (and for BatchNormalization and dropout, see ``docs/scale.md``). What torchrun starts again goes on
-    from the newest checkpoint.
+    Processes started by ``torchrun`` train it together: each processes a part of every batch, and
+    the first one writes. The results are those of a single process except for the order of sums
+    (and BatchNormalization and dropout, see ``docs/scale.md``). Restarted processes resume from the
+    newest checkpoint.
 
     Args:
-        run: The folder that :func:`convert` made.
-        data: Training data: a file or folder, ``(x, y)`` or arrays or tensors by name, a table of columns such as a
-            pandas DataFrame (see :func:`ortboost.training.data.given.given_arrays`), batches to iterate, or a source.
-        validation: Validation data, in the same forms; the best model by its accuracy (or loss) is kept.
-        batch_size: Samples a step, of all processes together.
+        run: The folder written by :func:`convert`.
+        data: Training data: a file or folder, ``(x, y)`` or arrays or tensors by name, a table of
+            columns such as a pandas DataFrame (see
+            :func:`ortboost.training.data.given.given_arrays`), an iterable of batches, or a source.
+        validation: Validation data in the same forms; the best model by accuracy (or loss) is kept.
+        batch_size: Samples per step, over all processes.
         learning_rate: Schedule as text; that of the program if not given.
-        resume: Go on from the newest checkpoint.
-        mapping: Input name to the key of its array, where names do not tell.
-        batch_axes: Input to the axis of its arrays that counts the samples, ``None`` for the same in all;
-            those of the program if not given.
+        resume: Continue from the newest checkpoint.
+        mapping: Input name to the key of its array, if the names differ.
+        batch_axes: Input name to the axis of its arrays that counts the samples, ``None`` if it is
+            constant over all samples; those of the program if not given.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
+        threads: Intra-op threads.
         keep: Number of checkpoints to keep.
-        early_stop: Stop after so many validations without a gain.
-        val_split: Instead of ``validation``: share of the training data, drawn with the seed, that is
-            held out for it.
-        images: How images become inputs, as settings or text (``"resize=256,normalize=imagenet"``, see
-            :func:`~ortboost.training.data.images.parse_images`). It is kept in the checkpoints and exported files: what
-            evaluates them does the same.
-        augment: How training images vary, as settings or text (``"flip,crop=4"``, see
-            :func:`~ortboost.training.data.images.parse_augment`): a function of seed, epoch and sample alone.
-        callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`; those with MindSpore's names
-            too, where they can do without the parts of ``Model``.
-        progress: Where to show the run: ``auto`` is a bar in terminals and notebooks, and elsewhere
-            warnings only; ``bar``, ``plain`` or ``off`` as on the command line; ``None`` for nothing.
-        config: Settings of the trainer; what the program decides is filled in.
-        exchange_dtype: In what type gradients travel: ``float32``, ``float16`` or ``bfloat16``.
-        check_sync: Compare the parameters of all processes every so many steps; 0 for never.
-        segments: In how many segments the backward pass is cut, so that the gradients of one travel while the
-            next runs; if not given, one on a single machine and four between machines.
+        early_stop: Stop after this many validations without improvement.
+        val_split: Instead of ``validation``: share of the training data to hold out for it, drawn
+            with the seed.
+        images: How images become inputs, as settings or text
+            (``"resize=256,normalize=imagenet"``, see
+            :func:`~ortboost.training.data.images.parse_images`). Kept in checkpoints and exported
+            files, so that their evaluation does the same.
+        augment: How training images are augmented, as settings or text (``"flip,crop=4"``, see
+            :func:`~ortboost.training.data.images.parse_augment`): a function of seed, epoch and
+            sample alone.
+        callbacks: Further callbacks, see :mod:`ortboost.training.callbacks`, including MindSpore's
+            unless they need parts of ``Model``.
+        progress: How to show progress: ``auto`` is a bar in terminals and notebooks, elsewhere only
+            warnings; ``bar``, ``plain`` or ``off`` as on the command line; ``None`` for nothing.
+        config: Settings of the trainer; those determined by the program are filled in.
+        exchange_dtype: Type of exchanged gradients: ``float32``, ``float16`` or ``bfloat16``.
+        check_sync: Compare the parameters of all processes every this many steps; 0 for never.
+        segments: Number of segments that the backward pass is cut into, so that the gradients of
+            one are exchanged while the next runs; by default one on a single machine and four
+            between machines.
         timeout: Seconds that a process waits for the others.
-        tensorboard: Write event files for TensorBoard below this folder, by the run's name.
-        **settings: Fields of :class:`~ortboost.training.TrainConfig`, as ``epochs=10``.
+        tensorboard: Write TensorBoard event files below this folder, by the name of the run.
+        **settings: Fields of :class:`~ortboost.training.TrainConfig`, such as ``epochs=10``.
 
     Returns:
         The summary.
 
     Raises:
-        UsageError: Another process trains this folder or replaces its program; metrics that the loss has no use for; or
-            ``early_stop`` without validation data.
+        UsageError: Another process is training this folder or replacing its program, a metric does
+            not apply to the loss, or
+            ``early_stop`` is given without validation data.
         OrtBoostError: See :meth:`ortboost.training.Trainer.fit`.
 
     Example:
@@ -149,18 +154,18 @@ def train(
         )
     if validation is not None and val_split is not None:
         raise UsageError(
-            "There are validation data, and some are to be held out.",
+            "Validation data are given, but a part of the training data is to be held out too.",
             where="validation and val_split",
-            fix="Give one of --val and --val-split.",
+            fix="Give either --val or --val-split.",
         )
     for name in settings:
-        require_known(name, _ARGUMENTS, f"There is no argument '{name}'.", "train", ConfigError)
+        require_known(name, _ARGUMENTS, f"Unknown argument '{name}'.", "train", ConfigError)
     base = (config or TrainConfig()).with_settings(settings)
     if resume and base.overwrite:
         raise UsageError(
-            "A run cannot go on and start anew.",
+            "A run cannot be resumed and restarted at the same time.",
             where="--resume and --overwrite",
-            fix="Give --resume to go on, or --overwrite to remove the checkpoints that are there.",
+            fix="Give --resume to continue, or --overwrite to remove the existing checkpoints.",
         )
     pixels, varied = as_images(images), as_augment(augment)
     if resume or restarted():
@@ -214,7 +219,7 @@ def train(
         asked = tuple(settings.get("metrics") or ())
         if asked and program.config.loss.name not in ("softmax-cross-entropy", "bce-with-logits"):
             raise UsageError(
-                f"The metric '{asked[0]}' needs classes, and the loss of this program has none.",
+                f"The metric '{asked[0]}' needs classes, but the loss of this program has none.",
                 where=f"loss '{program.config.loss.name}'",
                 fix="Leave --metric out: the loss itself is reported.",
             )
@@ -241,11 +246,11 @@ def train(
                     "the training data": source.fingerprint(),
                     "the validation data": None if held_out is None else held_out.fingerprint(),
                     "the run": settled.describe(stepper.groups),
-                    "where it begins": store.steps()[-1:] if resume else "anew",
+                    "where it begins": store.steps()[-1:] if resume else "from scratch",
                 }
                 group.agree(facts, fix="Give all processes the same command, files and folder.")
             if group is None and shown is not None and "adasum" in _names(program):
-                shown.message("adasum does nothing: it joins the updates of several processes")
+                shown.message("adasum has no effect: it combines the updates of several processes")
             trainer = Trainer(
                 stepper,
                 stepper.evaluator(),
@@ -299,13 +304,13 @@ def _split(source: Source, share: float) -> tuple[Source, Source]:
         raise UsageError(
             "Only files and arrays can be split.",
             where=f"val_split, data: {type(source).__name__}",
-            fix="Give validation data of their own.",
+            fix="Give separate validation data.",
         )
     return source.split(share)
 
 
 def _class_counts(program: Program, source: Source) -> tuple[int, ...]:
-    """How many samples (or positions) of each class are trained on, where that is known."""
+    """Number of training samples (or positions) per class; empty if unknown."""
     spec = next((s for s in program.catalogue.batch if s.name == program.labels), None)
     if spec is None or spec.classes is None or not isinstance(source, ArraySource):
         return ()
@@ -313,15 +318,16 @@ def _class_counts(program: Program, source: Source) -> tuple[int, ...]:
 
 
 def _notes(program: Program, summary: TrainSummary, validation: Source | None) -> tuple[str, ...]:
-    """Whether what was validated with lags behind what was trained."""
+    """A note if the running statistics used in validation lag behind the weights."""
     updates = summary.steps - summary.skipped_steps
     left = max((m**updates for m in momenta(program).values()), default=0.0)
     if validation is None or left < _LAG:
         return ()
     return (
-        f"after {updates} updates the running statistics of BatchNormalization still hold {left:.0%} of "
-        "what they began with, and validation reads them: train longer, or let eval and export estimate "
-        "them anew with --update-bn DATA",
+        f"after {updates} updates the running statistics of BatchNormalization still contain "
+        f"{left:.0%} of "
+        "their initial values, and validation uses them: train longer, or let eval and export "
+        "re-estimate them with --update-bn DATA",
     )
 
 
@@ -340,7 +346,7 @@ def _check_shared(
     settings: Mapping[str, object],
     batch_axes: Mapping[str, int | None] | None,
 ) -> None:
-    """Refuse what makes no sense with one process, or with several."""
+    """Refuse settings that do not apply to one process, or to several."""
     for name, value in settings.items():
         if group is None and value not in ("float32", 0, None):
             raise UsageError(
@@ -352,12 +358,12 @@ def _check_shared(
         raise UsageError(
             "With several processes the batch axes are those of the program.",
             where=f"batch_axes: {', '.join(batch_axes)}",
-            fix="Say them when the model is converted: ortboost convert --batch-axis.",
+            fix="Set them when the model is converted: ortboost convert --batch-axis.",
         )
 
 
 def _updates(steps: int, config: TrainConfig, window: int) -> int:
-    """Updates of a run of so many steps an epoch; schedules count those."""
-    if config.flush:  # a window that is not full counts too, once an epoch
+    """Number of updates of a run with ``steps`` steps per epoch, which schedules count."""
+    if config.flush:  # an incomplete window also counts, once per epoch
         return -(-steps // window) * config.epochs
     return max(1, steps * config.epochs // window)

@@ -1,4 +1,4 @@
-"""The boosts, one file each.
+"""The boosts, one per file.
 
 Example:
     >>> from ortboost.boosts import GradFreeze, LessBN

@@ -1,29 +1,30 @@
-r"""What a boost is: its settings, where it acts, and what it does there.
+r"""The base class of boosts, and the contexts that their methods receive.
 
-A boost is a frozen dataclass. Its fields are its settings; the pipeline of :mod:`ortboost.program` calls its
-methods at the stages of a conversion, for all boosts in the order of :mod:`ortboost.boosts.table`:
+A boost is a frozen dataclass whose fields are its settings. The pipeline of :mod:`ortboost.program`
+calls its methods at the stages of a conversion, for all boosts in the order of
+:mod:`ortboost.boosts.table`:
 
     ==========================  ====================================================================
     ``opsets``                  before the model is normalized
-    ``rewrite_network``         the network as the file has it, without a loss: training and inference
+    ``rewrite_network``         the network of the file, without a loss: training and inference
     ``rewrite_forward``         the training graph with its loss: training only
-    ``rewrite_decomposed``      the same, with its layers taken apart and parameters as inputs
-    ``watched``                 before a graph is differentiated: which inner values it needs
-    ``rewrite_gradients``       each differentiated graph, *in reverse order*: what was put in last is
+    ``rewrite_decomposed``      the same, with layers decomposed and parameters as inputs
+    ``watched``                 before a graph is differentiated: the intermediate values it needs
+    ``rewrite_gradients``       each differentiated graph, *in reverse order*: the last insertion is
                                 resolved first
     ``states``                  the state that the update keeps for it
-    ``batch_means``             before the finite check: what the update needs of the batch besides gradients
+    ``batch_means``             before the finite check: batch statistics that the update needs
     ``observe``                 with accumulation: each step that is not skipped
-    ``transform_gradients``     within the update: un-scaled, finite gradients
+    ``transform_gradients``     within the update: unscaled, finite gradients
     ``after_decay``             within the update: each gradient, after the weight decay
     ==========================  ====================================================================
 
-Each does nothing unless a boost defines it. Three jobs are for one boost at most, and have classes
-of their own in :mod:`ortboost.boosts.roles`: to scale the loss, to gather gradients over several steps, and
-to split the update into several graphs.
+By default each does nothing. Some roles can be taken by one boost at most, and have their own base
+classes in :mod:`ortboost.boosts.roles`: scaling the loss, gathering gradients over several steps,
+and splitting the update into several graphs.
 
-The names follow Composer (an algorithm is an object with settings that acts at given events) and optax (a
-gradient transformation is a pure function of gradients and a state).
+The design follows Composer (an algorithm is an object with settings that acts at given events) and
+optax (a gradient transformation is a pure function of gradients and a state).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Boost", "GraphContext", "Stage", "State", "StepContext", "UpdateContext"]
 
 Stage: TypeAlias = Literal["forward", "gradients", "update", "graphs"]
-"""Where a boost mainly acts; for people who read the list. The order is that of the table."""
+"""Where a boost mainly acts; informative only. The order is that of the table."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class State:
 
     Args:
         name: Name of the graph input; begins with ``ortboost/``.
-        initial: The first value, which decides shape and dtype.
-        kind: ``counter``, or ``slot`` for what belongs to a parameter.
-        role: What a slot holds.
-        moves: When it gets a new value: with each ``update``; at each ``step`` that is not skipped, also within a
-            window of accumulation; or ``never`` in this graph, which only reads it.
+        initial: The initial value, which determines shape and dtype.
+        kind: ``counter``, or ``slot`` for state of a parameter.
+        role: What a slot contains.
+        moves: When it gets a new value: with each ``update``; at each ``step`` that is not skipped,
+            also within a window of accumulation; or ``never`` in this graph, which only reads it.
     """
 
     name: str
@@ -74,21 +75,23 @@ class State:
 
 @dataclass
 class GraphContext:
-    """A graph to rewrite, and what is known of it at this stage.
+    """A graph to rewrite, and the information available at this stage.
 
     Args:
-        model: The graph, changed in place.
-        output: Name of the output that the loss is taken of; ``None`` for the only or first one.
-        frozen_norm: Says of a BatchNormalization whether it stays in inference mode.
-        prediction: Name of the tensor that the loss reads. Empty in ``rewrite_network``, as all below.
-        objective: Name of the loss that is differentiated.
+        model: The graph, modified in place.
+        output: Name of the output that the loss is computed from; ``None`` for the only or first
+            one.
+        frozen_norm: Whether a BatchNormalization stays in inference mode.
+        prediction: Name of the tensor that the loss reads. This and all fields below are empty in
+            ``rewrite_network``.
+        objective: Name of the loss to differentiate.
         parameters: All float tensors by name.
-        trained: What is trained; in ``rewrite_gradients`` what this graph trains.
-        fp32_operators: Operators that the engine has only in float32, with the reason.
-        memory: What a boost found at one stage and needs at a later one, by its name. Only the boost
-            knows the type.
-        number: Which of the step graphs it is, as the boost that splits the update numbers them.
-        window: Steps of an update: 1 without accumulation.
+        trained: The trained parameters; in ``rewrite_gradients`` those that this graph trains.
+        fp32_operators: Operators that the engine supports only in float32, with the reason.
+        memory: By boost name, data that a boost passes from one stage to a later one. Only the
+            boost knows the type.
+        number: Index of the step graph, as numbered by the boost that splits the update.
+        window: Steps per update: 1 without accumulation.
     """
 
     model: ir.Model
@@ -106,19 +109,19 @@ class GraphContext:
 
 @dataclass
 class StepContext:
-    """What a boost may read in a step, after the gradients.
+    """What a boost may read in a step, once the gradients are computed.
 
     Args:
-        b: Gets the nodes.
-        trained: What this graph trains.
-        states: State name to its value before the step: parameters, slots, what ``states`` declared;
-            and the inputs called ``learning_rate``.
+        b: Builder for new nodes.
+        trained: The parameters that this graph trains.
+        states: State name to its value before the step: parameters, slots, the states declared by
+            ``states``, and the learning-rate inputs.
         memory: See :class:`GraphContext`.
         number: See :class:`GraphContext`.
         window: See :class:`GraphContext`.
-        means: What the boosts made in ``batch_means``, of the batch of all processes.
-        unscale: What un-scales a gradient by multiplication, float32 scalar; ``None`` for 1, and where
-            each group of layers has a scale of its own.
+        means: Results of ``batch_means``, over the batch of all processes.
+        unscale: Factor that unscales a gradient, float32 scalar; ``None`` for 1, and if each group
+            of layers has its own scale.
     """
 
     b: Builder
@@ -136,9 +139,9 @@ class UpdateContext(StepContext):
     """What a boost may read and write within the update.
 
     Args:
-        step: float64 scalar, the number of this update, 1 for the first.
-        next_of: State name to its next value. A boost adds those of its own states that move; the
-            others keep their value, and on a skipped step all do.
+        step: Number of this update, from 1; float64 scalar.
+        next_of: State name to its next value. A boost adds those of its states that change; the
+            others keep their value, as all do on a skipped step.
     """
 
     step: ir.Value = field(kw_only=True)
@@ -146,16 +149,16 @@ class UpdateContext(StepContext):
 
 
 class Boost:
-    """Base of all boosts; see the module for when its methods are called.
+    """Base class of all boosts; the module docstring tells when the methods are called.
 
-    A subclass is a frozen dataclass with a ``name``. That its settings are of the right types is checked here;
-    ranges it checks itself, in ``__post_init__``.
+    A subclass is a frozen dataclass with a ``name``. This class checks the types of its settings;
+    the subclass checks their ranges in ``__post_init__``.
 
     Attributes:
-        name: Its name in documents, on the command line and in the table: ``grad-freeze``.
+        name: Its name in configurations, on the command line and in the table: ``grad-freeze``.
         stage: Where it acts.
         card: Name of its card in ``docs/cards``; ``None`` if it has none.
-        excludes: Name of a boost that it does not go together with, to the reason.
+        excludes: Names of boosts that it cannot be combined with, and the reasons.
     """
 
     name: ClassVar[str]
@@ -168,7 +171,7 @@ class Boost:
 
     @property
     def enabled(self) -> bool:
-        """Whether it does anything with these settings."""
+        """Whether it has any effect with these settings."""
         return True
 
     @property
@@ -176,7 +179,7 @@ class Boost:
         """Why it cannot train with several processes, as a sentence; ``None`` if it can."""
         if type(self).watched is Boost.watched or type(self).batch_means is not Boost.batch_means:
             return None
-        return "It gathers inner values of a part of the batch, which processes do not share."
+        return "It uses intermediate values of the local batch, which processes do not share."
 
     def to_dict(self) -> dict[str, Any]:
         """Name and settings as JSON data."""
@@ -184,76 +187,77 @@ class Boost:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild from :meth:`to_dict`, with or without the name; settings may stay out.
+        """Rebuild from :meth:`to_dict`, with or without the name; settings may be omitted.
 
         Raises:
-            ConfigError: An unknown setting (the nearest is named), a missing one, or a wrong value.
+            ConfigError: A setting is unknown (the nearest is suggested), missing, or invalid.
         """
         settings = {key: value for key, value in data.items() if key != "name"}
         return read_config(cls, settings, f"boost '{cls.name}'")
 
     def opsets(self, opsets: range) -> range:
-        """The opset versions that it can work with, of those that the engine can."""
+        """The opset versions that it supports, among those of the engine."""
         return opsets
 
     def rewrite_network(self, graph: GraphContext) -> Report | None:
-        """Rewrite the network before it has a loss; what is done here is part of the exported model."""
+        """Rewrite the network before the loss is added; exported models include these changes."""
         return None
 
     def rewrite_forward(self, graph: GraphContext) -> Report | None:
-        """Rewrite the training graph, with its loss, before it is taken apart and differentiated."""
+        """Rewrite the training graph with its loss, before decomposition and differentiation."""
         return None
 
     def rewrite_decomposed(self, graph: GraphContext) -> Report | None:
-        """Rewrite the training graph when its layers are taken apart, before the engine prepares it.
+        """Rewrite the training graph after layers are decomposed, before the engine prepares it.
 
-        Parameters and buffers are inputs of the graph now.
+        Parameters and buffers are inputs of the graph at this stage.
         """
         return None
 
     def watched(self, graph: GraphContext) -> tuple[Sequence[str], Sequence[str]]:
-        """Inner values that the graph of gradients must keep, and those whose gradients are wanted.
+        """Intermediate values to keep in the gradient graph, and those whose gradients are needed.
 
-        ``rewrite_gradients`` finds them among the outputs, the gradient of `v` as ``v_grad``.
+        They are outputs of the graph in ``rewrite_gradients``, the gradient of `v` as ``v_grad``.
         """
         return (), ()
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
-        """Rewrite a graph of gradients: its outputs are the loss and ``X_grad`` for each trained `X`."""
+        """Rewrite a gradient graph; it outputs the loss and ``X_grad`` for each trained `X`."""
 
     def states(self, trained: Sequence[Parameter]) -> Sequence[State]:
-        """The states that the update keeps for it.
+        """The states that the update keeps for this boost.
 
         Args:
-            trained: What the graph trains.
+            trained: The parameters that the graph trains.
         """
         return ()
 
     def states_of(self, graph: GraphContext) -> Sequence[State]:
-        """The same, for a boost whose states depend on what it found in the graph."""
+        """Like :meth:`states`, for a boost whose states depend on the graph."""
         return self.states(graph.trained)
 
     def batch_means(self, step: StepContext) -> Mapping[str, ir.Value]:
-        """Means over the batch that the update needs besides gradients, by a name of its own for each.
+        """Means over the batch that the update needs besides gradients, by unique names.
 
-        They are made before the finite check, float32, of shapes that are known, and found again in ``means`` of the
-        contexts that follow. With several processes each makes them of its part, and they are averaged
-        with the same weights as the gradients of a mean loss: the samples, or the labels that count.
+        They are float32 of static shape, computed before the finite check, and available as
+        ``means`` of the later contexts. With several processes each computes them on its part of
+        the batch, and they are averaged with the weights of the gradients of a mean loss: the
+        number of samples, or of the labels that count.
         """
         return {}
 
     def observe(self, step: StepContext) -> Mapping[str, ir.Value]:
-        """The next values of its states that move at each step; with accumulation only."""
+        """The next values of its states that change at each step; only with accumulation."""
         return {}
 
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
-        """Parameter name to gradient: un-scaled, finite, gathered; before the weight decay."""
+        """Transform the unscaled, finite, gathered gradients before the weight decay."""
         return gradients
 
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
     ) -> ir.Value:
-        """A gradient after the weight decay, before the optimizer's own algebra."""
+        """Transform a gradient after the weight decay, before the optimizer's algebra."""
         return gradient

@@ -1,7 +1,7 @@
-"""Gradient clipping, after un-scaling and accumulation and before the optimizer.
+"""Gradient clipping, after unscaling and accumulation and before the optimizer.
 
 - ``value``: `g <- min(max(g, -c), c)` elementwise;
-- ``norm``: `g <- g min(1, c / (|g| + 1e-6))` for each tensor by itself;
+- ``norm``: `g <- g min(1, c / (|g| + 1e-6))` for each tensor separately;
 - ``global-norm``: the same with the norm of all gradients together
   (Pascanu et al., 2013; the 1e-6 is that of `torch.nn.utils.clip_grad_norm_`).
 """
@@ -20,7 +20,7 @@ from ortboost.graph.build import Builder
 
 __all__ = ["Clip", "ClipConfig"]
 
-_TINY, _HUGE = 1e-37, 1e37  # they and their reciprocals are of the range of float32
+_TINY, _HUGE = 1e-37, 1e37  # these and their reciprocals are in the range of float32
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Clip(Boost):
     """Gradient clipping.
 
     Args:
-        by: ``value``, ``norm`` or ``global-norm``, see the module.
-        limit: The bound `c`, above 0.
+        by: ``value``, ``norm`` or ``global-norm``; see the module docstring.
+        limit: The positive bound `c`.
 
     Raises:
-        ConfigError: Unknown kind, or a limit that is not positive.
+        ConfigError: The kind is unknown, or the limit is not positive.
 
     Example:
         >>> Clip("global-norm", 1.0).to_dict()
@@ -48,7 +48,7 @@ class Clip(Boost):
     def transform_gradients(
         self, update: UpdateContext, gradients: Mapping[str, ir.Value]
     ) -> Mapping[str, ir.Value]:
-        """The formulas of the module."""
+        """Apply the formulas of the module docstring."""
         b = update.b
         if self.by == "value":
             low, high = b.const(-self.limit), b.const(self.limit)

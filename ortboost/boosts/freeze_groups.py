@@ -1,13 +1,16 @@
-r"""The groups of gradient freeze: group 0 trains everything, each next one less.
+r"""The groups of gradient freeze: group 0 trains everything, each following group less.
 
-Freezing always drops a prefix of the network: the backward pass runs from the loss down to the first
-layer that is trained, and what lies below it is not computed at all.
+Freezing always drops a prefix of the network: the backward pass runs from the loss down to the
+    first
+trained layer, and nothing below it is computed.
 
-With `L` layers (:mod:`ortboost.graph.layers`) and `n` groups, group `i` drops the first `i floor(L / n)` of them.
-With the type ``COST`` it drops as many layers as fit into `i / n` of the cost of the backward pass: in a
-convolutional network the early layers have few parameters and cost the most.
+With `L` layers (:mod:`ortboost.graph.layers`) and `n` groups, group `i` drops the first
+`i floor(L / n)` layers. With the type ``COST`` it drops as many layers as fit into `i / n` of the
+cost of the backward pass: in a convolutional network the early layers have few parameters and cost
+the most.
 
-With fewer layers than groups, `floor(L / n) = 0`: nothing is ever dropped, as in MindSpore, and there is one group.
+With fewer layers than groups, `floor(L / n) = 0`: nothing is ever dropped, as in MindSpore, and
+there is only one group.
 """
 
 from __future__ import annotations
@@ -30,19 +33,19 @@ __all__ = ["freeze_groups"]
 def freeze_groups(
     model: ir.Model, trained: Sequence[Parameter], config: FreezeConfig
 ) -> tuple[tuple[tuple[str, ...], ...], Report]:
-    """The parameters that each group trains.
+    """Find the parameters that each group trains.
 
     Args:
         model: The forward graph.
-        trained: What is trained when nothing is frozen.
+        trained: The parameters trained when nothing is frozen.
         config: The configuration.
 
     Returns:
-        One tuple of names for each group, and the report; a single group, with a note, if there
-        are fewer layers than groups.
+        One tuple of names per group, and a report. If there are fewer layers than groups, a single
+        group, and a note.
 
     Raises:
-        ConfigError: A group names what is not trained, or the cost of the layers is not known.
+        ConfigError: A group contains an untrained name, or the cost of the layers is unknown.
     """
     report = Report("grad_freeze")
     names = [parameter.name for parameter in trained]
@@ -63,20 +66,21 @@ def freeze_groups(
     if len(layers) < number:
         most = max(1, min(len(layers), number // 2))
         report.kept["grad_freeze"] = few = (
-            f"nothing is frozen: {number} groups are wanted, and the network has {len(layers)} "
+            f"nothing is frozen: {number} groups are requested, but the network has {len(layers)} "
             "layers to train"
         )
         report.notes.append(
-            f"grad-freeze: {few}; use {most} or less (--boost grad-freeze:groups={most}, with a level "
+            f"grad-freeze: {few}; use {most} or fewer (--boost grad-freeze:groups={most}, with a "
+            "level "
             f"--set grad_freeze.param_groups={most}, param_groups of FreezeConfig)"
         )
         return (tuple(names),), report
     costs = np.array([layer.cost for layer in layers], np.float64)
     if config.freeze_type == COST and not costs.any():
         raise ConfigError(
-            "The cost of the layers is not known.",
+            "The cost of the layers is unknown.",
             where="grad_freeze, freeze_type",
-            fix="Use freeze_type=1, which goes by the number of layers, or export with fixed shapes.",
+            fix="Use freeze_type=1, which counts layers, or export with fixed shapes.",
         )
     shares = np.concatenate([[0.0], np.cumsum(costs) / max(costs.sum(), 1.0)])
     cuts = [_cut(index, number, shares, config) for index in range(number)]
@@ -99,10 +103,10 @@ def freeze_groups(
 
 
 def _cut(index: int, number: int, shares: NDArray[np.float64], config: FreezeConfig) -> int:
-    """How many layers a group drops; at least the last one stays."""
+    """The number of layers that a group drops; at least the last one is trained."""
     layers = len(shares) - 1
     if index == 0:
-        return 0  # everything, what costs nothing too
+        return 0  # trains everything, even layers of cost 0
     if config.freeze_type != COST:
         return index * (layers // number)
     affordable = int(np.searchsorted(shares, index / number + 1e-9, side="right")) - 1

@@ -1,20 +1,21 @@
 r"""Which group of parameters each update trains: the schedule of gradient freeze.
 
-With `n` groups (group 0 trains everything, group `i` leaves out a prefix of the layers) and `p` the share
-of updates that train everything:
+With `n` groups (group 0 trains everything, group `i` freezes a prefix of the layers) and `p` the
+share of updates that train everything:
 
-- continuous (0): blocks of `floor(p (n-1) / (1-p))` times group 0, then the groups 1 to n-1;
-- interval (1): start with group 0; a frozen update follows whenever the share of frozen ones so far is
-  below `1 - p`; its group is drawn with a probability proportional to `n - i`: the less a group freezes,
-  the more often it comes;
-- cost (2, ours): the same, and all groups are drawn alike, so that a frozen update saves half of the
-  backward pass on average (the groups are cut by cost, see :mod:`ortboost.boosts.freeze_groups`).
+- continuous (0): repeated blocks of group 0, `floor(p (n-1) / (1-p))` times, then groups 1 to n-1;
+- interval (1): the first update uses group 0; a frozen update follows whenever the share of frozen
+  updates is below `1 - p`. Its group is drawn with a probability proportional to `n - i`: the less
+  a group freezes, the more often it is drawn;
+- cost (2, not in MindSpore): the same with uniform draws, so that a frozen update saves half of the
+  backward pass on average (groups are cut by cost, see :mod:`ortboost.boosts.freeze_groups`).
 
-`p` is called ``freeze_p``, the freezing probability, in MindSpore, where it is just as well the share of
-updates that are *not* frozen. The numbers of the types 0 and 1 are those of MindSpore Boost 2.10 for the same seed of numpy's
-legacy generator, which it takes from the process and we from the configuration.
+MindSpore calls `p` ``freeze_p``, the freezing probability, although there, too, it is the share of
+updates that are *not* frozen. Types 0 and 1 give the sequence of MindSpore Boost 2.10 for the same
+seed of numpy's legacy generator; MindSpore uses the global generator, this module a configured
+seed.
 
-The schedule follows from the configuration alone: a run that is resumed goes on with the same groups.
+The schedule depends only on the configuration: a resumed run continues with the same groups.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ CONTINUOUS: Final = 0
 INTERVAL: Final = 1
 COST: Final = 2
 _TYPES = (CONTINUOUS, INTERVAL, COST)
-_SEEDS = 2**32  # numpy's legacy generator takes no more
-_LONGEST = 10**7  # updates; a schedule is drawn as a whole
+_SEEDS = 2**32  # seeds of numpy's legacy generator are below this
+_LONGEST = 10**7  # updates; the whole schedule is drawn at once
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,19 @@ class FreezeConfig:
     """Gradient freeze, with MindSpore's names and defaults.
 
     Args:
-        param_groups: Number of groups; group `i` leaves out the first `i / param_groups` of the
-            layers (by their number; with the type ``COST`` by what their backward pass costs).
-        freeze_type: ``CONTINUOUS`` (0), ``INTERVAL`` (1), or ``COST`` (2, ours).
+        param_groups: Number of groups; group `i` freezes the first `i / param_groups` of the layers
+            (by count; with the type ``COST`` by the cost of their backward pass).
+        freeze_type: ``CONTINUOUS`` (0), ``INTERVAL`` (1), or ``COST`` (2, not in MindSpore).
         freeze_p: Share of the updates that train everything, 0 to 1.
-        total_steps: Length of the schedule in updates; after it, the schedule starts again.
-        seed: Seed of the draws.
-        separate_state: Each group has an optimizer state of its own, which moves on the updates of
-            that group only, as in MindSpore. False shares one, which takes less memory.
+        total_steps: Length of the schedule in updates; it then repeats.
+        seed: Seed of the random draws.
+        separate_state: Whether each group has its own optimizer state, which changes only on the
+            updates of that group, as in MindSpore. A shared state takes less memory.
         groups: Names of the parameters of each group, instead of a division by layers.
-        sequence: The schedule itself, instead of one that is drawn.
+        sequence: An explicit schedule, instead of a drawn one.
 
     Raises:
-        ConfigError: A value out of range.
+        ConfigError: A value is out of range.
     """
 
     param_groups: int = 10
@@ -82,13 +83,13 @@ class FreezeConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value < limit:
                 raise ConfigError(
-                    f"{name} = {value!r} makes no sense.",
+                    f"{name} = {value!r} is out of range.",
                     where=f"grad_freeze, {name}",
-                    fix=f"Give a whole number of at least {least} and below {limit}.",
+                    fix=f"Give an integer of at least {least} and below {limit}.",
                 )
         if self.freeze_type not in _TYPES or not isinstance(self.freeze_type, int):
             raise ConfigError(
-                f"freeze_type = {self.freeze_type!r} is not known.",
+                f"Unknown freeze_type = {self.freeze_type!r}.",
                 where="grad_freeze, freeze_type",
                 fix="Give 0 (continuous), 1 (interval) or 2 (by cost).",
             )
@@ -102,13 +103,13 @@ class FreezeConfig:
             raise ConfigError(
                 "A group has no parameters.",
                 where="grad_freeze, groups",
-                fix="Give at least one group, and each at least one name.",
+                fix="Give at least one group, and at least one name for each.",
             )
         number = self.param_groups if self.groups is None else len(self.groups)
         stray = [index for index in self.sequence or () if not 0 <= index < number]
         if stray or self.sequence == ():
             raise ConfigError(
-                f"The sequence names the group {stray[0]}; there are {number}."
+                f"The sequence contains group {stray[0]}, but there are {number} groups."
                 if stray
                 else "The sequence is empty.",
                 where="grad_freeze, sequence",
@@ -117,10 +118,10 @@ class FreezeConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> FreezeConfig:
-        """Rebuild from JSON data; keys may stay out.
+        """Rebuild from JSON data; keys may be omitted.
 
         Raises:
-            ConfigError: An unknown key; the nearest one is named.
+            ConfigError: A key is unknown; the message suggests the nearest.
         """
         return read_config(cls, data, "grad_freeze")
 
@@ -132,17 +133,18 @@ def generate_freeze_index_sequence(
     total_steps: int,
     seed: int = 0,
 ) -> NDArray[np.int64]:
-    """The group of each update, from 0 to ``parameter_groups_number - 1``.
+    """Generate the group of each update, from 0 to ``parameter_groups_number - 1``.
 
     Args:
         parameter_groups_number: Number of groups.
         freeze_strategy: ``CONTINUOUS``, ``INTERVAL`` or ``COST``.
         freeze_p: Share of the updates that train everything.
-        total_steps: The sequence is one percent longer; a continuous one ends with a whole block.
-        seed: Seed of the draws.
+        total_steps: Number of updates; the sequence is one percent longer, and a continuous one
+            ends with a whole block.
+        seed: Seed of the random draws.
 
     Raises:
-        ConfigError: A value out of range.
+        ConfigError: A value is out of range.
 
     Example:
         >>> generate_freeze_index_sequence(3, CONTINUOUS, 0.5, 8)
@@ -161,7 +163,7 @@ def generate_freeze_index_sequence(
     frozen = np.arange(1, parameter_groups_number)
     weights = np.ones_like(frozen) if freeze_strategy == COST else frozen
     chances = [int(weight) / int(weights.sum()) for weight in weights]
-    draws = np.random.RandomState(seed)  # its stream never changes, and it is MindSpore's
+    draws = np.random.RandomState(seed)  # a frozen stream, and the generator that MindSpore uses
     sequence, done = [0], 0
     while len(sequence) < length:
         if done / len(sequence) < 1 - freeze_p:
@@ -173,7 +175,7 @@ def generate_freeze_index_sequence(
 
 
 def freeze_schedule(config: FreezeConfig) -> NDArray[np.int64]:
-    """The group of each update; after the last one it starts again.
+    """The group of each update; the schedule then repeats.
 
     Example:
         >>> freeze_schedule(FreezeConfig(sequence=(0, 2, 1)))

@@ -1,16 +1,16 @@
-r"""The full-normalization head: a last layer that compares directions.
+r"""The full-normalization head: a last layer that computes scaled cosine similarities.
 
     y_ij = m <n(x_i), n(w_j)>,    n(v) = v / sqrt(max(sum v^2, 1e-4))
 
 The rows of input and weight are normalized to length 1, so each output is the cosine of the angle
-between a feature vector and the vector of a class, times one trained number `m` that starts at 1. The
-old weight stays and is trained on; the old bias is dropped. It goes with LessBN: with fewer
-normalizations before it, the length of the features is not held by anything else.
+between a feature vector and a class vector, times a trained scalar `m` initialized to 1. The old
+weight is kept and trained further; the old bias is dropped. The head complements LessBN: with fewer
+normalizations before it, nothing else controls the length of the features.
 
-The clamp is part of the graph (`Max`), so the gradient is that of what is computed: for rows with `|v|^2
-< 1e-4`, `n` is `100 v` and its derivative 100. MindSpore clamps the norm itself in the backward
-pass, which makes the gradient of such rows up to 100 times larger; above the clamp the two are the
-same. Zero rows give zeros.
+The clamp is part of the graph (`Max`), so the gradient is exact: for rows with `|v|^2 < 1e-4`, `n`
+is `100 v` with the derivative 100. MindSpore clamps the norm itself in the backward pass, which
+makes the gradient of such rows up to 100 times larger; above the clamp both are equal. Zero rows
+give zeros.
 
 Source: MindSpore Boost, ``LessBN(network, fn_flag=True)``.
 """
@@ -36,18 +36,18 @@ from ortboost.transforms.new_head import DenseLayer, find_head
 __all__ = ["EPSILON", "FoundHead", "FullNormHead", "find_full_norm", "full_norm", "read_full_norm"]
 
 EPSILON = 1e-4
-"""What the squared length of a row is at least."""
+"""Lower bound of the squared length of a row."""
 
 _PASSED_ON_THE_WAY = {"Identity", "Softmax", "LogSoftmax", "Sigmoid", "Cast", "Reshape", "Flatten"}
 
 
 @dataclass(frozen=True)
 class FullNormHead(Boost):
-    """Make the last layer a full-normalization head.
+    """Convert the last layer to a full-normalization head.
 
     Args:
-        if_present: Leave a model as it is, with a note, if it has no layer that can become one. The
-            levels do so, as MindSpore does; asked for by its own name, the boost is refused.
+        if_present: Leave a model unchanged, with a note, if no layer can be converted. The levels do
+            so, as MindSpore does; a boost requested by its own name raises an error.
 
     Example:
         >>> import ortboost as ob
@@ -74,11 +74,11 @@ class FoundHead:
     Args:
         output: The node that multiplies by the multiplier.
         product: The Gemm or MatMul of the normalized rows.
-        normalized: The normalized weight, made of :attr:`weight`.
+        normalized: The normalized :attr:`weight`.
         weight: The weight.
-        multiplier: The multiplier, one number.
+        multiplier: The multiplier, a scalar.
         axis: The axis along which the weight is normalized.
-        epsilon: What its squared lengths are at least.
+        epsilon: Lower bound of its squared lengths.
     """
 
     output: ir.Node
@@ -91,24 +91,25 @@ class FoundHead:
 
 
 def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = False) -> Report:
-    """Turn the fully connected layer before the output into a full-normalization head, in place.
+    """Convert the fully connected layer before the output to a full-normalization head, in place.
 
     The layer is a Gemm, or a MatMul with or without an Add, right before the output or before its
-    Softmax or Sigmoid. The multiplier is a new initializer ``[]`` next to the weight (``fc.weight``,
-    ``fc.multiplier``) with the role ``norm_scale``: like the scale of a normalization it is trained,
-    and left out of the default weight decay, of centralization and of LARS.
+    Softmax or Sigmoid. The multiplier is a new initializer ``[]`` next to the weight
+    (``fc.weight``, ``fc.multiplier``) with the role ``norm_scale``: like the scale of a
+    normalization it is trained, but exempt from the default weight decay, from centralization and
+    from LARS.
 
     Args:
         model: A normalized model.
-        output: The output whose head is meant; the only or first one if not given.
+        output: The output of the head; the only or first one if not given.
         if_present: Report a missing layer in a note instead of raising an error.
 
     Returns:
         The report. A second call changes nothing.
 
     Raises:
-        ModelError: No such layer, or one whose operands are transposed or not of rank 2.
-        UsageError: The model has no such output.
+        ModelError: There is no such layer, or its operands are transposed or not of rank 2.
+        UsageError: The output is unknown.
 
     Example:
         >>> model = ir.from_onnx_text('''<ir_version: 10, opset_import: ["" : 18]>
@@ -124,7 +125,7 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
     report = Report("full_norm")
     present = find_full_norm(model, output)
     if present is not None:
-        report.kept[present.output.name or ""] = "a full-normalization head already"
+        report.kept[present.output.name or ""] = "already a full-normalization head"
         return report
     try:
         head = find_head(model, output)
@@ -157,20 +158,18 @@ def full_norm(model: ir.Model, *, output: str | None = None, if_present: bool = 
     infer_shapes(model)
     name = head.node.name or ""
     report.changed[name] = "y = m <n(x), n(W)>: rows of input and weight are normalized"
-    report.changed[multiplier.name or ""] = "new, a trained number that starts at 1"
+    report.changed[multiplier.name or ""] = "new, a trained scalar initialized to 1"
     for bias in biases:
         if bias.is_initializer() and not bias.uses() and not bias.is_graph_output():
             model.graph.initializers.pop(bias.name or "")
         report.changed[bias.name or ""] = "the bias was dropped"
     if head.node.op_type == "Gemm" and head.node.attributes.get_float("alpha", 1.0) != 1.0:
-        report.notes.append(
-            f"the factor alpha of '{name}' was dropped: the multiplier has its place"
-        )
+        report.notes.append(f"the factor alpha of '{name}' was dropped: the multiplier replaces it")
     return report
 
 
 def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | None:
-    """The full-normalization head that makes an output, if there is one.
+    """Find the full-normalization head that computes an output.
 
     Args:
         model: A normalized model.
@@ -188,7 +187,7 @@ def find_full_norm(model: ir.Model, output: str | None = None) -> FoundHead | No
 
 
 def read_full_norm(node: ir.Node) -> FoundHead | None:
-    """Read a Mul as the end of a head; ``None`` if it is none.
+    """Match the head that ends in a Mul; ``None`` if there is none.
 
     Args:
         node: Any node of type Mul.
@@ -208,7 +207,7 @@ def read_full_norm(node: ir.Node) -> FoundHead | None:
 
 
 def _read_normalized(value: ir.Value | None) -> tuple[ir.Value, int, float] | None:
-    """What was normalized, along which axis, with which epsilon."""
+    """The normalized value, the axis, and the epsilon."""
     quotient = _made(value, "Div")
     root = None if quotient is None else _made(quotient.inputs[1], "Sqrt")
     clamped = None if root is None else _made(root.inputs[0], "Max")
@@ -230,7 +229,7 @@ def _made(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _operands(model: ir.Model, head: DenseLayer) -> tuple[ir.Value, int]:
-    """The rows of the layer's input, and the axis of the weight that they are multiplied along."""
+    """The layer's input, and the contracted axis of its weight."""
     node, data = head.node, head.node.inputs[0]
     shape = static_shape(head.weight)
     turned = node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1
@@ -244,7 +243,7 @@ def _operands(model: ir.Model, head: DenseLayer) -> tuple[ir.Value, int]:
 
 
 def _with_bias(head: DenseLayer) -> tuple[ir.Node, list[ir.Value]]:
-    """The last node of the layer, its own Add if it has one, and its biases."""
+    """The last node of the layer, which may be an Add, and its biases."""
     third = head.node.inputs[2] if len(head.node.inputs) > 2 else None
     biases = [] if third is None else [third]
     output = head.node.outputs[0]
@@ -296,7 +295,7 @@ def _turned(value: ir.Value) -> tuple[int | str | None, ...] | None:
 
 
 def _remove_unused(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
-    """Remove what only the old layer needed."""
+    """Remove nodes that only the old layer needed."""
     for node in nodes:
         if node is None or node.graph is None:
             continue

@@ -1,15 +1,16 @@
 r"""Gradient accumulation: one update with the mean gradient of several micro-batches.
 
-With a window of `N` micro-batches, `g` the un-scaled gradient and `k` the micro-batches so far:
+With a window of `N` micro-batches, the unscaled gradient `g` and the number `k` of micro-batches
+seen:
 
     a <- g / N              if k = 0
     a <- a + g / N          otherwise
     k <- k + 1;   if k = N:  update with a;  k <- 0
 
-A micro-batch that overflows is skipped and does not count; the learning rate is per update. What is left of a
-window can be applied as the mean over its `k` micro-batches.
+A micro-batch that overflows is skipped and does not count; the learning rate is per update. An
+incomplete window can be applied as the mean over its `k` micro-batches.
 
-Source: MindSpore Boost 2.10, ``GradientAccumulation`` (a mean, too); ``MultiSteps`` of optax.
+Source: MindSpore Boost 2.10, ``GradientAccumulation`` (also a mean); ``MultiSteps`` of optax.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LONGEST: Final = 2**31
 
 
 def accumulator_name(parameter: str) -> str:
-    """The state that sums the gradients of a window of accumulation.
+    """Name of the state that accumulates the gradients of a window.
 
     Example:
         >>> accumulator_name("fc1.weight")
@@ -47,10 +48,10 @@ class GradAccumulation(GradientGatherer):
     """Gradient accumulation.
 
     Args:
-        steps: Micro-batches an update, below 2**31; 1 is no accumulation.
+        steps: Micro-batches per update, below 2**31; 1 means no accumulation.
 
     Raises:
-        ConfigError: A number out of range.
+        ConfigError: The number is out of range.
 
     Example:
         >>> GradAccumulation(4).to_dict()
@@ -66,19 +67,19 @@ class GradAccumulation(GradientGatherer):
         super().__post_init__()
         if not 1 <= self.steps < _LONGEST:
             raise ConfigError(
-                f"An accumulation over {self.steps} micro-batches makes no sense.",
+                f"Cannot accumulate over {self.steps} micro-batches.",
                 where=f"boost '{self.name}', steps (accumulate)",
-                fix="Give the number of micro-batches of an update, 1 for no accumulation, "
+                fix="Give the number of micro-batches per update, 1 for no accumulation, "
                 f"below {_LONGEST}.",
             )
 
     @property
     def enabled(self) -> bool:
-        """More than one micro-batch."""
+        """Whether there is more than one micro-batch per update."""
         return self.steps > 1
 
     def states(self, trained: Sequence[Parameter]) -> list[State]:
-        """The means so far, and the number of micro-batches in them."""
+        """The partial means, and the number of micro-batches in them."""
         means = [
             State(accumulator_name(p.name), np.zeros(p.shape, p.dtype.numpy()), "slot", "mean")
             for p in trained
@@ -88,7 +89,7 @@ class GradAccumulation(GradientGatherer):
     def gather(
         self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
-        """Add a micro-batch to the window; the algebra is at the top."""
+        """Add a micro-batch to the window; the module docstring has the algebra."""
         b, done = step.b, step.states[MICRO_STEPS]
         started = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL)
         count = b.op("Add", done, b.const(1, _INT64))
@@ -104,11 +105,11 @@ class GradAccumulation(GradientGatherer):
         return found, full
 
     def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        """The means."""
+        """The mean gradients."""
         return {p.name: states[accumulator_name(p.name)] for p in step.trained}
 
     def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
-        """The mean over the `k` micro-batches that there are: `a N / k`."""
+        """The mean over the `k` micro-batches of an incomplete window: `a N / k`."""
         b, done = step.b, step.states[MICRO_STEPS]
         some = b.op("Greater", done, b.const(0, _INT64), dtype=_BOOL, name=FLUSHED, shape=())
         share = b.op("Cast", done, dtype=_FLOAT, to=_FLOAT)
@@ -121,5 +122,5 @@ class GradAccumulation(GradientGatherer):
         return some, means
 
     def cleared(self, step: StepContext) -> dict[str, ir.Value]:
-        """An empty window."""
+        """The states of an empty window."""
         return {MICRO_STEPS: step.b.const(0, _INT64)}

@@ -1,12 +1,12 @@
-r"""Gradient centralization: which parameters it is for.
+r"""Gradient centralization: selection of the parameters, and the centralization itself.
 
-    g <- g - mean(g, all axes but that of the outputs)        for each output channel by itself
+    g <- g - mean(g, all axes but that of the outputs)        for each output channel separately
 
-It keeps the weights of an output on the hyperplane of constant sum, which regularizes and smooths the
-loss. It applies to the weights of convolutions and fully connected layers, after the weight decay and
-before the optimizer's own algebra (:func:`ortboost.optimizers.base.regularized`).
+It keeps the weights of an output on a hyperplane of constant sum, which regularizes them and
+smooths the loss. It applies to the weights of convolutions and fully connected layers, after the
+weight decay and before the optimizer's algebra (:func:`ortboost.optimizers.base.regularized`).
 
-Where the outputs are depends on the operator, and is followed through transpositions:
+The output axis depends on the operator, and is traced through transpositions:
 
     ========================  =================  ===============
     weight of                 shape              mean over axes
@@ -19,11 +19,12 @@ Where the outputs are depends on the operator, and is followed through transposi
     Gather (an embedding)     [entries, ...]     1, 2, ...
     ========================  =================  ===============
 
-A weight that a MatMul stacks, ``[..., in, out]``, is that of so many layers. A weight that is used in another
-way, or in ways that do not agree, stays as it is.
+A stacked weight of a MatMul, ``[..., in, out]``, counts as several layers. A weight that is used in
+another way, or inconsistently, is not centralized.
 
-Sources: Yong et al., "Gradient Centralization: A New Optimization Technique for Deep Neural Networks",
-ECCV 2020; which layers are left out, and the rule of 16, are those of MindSpore Boost 2.10.
+Sources: Yong et al., "Gradient Centralization: A New Optimization Technique for Deep Neural
+    Networks",
+ECCV 2020; the excluded layers and the rule of 16 are those of MindSpore Boost 2.10.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ortboost.graph.query import match_names
 __all__ = ["HEAD_MARK", "CentralizeConfig", "GradCentralization", "centralize", "readers_of"]
 
 HEAD_MARK = "ortboost.full_norm"
-"""Metadata key of the weight of a full-normalization head; its gradient is not centralized."""
+"""Metadata key that marks the weight of a full-normalization head, which is not centralized."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class GradCentralization(Boost):
     """Gradient centralization.
 
     Args:
-        patterns: Shell-style patterns of parameter names; ``None`` for all that are suited.
-        multiple_of: Only weights of layers whose number of inputs is a multiple of this (input
-            channels of a convolution, inputs of a linear layer). MindSpore's optimizers have 16
-            there without saying so; 1 is every weight.
+        patterns: Shell-style patterns of parameter names; ``None`` for all suitable ones.
+        multiple_of: Centralize only weights of layers whose number of inputs is a multiple of this
+            (input channels of a convolution, inputs of a linear layer). MindSpore's optimizers use
+            16 without documenting it; 1 selects every weight.
 
     Raises:
-        ConfigError: ``multiple_of`` below 1, or a value of another kind.
+        ConfigError: ``multiple_of`` is below 1, or a value has the wrong type.
 
     Example:
         >>> GradCentralization(("conv*",), multiple_of=1).to_dict()
@@ -76,20 +77,20 @@ class GradCentralization(Boost):
         check_kinds(self, "centralize")
         if self.multiple_of < 1:
             raise ConfigError(
-                f"multiple_of = {self.multiple_of!r} makes no sense.",
+                f"multiple_of = {self.multiple_of!r} is out of range.",
                 where="centralize, multiple_of",
                 fix="Give 1 for every weight, or 16 for MindSpore's rule.",
             )
 
     def rewrite_forward(self, graph: GraphContext) -> Report:
-        """Choose the parameters: layers are known before they are taken apart."""
+        """Select the parameters, while layers are not yet decomposed."""
         graph.memory[self.name], report = centralize(graph.model, graph.trained, self)
         return report
 
     def after_decay(
         self, update: UpdateContext, parameter: Parameter, gradient: ir.Value
     ) -> ir.Value:
-        """Take the mean off."""
+        """Subtract the mean."""
         axes: tuple[int, ...] = update.memory[self.name].get(parameter.name, ())
         if not axes:
             return gradient
@@ -105,15 +106,15 @@ CentralizeConfig: TypeAlias = GradCentralization
 def centralize(
     model: ir.Model, trained: Sequence[Parameter], config: CentralizeConfig
 ) -> tuple[dict[str, tuple[int, ...]], Report]:
-    """Choose the parameters whose gradients are centralized.
+    """Select the parameters whose gradients are centralized.
 
     Args:
-        model: The forward graph, before layers are taken apart.
-        trained: What is trained.
+        model: The forward graph, before layers are decomposed.
+        trained: The trained parameters.
         config: The configuration.
 
     Returns:
-        Name to the axes of its mean, and the report: each parameter with the reason.
+        Parameter name to the axes of the mean, and a report with the reason for each parameter.
 
     Raises:
         ConfigError: A pattern matches nothing.
@@ -139,30 +140,30 @@ def centralize(
             continue
         chosen[parameter.name] = found
         axes = ", ".join(str(axis) for axis in found)
-        report.changed[parameter.name] = f"mean over axis {axes} is taken off its gradient"
+        report.changed[parameter.name] = f"mean over axis {axes} is subtracted from its gradient"
     return chosen, report
 
 
 def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, ...] | str:
-    """The axes of the mean, or what stands against it."""
+    """The axes of the mean, or the reason why there is none."""
     rank = len(parameter.shape)
     if parameter.role != "weight":
-        return f"a {parameter.role}, no weight"
+        return f"it is a {parameter.role}, not a weight"
     if rank < 2:
-        return "it has one axis only"
+        return "it has only one axis"
     if HEAD_MARK in value.metadata_props:
-        return "the weight of a full-normalization head"
+        return "it is the weight of a full-normalization head"
     found: dict[tuple[int, ...], ir.Node] = {}
     for node, index, perm in readers_of(value, tuple(range(rank))):
         if node.op_type in ("Conv", "ConvTranspose") and node.attributes.get_int("group", 1) > 1:
             return f"'{node.name}' is a grouped convolution"
         axes = _input_axes(node, index, rank)
         if axes is None:
-            return f"{node.op_type} '{node.name}' reads it: which axis its outputs are is not known"
+            return f"{node.op_type} '{node.name}' reads it: its output axis is unknown"
         found[tuple(sorted(perm[axis] for axis in axes))] = node
     if len(found) != 1:
         nodes = " and ".join(f"'{node.name}'" for node in found.values())
-        return f"its outputs are another axis for {nodes}" if found else "no layer reads it"
+        return f"its output axis differs between {nodes}" if found else "no layer reads it"
     (axes,) = found
     inputs = parameter.shape[axes[0]]
     return (
@@ -173,7 +174,11 @@ def _suited(parameter: Parameter, value: ir.Value, multiple: int) -> tuple[int, 
 def readers_of(
     value: ir.Value, perm: tuple[int, ...]
 ) -> Iterator[tuple[ir.Node, int, tuple[int, ...]]]:
-    """What reads a weight: the node, at which input, and which axis of the weight each of its axes is."""
+    """Iterate over the nodes that read a weight, through casts and transpositions.
+
+    Yields:
+        The node, the index of its input, and for each axis of that input the axis of the weight.
+    """
     for usage in value.uses():
         node = usage.node
         if usage.idx == 0 and node.op_type in ("Cast", "Identity"):
@@ -186,7 +191,7 @@ def readers_of(
 
 
 def _input_axes(node: ir.Node, index: int, rank: int) -> tuple[int, ...] | None:
-    """The axes of a layer's weight that are summed over for one output; ``None`` if it is no layer."""
+    """The contracted axes of a layer's weight; ``None`` if the node is not a layer."""
     kind = node.op_type
     if kind == "Conv" and index == 1:
         return tuple(range(1, rank))

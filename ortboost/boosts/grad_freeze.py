@@ -1,7 +1,7 @@
-"""Gradient freeze: train a part of the network only at some updates.
+"""Gradient freeze: train only a part of the network at some updates.
 
-The schedule is :mod:`ortboost.boosts.freeze_schedule`, the groups of parameters
-:mod:`ortboost.boosts.freeze_groups`; both take MindSpore's configuration,
+:mod:`ortboost.boosts.freeze_schedule` makes the schedule, :mod:`ortboost.boosts.freeze_groups` the
+groups of parameters; both use MindSpore's configuration,
 :class:`~ortboost.boosts.freeze_schedule.FreezeConfig`.
 """
 
@@ -43,16 +43,17 @@ class GradFreeze(UpdateSplitter):
 
     Args:
         p: Share of the updates that train everything, 0 to 1 (``freeze_p``).
-        by: ``interval``, ``continuous`` or ``cost``, see :mod:`ortboost.boosts.freeze_schedule`
+        by: ``interval``, ``continuous`` or ``cost``; see :mod:`ortboost.boosts.freeze_schedule`
             (``freeze_type``).
-        groups: Number of groups, or the names of the parameters of each (``param_groups``, ``groups``).
-        steps: Length of the schedule in updates; after it, the schedule starts again (``total_steps``).
-        seed: Seed of the draws.
-        separate_state: Each group has an optimizer state of its own.
-        sequence: The schedule itself, instead of one that is drawn.
+        groups: Number of groups, or the names of the parameters of each (``param_groups``,
+            ``groups``).
+        steps: Length of the schedule in updates, after which it repeats (``total_steps``).
+        seed: Seed of the random draws.
+        separate_state: Whether each group has its own optimizer state.
+        sequence: An explicit schedule, instead of a drawn one.
 
     Raises:
-        ConfigError: A value out of range.
+        ConfigError: A value is out of range.
 
     Example:
         >>> GradFreeze(p=0.4, by="cost").config.freeze_type
@@ -78,11 +79,11 @@ class GradFreeze(UpdateSplitter):
                 where=f"boost '{self.name}', by",
                 fix=nearest(self.by, _TYPES),
             )
-        _ = self.config  # which checks ranges
+        _ = self.config  # checks ranges
 
     @property
     def config(self) -> FreezeConfig:
-        """The same with MindSpore's names."""
+        """The same settings with MindSpore's names."""
         return FreezeConfig(
             param_groups=10 if isinstance(self.groups, tuple) else self.groups,
             freeze_type=_TYPES[self.by],
@@ -96,7 +97,7 @@ class GradFreeze(UpdateSplitter):
 
     @classmethod
     def of(cls, config: FreezeConfig) -> GradFreeze:
-        """From a configuration with MindSpore's names."""
+        """Convert a configuration with MindSpore's names."""
         return cls(
             p=config.freeze_p,
             by=_NAMES[config.freeze_type],

@@ -1,28 +1,30 @@
-r"""A loss scale for each group of layers: boundaries in the graph, and what crosses them.
+r"""One loss scale per group of layers, with boundaries in the graph that convert gradients.
 
-With the scales `s_1 ... s_N` of the groups, from the input of the network to its loss, the gradients inside of
-group `i` carry the factor `s_i`. Where a tensor leaves group `a` for group `b`, a boundary passes it on as it is,
-and multiplies its gradient on the way back:
+The groups have the scales `s_1 ... s_N`, from the input of the network to its loss; the gradients
+within group `i` carry the factor `s_i`. Where a tensor passes from group `a` to group `b`, a
+boundary forwards it unchanged and rescales its gradient:
 
     forward   y  = x
     backward  dx = dy s_a / s_b
 
-The loss itself starts with the scale of the group that computes it. Groups may be any sets of parameters: a
-node belongs to the last group among its inputs and parameters, and every edge between two groups has a
-boundary, those of shared weights and skip connections too. So the gradient of a parameter of group `i`
-carries `s_i`, whatever the graph looks like. With marks, the boundaries are where the user says, and a mark
-that would give a parameter another scale than its group's is an error.
+The loss itself has the scale of the group that computes it. Groups may be any sets of parameters: a
+node belongs to the last group among its inputs and parameters, and every edge between two groups
+has a boundary, including those of shared weights and skip connections. The gradient of a parameter
+of group `i` therefore carries `s_i`, whatever the structure of the graph. With marks, the user
+places the boundaries; a mark that would give a parameter another scale than that of its group is an
+error.
 
-The boundary is written as `y = x * 1` with a graph input for the `1`: both engines make `dx = dy * 1` of it.
-After differentiation the first product is removed and the `1` of the second becomes the ratio. This needs
-nothing from the engines.
+The boundary is inserted as `y = x * 1` with a graph input for the `1`, which both engines
+differentiate to `dx = dy * 1`. After differentiation the first product is removed, and the `1` of
+the second becomes the ratio. The engines need no support for this.
 
-An overflow belongs to the group where it began: a gradient of its parameters, or one that it sends over a
-boundary, is not finite, and the gradients that came in over its boundaries are. What is below of it is not
-finite either, but has no fault.
+An overflow is attributed to the group where it began: a gradient of its parameters, or one that it
+sends over a boundary, is not finite, while the gradients that it receives are finite. The gradients
+of groups below it are not finite either, but they are not the cause.
 
-Source of the method: MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager`` (there the flags of the groups
-come from an Ascend kernel, and groups are consecutive by the user's own calls).
+Source of the method: MindSpore 2.10, ``mindspore.boost.GroupLossScaleManager``. There an Ascend
+    kernel
+computes the flags of the groups, and the user's calls define consecutive groups.
 """
 
 from __future__ import annotations
@@ -61,9 +63,9 @@ class Boundary:
     """One boundary.
 
     Args:
-        one: Name of the graph input that stands for the ratio.
-        output: Name of what the boundary gives out in the forward pass.
-        before: Group that the tensor leaves, from 1; 0 is outside.
+        one: Name of the graph input that is a placeholder for the ratio.
+        output: Name of the output of the boundary in the forward pass.
+        before: Group that the tensor leaves, from 1; 0 is outside of all groups.
         after: Group that it enters.
     """
 
@@ -78,7 +80,7 @@ class ScaleGroups:
     """The groups of a network.
 
     Args:
-        of: Trained parameter to its group, from 1.
+        of: Name of a trained parameter to its group, from 1.
         number: Number of groups.
         boundaries: All boundaries.
         loss: Group that computes the loss; ``number + 1`` if the scale starts at a mark.
@@ -92,10 +94,10 @@ class ScaleGroups:
 
 @dataclass(frozen=True)
 class GroupLossScale(LossScaler):
-    """A loss scale for each group of layers.
+    """One loss scale per group of layers.
 
     Args:
-        policy: The groups, and how their scales move.
+        policy: The groups, and how their scales change.
 
     Example:
         >>> GroupLossScale(GroupedScaleConfig(init=4096.0, groups=4)).policy.number
@@ -119,7 +121,7 @@ class GroupLossScale(LossScaler):
 
     @property
     def moves(self) -> bool:
-        """Always: each scale grows or shrinks at every step."""
+        """Always true: each scale grows or shrinks at every step."""
         return True
 
     @property
@@ -128,37 +130,37 @@ class GroupLossScale(LossScaler):
         return self.policy.number
 
     def start(self) -> NDArray[np.float32]:
-        """float32 ``[groups]``."""
+        """The initial scales, float32 ``[groups]``."""
         return self.policy.starts()
 
     def rewrite_decomposed(self, graph: GraphContext) -> Report:
-        """Put boundaries between the groups: an engine may split a node into several of one group."""
+        """Insert the boundaries; at this stage, because an engine may later split nodes."""
         found, report = insert_boundaries(graph.model, graph.trained, graph.objective, self.policy)
         graph.memory[self.name] = found
         return report
 
     def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
-        """The scale of the group that computes the loss, unless a mark brings the scale in."""
+        """Multiply the loss by the scale of its group, unless a mark introduces the scale."""
         found: ScaleGroups = graph.memory[self.name]
         if found.loss <= found.number:
             multiply_loss(graph, scale, found.loss - 1)
 
     def groups(self, graph: GraphContext) -> Mapping[str, int]:
-        """As :func:`insert_boundaries` found them."""
+        """The groups found by :func:`insert_boundaries`."""
         found: ScaleGroups = graph.memory[self.name]
         return found.of
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
-        """Make the ratios of the boundaries real."""
+        """Replace the placeholders of the boundaries by ratios."""
         scale = next(value for value in graph.model.graph.inputs if value.name == SCALE)
         crossing = resolve_boundaries(graph.model, graph.memory[self.name], scale)
-        # By name: an emulated precision puts rounded tensors in the place of these.
+        # By name, because emulated precision replaces these values by rounded ones.
         graph.memory[f"{self.name}/incoming"] = {
             ends: [value.name or "" for value in values] for ends, values in crossing.items()
         }
 
     def incoming(self, graph: GraphContext) -> Mapping[tuple[int, int], Sequence[ir.Value]]:
-        """What crosses the boundaries downward."""
+        """The gradients that cross the boundaries downward."""
         made = values_by_name(graph.model.graph)
         crossing = graph.memory[f"{self.name}/incoming"]
         return {ends: [made[name] for name in names] for ends, names in crossing.items()}
@@ -182,7 +184,7 @@ class GroupLossScale(LossScaler):
         shrink, grow = b.const(self.policy.shrink), b.const(self.policy.grow)
         factors = []
         for number in range(1, self.number + 1):
-            factor = b.const(1.0)  # nothing of this group is trained by this graph
+            factor = b.const(1.0)  # this graph trains nothing of this group
             if number in blamed:
                 dtype = ir.DataType.FLOAT
                 factor = b.op("Where", blamed[number], shrink, grow, dtype=dtype, shape=())
@@ -201,17 +203,17 @@ class GroupLossScale(LossScaler):
 def insert_boundaries(
     model: ir.Model, trained: Sequence[Parameter], objective: str, config: GroupedScaleConfig
 ) -> tuple[ScaleGroups, Report]:
-    """Put boundaries between the groups of a forward graph, in place.
+    """Insert boundaries between the groups of a forward graph, in place.
 
     Args:
         model: The forward graph; parameters are its inputs.
-        trained: What is trained.
-        objective: Name of the loss that will be differentiated.
+        trained: The trained parameters.
+        objective: Name of the loss to differentiate.
         config: The groups.
 
     Raises:
-        ConfigError: A parameter is in no group; there are fewer layers than groups; a mark names no
-            tensor, or gives a parameter another scale than its group's.
+        ConfigError: A parameter is in no group; there are fewer layers than groups; a mark is not
+            at a tensor, or gives a parameter another scale than that of its group.
     """
     report = Report("scale_groups")
     groups = _parameter_groups(model, trained, config, report)
@@ -239,9 +241,9 @@ def _parameter_groups(
         layers = find_layers(model, trained)
         if len(layers) < config.number:
             raise ConfigError(
-                f"{config.number} groups are wanted, and the network has {len(layers)} layers.",
+                f"{config.number} groups are requested, but the network has {len(layers)} layers.",
                 where="loss scale, groups",
-                fix=f"Use {len(layers)} groups or less.",
+                fix=f"Use {len(layers)} groups or fewer.",
             )
         for index, layer in enumerate(layers):
             for name in layer.parameters:
@@ -260,7 +262,7 @@ def _parameter_groups(
         left = [name for name in names if name not in found]
         if left:
             raise ConfigError(
-                f"{count_of(len(left), 'parameter')} in no group, '{left[0]}' for one.",
+                f"{count_of(len(left), 'parameter')} in no group, for example '{left[0]}'.",
                 where="loss scale, groups",
                 fix="Give every trained parameter a group; a last group of '*' takes the rest.",
             )
@@ -274,7 +276,7 @@ def _parameter_groups(
 
 
 def _node_levels(path: Reach, groups: Mapping[str, int]) -> dict[int, int]:
-    """Node on the path to its group: the last one among what it reads."""
+    """Map each node on the path to its group: the last group among its inputs."""
     levels: dict[int, int] = {}
     of_value = dict(groups)
     for node in path.nodes:
@@ -289,7 +291,7 @@ def _node_levels(path: Reach, groups: Mapping[str, int]) -> dict[int, int]:
 def _between(
     model: ir.Model, path: Reach, groups: Mapping[str, int], levels: Mapping[int, int]
 ) -> list[Boundary]:
-    """A boundary on every edge between two groups; one for all uses in the same group."""
+    """Insert a boundary on every edge between two groups, one for all uses in the same group."""
     builder = Builder(model.graph, _PREFIX)
     of_value = dict(groups)
     of_value.update(
@@ -354,15 +356,15 @@ def _check_marks(
     objective: str,
     config: GroupedScaleConfig,
 ) -> None:
-    """Follow the scale from the loss backward: every tensor must get one, and parameters theirs."""
+    """Trace the scale backward from the loss: it must be unique, and right for each parameter."""
     active = {value.name for value in _active_values(model, path)}
     marks = {tensor: (before, after) for tensor, before, after in config.marks}
     for tensor in marks:
         if tensor not in active:
             raise ConfigError(
-                f"The mark at '{tensor}' is at no tensor between the parameters and the loss.",
+                f"The mark '{tensor}' is not a tensor between the parameters and the loss.",
                 where="loss scale, marks",
-                fix="Name a tensor of the forward pass, see 'ortboost inspect MODEL --layers'.",
+                fix="Use a tensor of the forward pass; see 'ortboost inspect MODEL --layers'.",
             )
     outside = config.number + 1
     level: dict[str, int] = {objective: outside}
@@ -387,32 +389,32 @@ def _check_marks(
 
 
 def _same(number: int, outside: int) -> int:
-    """Both outsides have the scale 1."""
+    """Merge the two outside levels, which both have the scale 1."""
     return 0 if number == outside else number
 
 
 def _mismatch(name: str, one: int, other: int, outside: int) -> ConfigError:
     shown = [f"group {n}" if 0 < n < outside else "the outside" for n in (one, other)]
     return ConfigError(
-        f"By the marks the gradient of '{name}' has the scale of {shown[0]}, and {shown[1]} is meant.",
+        f"The marks give the gradient of '{name}' the scale of {shown[0]} instead of {shown[1]}.",
         where="loss scale, marks",
-        fix="Mark every tensor that goes from one group to another, or give the groups only.",
+        fix="Mark every tensor that passes from one group to another, or give only the groups.",
     )
 
 
 def resolve_boundaries(
     model: ir.Model, groups: ScaleGroups, scales: ir.Value
 ) -> dict[tuple[int, int], list[ir.Value]]:
-    """After differentiation: make the ratios real, and the forward pass what it was.
+    """After differentiation, insert the ratios and restore the original forward pass.
 
     Args:
-        model: The gradient graph; changed in place.
-        groups: What :func:`insert_boundaries` gave.
+        model: The gradient graph; modified in place.
+        groups: The result of :func:`insert_boundaries`.
         scales: The scales of the groups, float32 ``[number]``, an input of the graph.
 
     Returns:
-        Each two groups with a boundary, the lower one first, to the gradients that cross it downward,
-        before their ratio.
+        Pairs of groups with a boundary, the lower one first, to the gradients that cross it
+        downward, before they are multiplied by the ratio.
     """
     graph = model.graph
     builder = Builder(graph, _PREFIX)
@@ -445,7 +447,7 @@ def resolve_boundaries(
 def _ratio(
     b: Builder, scales: ir.Value, boundary: Boundary, number: int, dtype: ir.DataType | None
 ) -> ir.Value:
-    """`s_before / s_after`; outside the scale is 1."""
+    """`s_before / s_after`; the outside has the scale 1."""
 
     def scale(group: int) -> ir.Value:
         if not 0 < group <= number:
@@ -469,7 +471,7 @@ def _active_values(model: ir.Model, path: Reach) -> list[ir.Value]:
 
 
 def _uses(value: ir.Value, path: Reach) -> list[tuple[ir.Node, int, ir.Node]]:
-    """Uses on the path: node, index, and the node of the main graph that it is in."""
+    """Uses on the path: node, input index, and the node of the main graph that contains it."""
     owners = {id(node): node for node in path.nodes}
     for node in path.nodes:
         for attribute in node.attributes.values():

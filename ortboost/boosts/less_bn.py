@@ -1,22 +1,22 @@
-r"""LessBN: remove the batch normalizations that a block's structure makes redundant.
+r"""LessBN: remove batch normalizations that the structure of a block makes redundant.
 
-A residual block ends in `y = x + F(x)`. The normalization right before the sum sets the scale of what
-is added; those further up in `F` set scales that the last one sets again:
+A residual block ends in `y = x + F(x)`. The normalization right before the sum sets the scale of
+the added term; earlier ones in `F` set scales that the last one sets again:
 
     F(x) = bn3(W3 act(bn2(W2 act(bn1(W1 x)))))   ->   bn3(W3 act(W2 act(W1 x)))
 
-Which go is a table, :data:`ortboost.boosts.less_bn_patterns.BLOCKS`. A removed normalization is an
-identity: the convolution stays as it is, no bias is added. The one before the sum and all outside of
-blocks stay.
+The table :data:`ortboost.boosts.less_bn_patterns.BLOCKS` defines which ones are removed. A removed
+normalization becomes an identity: the convolution is unchanged, and no bias is added. The
+normalization before the sum and all outside of blocks are kept.
 
-Blocks are found by structure. For an Add, both operands are followed back to the first tensor that they
-have in common, the input of the block, in whatever order they are; what lies between is the block,
-and nothing else is touched. For a Concat, one operand is followed back to another one, or to a Concat
-of other ones. MindSpore's pass counts nodes instead: it needs the main branch to be the first operand,
-and takes the stem's normalization for one of a block when a projecting basic block follows it.
+Blocks are found by structure. For an Add, both operands, in either order, are traced back to their
+first common tensor, the input of the block; the block is everything between, and nothing else is
+changed. For a Concat, one operand is traced back to another operand, or to a Concat of others.
+MindSpore's pass counts nodes instead: it needs the main branch as the first operand, and mistakes
+the normalization of the stem for one of a projecting basic block that follows it.
 
-Source: MindSpore Boost, "LessBN", whose effect on residual networks is followed; see the card
-``docs/cards/less-bn.md`` for where it is not.
+Source: MindSpore Boost, "LessBN", which this follows on residual networks; the card
+``docs/cards/less-bn.md`` lists the exceptions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ORDINALS = ("first", "second", "third")
 
 @dataclass(frozen=True)
 class LessBN(Boost):
-    """Remove the batch normalizations that a block's structure makes redundant.
+    """Remove batch normalizations that the structure of a block makes redundant.
 
     Example:
         >>> import ortboost as ob
@@ -68,7 +68,7 @@ class LessBN(Boost):
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What becomes of one normalization, and why."""
+    """The decision on one normalization, and its reason."""
 
     removed: bool
     text: str
@@ -77,17 +77,17 @@ class _Verdict:
 def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: False) -> Report:
     """Remove redundant BatchNormalization nodes, in place.
 
-    Call it on a normalized model before its BatchNormalization nodes are put in training mode, so that
-    the parameters of the removed ones never become state: gamma, beta and the statistics disappear from
-    the model where nothing else reads them.
+    Call it on a normalized model before its BatchNormalization nodes are switched to training mode,
+    so that the parameters of removed ones never become state: gamma, beta and the statistics are
+    removed from the model if nothing else reads them.
 
     Args:
-        model: Model whose main graph is changed.
-        frozen: Says of a node whether it keeps its running statistics; such a node stays.
+        model: Model whose main graph is modified.
+        frozen: Whether a node keeps its running statistics; such a node is kept.
 
     Returns:
-        Each normalization of the main graph: removed with its block, or kept with the reason. A
-        second call changes nothing.
+        A report of each normalization of the main graph: removed, with its block, or kept, with the
+        reason. A second call changes nothing.
 
     Example:
         >>> from ortboost.graph.io import load_model
@@ -103,7 +103,7 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
             old = verdicts.get(id(norm))
             if old is None or (not old.removed and verdict.removed):
                 verdicts[id(norm)] = verdict
-    for node in norms:  # what ends in a sum has been judged
+    for node in norms:  # blocks that end in a sum are already decided
         if id(node) not in verdicts:
             verdicts.update((id(norm), verdict) for norm, verdict in _linear(node))
     trained, parameters = False, dict[str, int]()
@@ -120,25 +120,26 @@ def less_bn(model: ir.Model, *, frozen: Callable[[ir.Node], bool] = lambda _: Fa
         report.changed[label] = verdict.text
     if parameters:
         report.notes.append(
-            f"{len(parameters)} tensors ({sum(parameters.values())} numbers) of removed "
+            f"{len(parameters)} tensors ({sum(parameters.values())} elements) of removed "
             "normalizations are no longer part of the model"
         )
     if trained:
         report.notes.append(
-            "scale and shift of removed normalizations are not those of a fresh network: without "
-            "them a trained network computes something else, so train it anew"
+            "scale and shift of removed normalizations are not at their initial values: without "
+            "them a trained network computes something else, so train it again"
         )
     if not verdicts and any(node.op_type == "Conv" for node in model.graph):
         report.notes.append(
-            f"the model has {'no BatchNormalization' if not norms else 'no block that is known'}; if the "
-            "network has, its exporter folded normalizations into the convolutions: export again without "
+            f"the model has {'no BatchNormalization' if not norms else 'no known block'}; if the "
+            "network has, its exporter folded normalizations into the convolutions: export again "
+            "without "
             "optimization (torch.onnx.export(..., dynamo=True, optimize=False))"
         )
     return report
 
 
 def _joined(node: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
-    """Verdicts on the normalizations of the block that a sum or a Concat ends, if one does."""
+    """Decide on the normalizations of the block, if any, that ends in a sum or a Concat."""
     operands = [value for value in node.inputs if value is not None]
     if node.op_type in ("Add", "Sum") and len(operands) == 2:
         yield from _residual(node, operands[0], operands[1])
@@ -150,7 +151,7 @@ def _residual(end: ir.Node, one: ir.Value, other: ir.Value) -> Iterator[tuple[ir
     branches = _to_common_tensor(one, other)
     if branches is None:
         if not (one.is_initializer() or other.is_initializer()):
-            text = f"the branches of '{end.name}' do not come from one tensor"
+            text = f"the branches of '{end.name}' do not have a common input"
             for value in (one, other):
                 yield from _all_kept(chain(value)[:1], text)
         return
@@ -160,7 +161,7 @@ def _residual(end: ir.Node, one: ir.Value, other: ir.Value) -> Iterator[tuple[ir
         if block is None or shortcut is None:
             continue
         place = f"the {block.name} ({shortcut}) at '{end.name}'"
-        yield from _main_branch(block, main, place, f"it stands before '{end.name}'")
+        yield from _main_branch(block, main, place, f"it precedes '{end.name}'")
         inside = _nodes(short) | {id(end)}
         for norm in _norms(short):
             yield norm, _verdict(norm, inside, f"removed: normalization of the shortcut of {place}")
@@ -172,7 +173,7 @@ def _residual(end: ir.Node, one: ir.Value, other: ir.Value) -> Iterator[tuple[ir
 
 
 def _dense(end: ir.Node, operands: list[ir.Value]) -> Iterator[tuple[ir.Node, _Verdict]]:
-    """A branch whose input is another operand, or a Concat of operands."""
+    """Decide on a branch whose input is another operand, or a Concat of operands."""
     joined = {id(value) for value in operands}
     for operand in operands:
         steps = chain(operand)
@@ -190,7 +191,7 @@ def _dense(end: ir.Node, operands: list[ir.Value]) -> Iterator[tuple[ir.Node, _V
 
 
 def _linear(norm: ir.Node) -> Iterator[tuple[ir.Node, _Verdict]]:
-    """A block that ends in a normalization and no sum: an inverted residual that changes the size."""
+    """Decide on a block without a sum that ends in a norm: a resizing inverted residual."""
     readers = {node.op_type for node in _readers(norm.outputs[0])}
     if not readers or readers - {"Conv", "Add", "Dropout"}:
         return
@@ -217,7 +218,7 @@ def _main_branch(
 
 
 def _verdict(norm: ir.Node, inside: set[int], text: str) -> _Verdict:
-    """Removed, unless something outside of the block reads what the node makes."""
+    """Removed, unless a node outside of the block reads an output."""
     if any(output.uses() or output.is_graph_output() for output in norm.outputs[1:]):
         return _Verdict(False, "its statistics are used")
     output = norm.outputs[0]
@@ -227,7 +228,7 @@ def _verdict(norm: ir.Node, inside: set[int], text: str) -> _Verdict:
 
 
 def _readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value, not only its type or shape: a removed norm changes neither."""
+    """The nodes that read a value, not only its type or shape, which removal does not change."""
     return [
         use.node
         for use in value.uses()
@@ -243,7 +244,7 @@ def _all_kept(steps: Iterable[Step], text: str) -> Iterator[tuple[ir.Node, _Verd
 
 
 def _to_common_tensor(one: ir.Value, other: ir.Value) -> tuple[list[Step], list[Step]] | None:
-    """Both chains as far as the first tensor that they have in common; the last steps first."""
+    """Both chains up to their first common tensor, the last steps first."""
     left, right = chain(one), chain(other)
     at = {id(value): place for place, value in reversed(list(enumerate(_values(other, right))))}
     for place, value in enumerate(_values(one, left)):
@@ -269,7 +270,7 @@ def _norms(steps: list[Step]) -> list[ir.Node]:
 
 
 def _parts(value: ir.Value) -> list[ir.Value]:
-    """What a Concat joined."""
+    """The inputs of the Concat that computes a value."""
     node = value.producer()
     if node is None or node.op_type != "Concat":
         return []
@@ -277,9 +278,9 @@ def _parts(value: ir.Value) -> list[ir.Value]:
 
 
 def _has_learned(norm: ir.Node) -> bool:
-    """Whether scale and shift have moved from where every framework starts them.
+    """Whether scale and shift differ from their usual initial values, 1 and 0.
 
-    The running statistics say nothing: exporters run a fresh network, which moves them.
+    The running statistics are no evidence: exporters run an untrained network, which changes them.
     """
     for value, fresh in zip(norm.inputs[1:3], (1.0, 0.0), strict=True):
         tensor = None if value is None else value.const_value
@@ -289,7 +290,7 @@ def _has_learned(norm: ir.Node) -> bool:
 
 
 def _remove(graph: ir.Graph, norm: ir.Node) -> dict[str, int]:
-    """Let the readers of a normalization read its input; the parameters that are gone with their sizes."""
+    """Bypass a normalization, and return the removed parameters with their sizes."""
     data, parameters = norm.inputs[0], norm.inputs[1:]
     if data is None:
         raise TypeError("BatchNormalization has five inputs")
@@ -302,7 +303,7 @@ def _remove(graph: ir.Graph, norm: ir.Node) -> dict[str, int]:
 
 
 def _drop(graph: ir.Graph, value: ir.Value | None, gone: dict[str, int]) -> None:
-    """Remove a value that nobody reads: an initializer, or a copy of one."""
+    """Remove an unused initializer, or an unused copy of one."""
     if value is None or value.uses() or value.is_graph_output():
         return
     node = value.producer()

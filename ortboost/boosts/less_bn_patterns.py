@@ -1,9 +1,10 @@
-"""The blocks that LessBN knows, and how a chain of nodes is read as one.
+"""The blocks that LessBN knows, and how a chain of nodes is matched with one.
 
-A block is written as its steps from the input to the end: ``conv`` (any convolution but a depthwise
-one), ``pointwise`` (one of size 1), ``depthwise``, ``bn``, ``act`` (one activation), ``pool``,
-``shape`` (padding, slicing). Identity and Dropout are looked through. The table says nothing about a place in the network: where a chain
-starts and ends is decided by :mod:`ortboost.boosts.less_bn`, from the tensors.
+A block is described by its steps from the input to the end: ``conv`` (any convolution but a
+    depthwise
+one), ``pointwise`` (kernel size 1), ``depthwise``, ``bn``, ``act`` (one activation), ``pool``,
+``shape`` (padding, slicing). Identity and Dropout are ignored. The table does not say where in the
+network a chain starts and ends: :mod:`ortboost.boosts.less_bn` finds that from the tensors.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Block:
     """One kind of block.
 
     Args:
-        name: What it is called in reports.
+        name: Its name in reports.
         steps: The main branch from the block's input to its end.
-        removed: Which of its normalizations go, counted from the input, from 0.
-        end: ``add``: a shortcut is added to it; ``concat``: it is joined to its own input;
+        removed: Indices of the removed normalizations, counted from the input.
+        end: ``add``: a shortcut is added to it; ``concat``: it is concatenated with its own input;
             ``linear``: no activation follows, and there is no shortcut.
     """
 
@@ -38,7 +39,7 @@ class Block:
 
     @property
     def norms(self) -> int:
-        """How many normalizations the main branch has."""
+        """The number of normalizations in the main branch."""
         return self.steps.split().count("bn")
 
 
@@ -51,7 +52,7 @@ BLOCKS: Final = (
     Block("dense block", "conv bn act conv bn act", (0,), "concat"),
     Block("dense block", "conv act bn conv act bn", (0,), "concat"),
 )
-"""The blocks; the first that fits counts."""
+"""The blocks; the first match wins."""
 
 SHORTCUTS: Final = {
     "": "identity",
@@ -64,7 +65,7 @@ SHORTCUTS: Final = {
     "shape shape": "padding",
     "pool shape": "padding",
 }
-"""The second branch of a block that ends in an Add; its normalization, if it has one, goes too."""
+"""Second branches of blocks that end in an Add; their normalization, if any, is removed too."""
 
 _ACTIVATIONS = frozenset(
     "Celu Clip Elu Gelu HardSigmoid HardSwish LeakyRelu Mish PRelu Relu Selu Sigmoid Softplus "  # noqa: SIM905
@@ -88,10 +89,10 @@ class Step:
     """One step of a chain.
 
     Args:
-        kind: As in the table; empty for what is looked through.
-        node: The node that makes its output.
-        source: What it reads.
-        inside: All nodes that belong to it, the gate of an activation like ``x * sigmoid(x)`` too.
+        kind: As in the table; empty if the step is ignored.
+        node: The node that computes its output.
+        source: Its input.
+        inside: All its nodes, including the gate of an activation like ``x * sigmoid(x)``.
     """
 
     kind: str
@@ -101,7 +102,7 @@ class Step:
 
 
 def chain(value: ir.Value) -> list[Step]:
-    """The steps that lead to a value, the last one first, as far as each has one data input."""
+    """The steps that lead to a value, the last one first, while each has one data input."""
     found = []
     while (step := _step(value)) is not None:
         found.append(step)
@@ -110,12 +111,12 @@ def chain(value: ir.Value) -> list[Step]:
 
 
 def written(steps: list[Step]) -> str:
-    """A chain in the words of the table, from its input to its end."""
+    """A chain in the notation of the table, from its input to its end."""
     return " ".join(step.kind for step in reversed(steps) if step.kind)
 
 
 def reads_as(steps: list[Step], text: str) -> bool:
-    """Whether a chain is what a line of the table says; a pointwise convolution is a ``conv`` too."""
+    """Whether a chain matches a line of the table; ``pointwise`` also matches ``conv``."""
     kinds, wanted = written(steps).split(), text.split()
     return len(kinds) == len(wanted) and all(
         kind == want or (kind, want) == ("pointwise", "conv")
@@ -142,7 +143,7 @@ def _step(value: ir.Value) -> Step | None:
 
 
 def _convolution(node: ir.Node) -> str:
-    """Which word of the table a convolution is."""
+    """The word of the table for a convolution."""
     weight = node.inputs[1]
     shape = None if weight is None else static_shape(weight)
     if shape is None or len(shape) < 3:
@@ -166,7 +167,7 @@ def _gated(node: ir.Node) -> Step | None:
 
 
 def _back(value: ir.Value | None) -> Iterator[ir.Value]:
-    """A gate's values from its end to its beginning: one data input, the others constants."""
+    """The values of a gate from its end to its start, while nodes have one non-constant input."""
     for _ in range(_GATE_LENGTH + 1):
         if value is None:
             return

@@ -1,15 +1,15 @@
 r"""Loss scaling with one scale: dynamic, fixed, or none.
 
-With `S` the scale, `good` the steps since it last moved, `f` the factor and `window`:
+With the scale `S`, the number `good` of steps since it last changed, the factor `f`, and `window`:
 
     finite:       good <- good + 1;   if good >= window:   S <- min(S f, max),  good <- 0
     overflow:     S <- max(S / f, min),  good <- 0
 
-which is that of MindSpore's `DynamicLossScaleUpdateCell`, with bounds. With a hysteresis of `h` the
-scale shrinks from the `h`-th overflow on that came since it last grew (DeepSpeed's
+This is the rule of MindSpore's `DynamicLossScaleUpdateCell`, with bounds. With a hysteresis of `h`
+the scale shrinks only from the `h`-th overflow since it last grew (DeepSpeed's
 `DynamicLossScaler`).
 
-The same on the host is :mod:`ortboost.core.loss_scale`, which holds the settings, too.
+:mod:`ortboost.core.loss_scale` implements the same on the host, and defines the settings.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LossScale(LossScaler):
     """Loss scaling with one scale.
 
     Args:
-        policy: How the scale moves; :data:`ortboost.core.loss_scale.NO_SCALE` for no scaling.
+        policy: How the scale changes; :data:`ortboost.core.loss_scale.NO_SCALE` for no scaling.
 
     Example:
         >>> from ortboost import DynamicScaleConfig
@@ -72,7 +72,7 @@ class LossScale(LossScaler):
     name: ClassVar[str] = "loss-scale"
     card: ClassVar[str] = "loss-scale"
     excludes: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {"group-loss-scale": "a loss has one scale, or one for each group"}
+        {"group-loss-scale": "a loss has either one scale or one per group"}
     )
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,15 +96,15 @@ class LossScale(LossScaler):
         return isinstance(self.policy, DynamicScaleConfig)
 
     def start(self) -> NDArray[np.float32]:
-        """float32 scalar."""
+        """The initial scale, float32 scalar."""
         return np.asarray(initial_state(self.policy).scale, np.float32)
 
     def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
-        """`S` times the loss."""
+        """Multiply the loss by `S`."""
         multiply_loss(graph, scale)
 
     def counters(self) -> dict[str, int]:
-        """Good steps, and with a hysteresis the overflows that are left."""
+        """The number of good steps and, with a hysteresis, of overflows left before it shrinks."""
         policy, found = self.policy, {}
         if isinstance(policy, DynamicScaleConfig):
             found[GOOD_STEPS] = -int(policy.late_growth)
@@ -115,7 +115,7 @@ class LossScale(LossScaler):
     def passed(
         self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
     ) -> dict[str, ir.Value]:
-        """It grows at the end of a window."""
+        """Grow the scale at the end of a window."""
         policy, found = self.policy, dict[str, ir.Value]()
         if not isinstance(policy, DynamicScaleConfig):
             return found
@@ -139,7 +139,7 @@ class LossScale(LossScaler):
         scale: ir.Value,
         blamed: Mapping[int, ir.Value],
     ) -> dict[str, ir.Value]:
-        """It shrinks, unless the hysteresis lets the overflow pass."""
+        """Shrink the scale, unless the hysteresis tolerates the overflow."""
         policy, found = self.policy, dict[str, ir.Value]()
         if not isinstance(policy, DynamicScaleConfig):
             return found
@@ -162,7 +162,7 @@ def multiply_loss(graph: GraphContext, scale: ir.Value, index: int | None = None
     Args:
         graph: The forward graph.
         scale: float32 scalar, or ``[groups]`` with an index.
-        index: Which of the scales.
+        index: Index of the scale.
     """
     b = Builder(graph.model.graph, "ortboost/scale")
     if index is not None:
@@ -187,7 +187,7 @@ def scale_from_dict(data: Mapping[str, Any]) -> ScaleConfig:
     """Rebuild from :func:`scale_to_dict`.
 
     Raises:
-        ConfigError: Unknown kind or key; the nearest one is named.
+        ConfigError: The kind or a key is unknown; the message suggests the nearest.
     """
     scale: ScaleConfig = read_config(ScaleConfig, data, "loss_scale")  # type: ignore[arg-type]
     return scale

@@ -1,6 +1,6 @@
-"""Mixed precision: the network computes in 16 bits where that is safe; parameters stay in float32.
+"""Mixed precision: compute in 16 bits where that is safe, with parameters in float32.
 
-Everything after the prediction, the loss, stays in float32, too. The rewrites are
+The loss, that is, everything after the prediction, stays in float32 too. The rewrites are in
 :mod:`ortboost.transforms.precision`.
 """
 
@@ -30,7 +30,9 @@ _ON_CPU: Final = {
 
 @dataclass(frozen=True)
 class MixedPrecision(PrecisionConfig, Boost):
-    """Mixed precision; the settings are those of :class:`ortboost.transforms.precision.PrecisionConfig`.
+    """Mixed precision.
+
+    The settings are those of :class:`ortboost.transforms.precision.PrecisionConfig`.
 
     Example:
         >>> MixedPrecision("bf16", keep_fp32=("head*",)).low
@@ -45,11 +47,11 @@ class MixedPrecision(PrecisionConfig, Boost):
 
     @property
     def enabled(self) -> bool:
-        """Not with ``fp32``."""
+        """Whether the precision is not ``fp32``."""
         return self.low is not None
 
     def opsets(self, opsets: range) -> range:
-        """Where the engine can, an opset that has bfloat16 in all operators: 22."""
+        """For bfloat16 require opset 22, which supports it in all operators, if the engine can."""
         newer = range(max(_ALL_BFLOAT16, opsets.start), opsets.stop)
         return newer if self.compute == "bf16" and len(newer) else opsets
 
@@ -57,8 +59,8 @@ class MixedPrecision(PrecisionConfig, Boost):
         """Place the casts.
 
         Raises:
-            UsageError: A pattern matches no node, or a node that is to be low cannot be.
-            ModelError: No node can compute in the shorter format.
+            UsageError: A pattern matches no node, or a node cannot have the requested precision.
+            ModelError: No node can compute in the lower precision.
         """
         roles = graph.parameters.items()
         report = place_precision(
@@ -73,8 +75,9 @@ class MixedPrecision(PrecisionConfig, Boost):
             raise ModelError(
                 f"No operator of the model would compute in {self.compute}.",
                 where=f"{source_name(graph.model)}: {'; '.join(reasons[:3])}",
-                fix="Stay with fp32, name operators with force_low, or (for bf16) take --engine portable "
-                "with an onnxruntime that knows opset 22.",
+                fix="Stay with fp32, name operators with force_low, or (for bf16) use --engine "
+                "portable "
+                "with an onnxruntime that supports opset 22.",
             )
         if self.emulate:
             report.notes.append(
@@ -83,14 +86,15 @@ class MixedPrecision(PrecisionConfig, Boost):
             )
         else:
             report.notes.append(
-                f"{_ON_CPU[self.compute]}; there ortboost rounds by itself what would be "
-                f"{self.compute}, which is slower than fp32 (--emulate writes it into the step file)"
+                f"{_ON_CPU[self.compute]}; there ortboost itself rounds tensors that would be "
+                f"{self.compute}, which is slower than fp32 (--emulate writes this into the step "
+                "file)"
             )
         missing = [why for why in report.kept.values() if " at opset " in why]
         if missing:
             report.notes.append(
                 f"in float32 stay {count_of(len(missing), 'node')}: {missing[0].partition(': ')[2]} "
-                "(--engine portable raises the opset if onnxruntime knows it)"
+                "(--engine portable raises the opset if onnxruntime supports it)"
             )
         return report
 
@@ -101,7 +105,7 @@ class MixedPrecision(PrecisionConfig, Boost):
 
 
 def _after(model: ir.Model, name: str) -> list[str]:
-    """Nodes that read a value, directly or not."""
+    """Nodes that depend on a value, directly or indirectly."""
     found: list[str] = []
     start = find_value(model.graph, name)
     pending = [] if start is None else [start]

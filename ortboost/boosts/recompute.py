@@ -1,22 +1,25 @@
 r"""Activation checkpointing: less memory for about a third more time.
 
-The backward pass reads what the forward pass computed, so all of that is kept until then. Here only a few tensors
-are kept, the *checkpoints*, where a single tensor carries everything that goes on. What lies between two of
-them, a *segment*, is computed again from the first when the backward pass arrives at the second:
+The backward pass reads the activations of the forward pass, so all are kept until then. With this
+boost only a few *checkpoints* are kept: tensors that alone determine the rest of the computation.
+    The
+part between two of them, a *segment*, is computed again from the first checkpoint when the backward
+pass arrives at the second:
 
-    forward     x -> [segment 1] -> c1 -> [segment 2] -> c2 -> [segment 3] -> loss     c1, c2 are kept
+    forward     x -> [segment 1] -> c1 -> [segment 2] -> c2 -> [segment 3] -> loss   c1, c2 are kept
     backward    [segment 3] -> g2,  c1 -> [segment 2 again] -> g1,  x -> [segment 1 again] -> ...
 
-The last segment is not computed again: the backward pass starts there. The numbers are the same, to the bit as far
-as the runtime fuses the copies as it does the originals. What a random operator drew is kept, as a second
-draw would be another one.
+The last segment is not computed again: the backward pass starts there. The results are equal, and
+bitwise equal if the runtime fuses the copies like the originals. Outputs of random operators are
+kept, because a second draw would differ.
 
-Two things keep a runtime from undoing it, with standard operators only. The copy of a segment reads its checkpoint
-through ``Reshape(c, Shape(c) + 0)``, where this 0 is computed from the gradient that arrives: so it cannot
-run earlier, and it is no common subexpression of the original.
+The graph prevents a runtime from undoing this, with standard operators only. The copy of a segment
+reads its checkpoint through ``Reshape(c, Shape(c) + 0)``, where this 0 is computed from the
+arriving gradient: the copy cannot run earlier, and is not a common subexpression of the original.
 
-Which checkpoints: with the bytes `s_i` of what each segment stores and `c_i` of the checkpoints, the memory is
-about `sum(c_i) + max(s_i)`. ``every="best"`` takes the least of that over the budgets for a segment.
+Choice of checkpoints: with the bytes `s_i` stored by each segment and `c_i` of each checkpoint, the
+memory is about `sum(c_i) + max(s_i)`. ``every="best"`` minimizes that over the budgets of a
+segment.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, Algorithms 2 and 3.
 """
@@ -46,8 +49,8 @@ from ortboost.graph.reach import find_value, uses_inside
 
 __all__ = ["Recompute"]
 
-_UNKNOWN = 32  # stands for a length that is not known, where sizes are compared
-_WORTH = 4  # a block stores at least so many times its checkpoint
+_UNKNOWN = 32  # assumed for unknown lengths when sizes are compared
+_WORTH = 4  # a block stores at least this multiple of its checkpoint
 _BUDGETS = 40
 
 
@@ -56,8 +59,8 @@ class Recompute(Boost):
     """Activation checkpointing.
 
     Args:
-        every: Where the checkpoints are: ``best`` for the least memory by estimate; ``block`` after each block
-            (a layer of a transformer, a residual block).
+        every: Where to place checkpoints: ``best`` for the least estimated memory; ``block`` after
+            each block (a layer of a transformer, a residual block).
 
     Example:
         >>> Recompute(every="block").to_dict()
@@ -78,7 +81,7 @@ class Recompute(Boost):
         chosen = _blocks(places) if self.every == "block" else _best(places)
         graph.memory[self.name] = tuple(place.name for place in chosen)
         for place in chosen:
-            report.changed[place.name] = "kept; what lies before it is computed again"
+            report.changed[place.name] = "kept; the segment before it is computed again"
         if chosen:
             kept = sum(place.size for place in chosen) + max(_segments(places, chosen))
             guess = f" (unknown lengths counted as {_UNKNOWN})" if _has_unknown(graph) else ""
@@ -88,29 +91,29 @@ class Recompute(Boost):
             )
         else:
             report.notes.append(
-                "there is no place where one tensor carries all that goes on, or none that saves memory"
+                "no single tensor determines the rest of the computation, or none would save memory"
             )
         return report
 
     def rewrite_gradients(self, graph: GraphContext) -> None:
-        """Let the backward pass read copies of the segments."""
+        """Make the backward pass read copies of the segments."""
         found = (find_value(graph.model.graph, name) for name in graph.memory[self.name])
         checkpoints = [value for value in found if value is not None]
         if checkpoints:
             _Rewrite(graph, checkpoints).run()
 
 
-# ---- which checkpoints ------------------------------------------------------------------------
+# ---- choice of checkpoints --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor that carries all that goes on; the last place is the end of the graph.
+    """A tensor that alone determines the rest of the computation, or the end of the graph.
 
     Args:
         name: Its name.
         size: Its size in bytes.
-        stored: Bytes of the activations since the place before it, without it.
+        stored: Bytes of the activations after the previous place, excluding this tensor.
     """
 
     name: str
@@ -119,7 +122,7 @@ class _Place:
 
 
 def _places(graph: GraphContext) -> list[_Place]:
-    """All places in the order of computation, and the end."""
+    """All places in topological order, and the end."""
     nodes = _ancestors(graph.model.graph, [graph.objective])
     activations = _activations(graph, nodes)
     last_use = {id(v): i for i, node in enumerate(nodes) for v in _reads(node)}
@@ -140,7 +143,7 @@ def _places(graph: GraphContext) -> list[_Place]:
 
 
 def _segments(places: Sequence[_Place], chosen: Sequence[_Place]) -> list[int]:
-    """What each segment stores."""
+    """The bytes that each segment stores."""
     sums = [0]
     for place in places:
         sums[-1] += place.stored
@@ -152,7 +155,7 @@ def _segments(places: Sequence[_Place], chosen: Sequence[_Place]) -> list[int]:
 
 
 def _blocks(places: Sequence[_Place]) -> list[_Place]:
-    """A checkpoint wherever a block has stored enough to be worth one."""
+    """Place a checkpoint wherever a block has stored enough to make it worthwhile."""
     chosen: list[_Place] = []
     stored = 0
     for place in places[:-1]:
@@ -166,7 +169,7 @@ def _blocks(places: Sequence[_Place]) -> list[_Place]:
 
 
 def _best(places: Sequence[_Place]) -> list[_Place]:
-    """The choice with the least memory, over budgets for a segment; none if that is best."""
+    """The choice with the least memory over all budgets; empty if recomputing does not help."""
     total = sum(place.stored + place.size for place in places)
     best: tuple[int, list[_Place]] = (total, [])
     for step in range(1, _BUDGETS):
@@ -177,7 +180,7 @@ def _best(places: Sequence[_Place]) -> list[_Place]:
 
 
 def _within(places: Sequence[_Place], budget: int) -> list[_Place]:
-    """The fewest checkpoints with which no segment stores more than the budget, where that can be."""
+    """The fewest checkpoints that keep each segment within the budget, if possible."""
     chosen: list[_Place] = []
     stored = 0
     for place, following in itertools.pairwise(places):
@@ -191,7 +194,7 @@ def _within(places: Sequence[_Place], budget: int) -> list[_Place]:
 
 
 def _activations(graph: GraphContext, nodes: Iterable[ir.Node]) -> set[int]:
-    """Float values that depend on the data and on a parameter."""
+    """Float values that depend on both the data and a parameter."""
     data = {id(v) for v in graph.model.graph.inputs if v.name not in graph.parameters}
     weights = {id(v) for v in graph.model.graph.inputs if v.name in graph.parameters}
     for node in nodes:
@@ -223,7 +226,7 @@ def _reads(node: ir.Node) -> list[ir.Value]:
 
 
 def _ancestors(graph: ir.Graph, names: Collection[str]) -> list[ir.Node]:
-    """The nodes that values of these names depend on, in the order of the graph."""
+    """The nodes that the named values depend on, in graph order."""
     wanted = {id(v) for node in graph for v in node.outputs if v.name in names}
     found = []
     for node in reversed(graph):
@@ -237,7 +240,7 @@ def _ancestors(graph: ir.Graph, names: Collection[str]) -> list[ir.Node]:
 
 
 class _Rewrite:
-    """Puts the copies of the segments into one graph of gradients."""
+    """Inserts copies of the segments into one gradient graph."""
 
     def __init__(self, graph: GraphContext, checkpoints: Sequence[ir.Value]) -> None:
         self.graph = graph.model.graph
@@ -258,11 +261,11 @@ class _Rewrite:
         self.place = {id(node): index for index, node in enumerate(self.graph)}
 
     def _outside(self) -> list[ir.Node]:
-        """All nodes that are not of the forward pass, copies too, in order."""
+        """All nodes outside of the forward pass, including copies, in order."""
         return [node for node in self.graph if id(node) not in self.inside]
 
     def _after(self, value: ir.Value) -> int:
-        """The segment of who reads a value."""
+        """The segment of the readers of a value."""
         checkpoint = self.checkpoints.get(id(value))
         return self.segment.get(id(value), 0) if checkpoint is None else checkpoint + 1
 
@@ -288,7 +291,7 @@ class _Rewrite:
             self._copy(readers, index, gradient)
             flow |= after
             self.graph.sort()
-            nodes = self._outside()  # who reads a copy comes after the gradient it waits for
+            nodes = self._outside()  # readers of a copy come after the gradient it waits for
 
     def _is_copied(self, value: ir.Value, index: int) -> bool:
         return (
@@ -299,7 +302,7 @@ class _Rewrite:
         )
 
     def _arriving(self, flow: Collection[int], after: Collection[int]) -> ir.Value | None:
-        """The last gradient that comes from later segments into this one."""
+        """The last gradient that arrives in this segment from later ones."""
         found = [
             value
             for node in self.backward
@@ -307,14 +310,14 @@ class _Rewrite:
             for value in node.inputs
             if value is not None and value.dtype in FLOAT_TYPES
             if (made := value.producer()) is not None and id(made) in flow and id(made) not in after
-            if id(made) in self.place  # a copy is no gradient
+            if id(made) in self.place  # a copy is not a gradient
         ]
         return max(found, key=lambda v: self.place[id(v.producer())], default=None)
 
     def _copy(
         self, readers: Sequence[tuple[ir.Node, int, ir.Value]], index: int, gradient: ir.Value
     ) -> None:
-        """Let readers read copies that are computed after the gradient has arrived."""
+        """Redirect readers to copies that are computed after the gradient has arrived."""
         copies: dict[int, ir.Value] = {}
         needed = self._needed([value for _, _, value in readers], index)
         zero = self._zero(gradient)
@@ -345,7 +348,7 @@ class _Rewrite:
         return found[::-1]
 
     def _input(self, value: ir.Value, copies: dict[int, ir.Value], zero: ir.Value) -> ir.Value:
-        """What a copy reads: another copy, a weight, or data that is there when the gradient is."""
+        """The input of a copied node: a copy, a weight, or data delayed until the gradient."""
         if id(value) not in copies:
             if id(value) not in self.data:
                 return value
@@ -355,7 +358,7 @@ class _Rewrite:
         return copies[id(value)]
 
     def _zero(self, gradient: ir.Value) -> ir.Value:
-        """The number 0, int64, known only when the gradient is: `a and not a` of its first element."""
+        """An int64 0 that depends on the gradient: `a and not a`, `a` from its first element."""
         b = self.b
         first = b.op(
             "Slice", b.op("Reshape", gradient, b.ints(-1)), b.ints(0), b.ints(1), b.ints(0)
@@ -367,7 +370,7 @@ class _Rewrite:
 
 
 def _is_kept(node: ir.Node | None) -> bool:
-    """Whether a node would compute something else the second time, or cannot be copied."""
+    """Whether a node would give another result the second time, or cannot be copied."""
     return (
         node is None
         or has_subgraph(node)
@@ -387,7 +390,7 @@ def _depending(graph: ir.Graph, parameters: Mapping[str, object]) -> set[int]:
 
 
 def _descendants(nodes: Iterable[ir.Node], starts: Iterable[ir.Node]) -> set[int]:
-    """The starts, and those of the nodes that depend on them; the nodes are in order."""
+    """The starts and the nodes that depend on them; the nodes are in topological order."""
     found = {id(node) for node in starts}
     for node in nodes:
         made = (value.producer() for value in _reads(node))

@@ -1,4 +1,4 @@
-"""Jobs that one boost of a program can have: scale the loss, gather gradients, split the update, take the step."""
+"""Roles of boosts: scale the loss, gather gradients, split the update, take the step."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = [
 SCALE: Final = "ortboost/loss_scale"
 """Name of the state with the scale."""
 FLUSHED: Final = "flushed"
-"""Name of the output of a flush that says whether there was anything to apply."""
+"""Name of the output of a flush that tells whether there was anything to apply."""
 MICRO_STEPS: Final = "ortboost/micro_steps"
-"""Name of the state that counts the steps of a window."""
+"""Name of the state that counts the steps in a window."""
 
 
 class LossScaler(Boost, ABC):
-    """Multiplies the loss by a scale, and decides how the scale moves.
+    """Multiplies the loss by a scale, and decides how the scale changes.
 
-    The step un-scales the gradients, checks them, and calls :meth:`passed` or :meth:`skipped`.
+    The step unscales the gradients, checks them, and uses :meth:`passed` or :meth:`skipped`.
     """
 
     stage: ClassVar[Stage] = "gradients"
@@ -44,16 +44,16 @@ class LossScaler(Boost, ABC):
     @property
     @abstractmethod
     def moves(self) -> bool:
-        """Whether the scale depends on overflows, so that the finite check must be on."""
+        """Whether the scale depends on overflows, which requires the finite check."""
 
     @property
     def number(self) -> int:
-        """Number of groups with a scale each; 0 for one scale."""
+        """Number of groups with separate scales; 0 for a single scale."""
         return 0
 
     @abstractmethod
     def start(self) -> NDArray[np.float32]:
-        """The first scale, float32 scalar or ``[number]``."""
+        """The initial scale, float32 scalar or ``[number]``."""
 
     @abstractmethod
     def scale_loss(self, graph: GraphContext, scale: ir.Value) -> None:
@@ -61,29 +61,29 @@ class LossScaler(Boost, ABC):
 
         Args:
             graph: The forward graph; parameters are its inputs.
-            scale: Its input with the scale.
+            scale: The graph input with the scale.
         """
 
     def groups(self, graph: GraphContext) -> Mapping[str, int] | None:
-        """Trained parameter to its group, from 1; ``None`` for one scale."""
+        """Name of a trained parameter to its group, from 1; ``None`` for a single scale."""
         return None
 
     def incoming(self, graph: GraphContext) -> Mapping[tuple[int, int], Sequence[ir.Value]]:
-        """A group and the one above it, to the gradients that come from there into it."""
+        """Map a group and one above it to the gradients that pass from the upper to the lower."""
         return {}
 
     def counters(self) -> dict[str, int]:
-        """The int64 scalars that the rule keeps, and where they start."""
+        """The int64 scalar states of the rule, and their initial values."""
         return {}
 
     @abstractmethod
     def passed(
         self, b: Builder, states: Mapping[str, ir.Value], scale: ir.Value, groups: Sequence[int]
     ) -> dict[str, ir.Value]:
-        """Next scale and counters after a step whose gradients are finite.
+        """The next scale and counters after a step with finite gradients.
 
         Args:
-            b: Gets the nodes.
+            b: Builder for new nodes.
             states: State name to its value before the step.
             scale: The scale of this step.
             groups: The groups that this graph trains.
@@ -97,13 +97,13 @@ class LossScaler(Boost, ABC):
         scale: ir.Value,
         blamed: Mapping[int, ir.Value],
     ) -> dict[str, ir.Value]:
-        """Next scale and counters after a step that overflowed; as :meth:`passed`.
+        """The next scale and counters after a step that overflowed; see :meth:`passed`.
 
         Args:
-            b: Gets the nodes.
+            b: Builder for new nodes.
             states: State name to its value before the step.
             scale: The scale of this step.
-            blamed: Group that this graph trains, to a bool scalar: it overflowed.
+            blamed: Group that this graph trains, to a bool scalar: whether it caused the overflow.
         """
 
 
@@ -111,8 +111,8 @@ class GradientGatherer(Boost, ABC):
     """Gathers the gradients of a window of steps for one update.
 
     Attributes:
-        steps: Steps of a window. The host counts them, too, to know which update comes next; in the graph the
-            count is the state :data:`MICRO_STEPS`, one of ``states``.
+        steps: Steps per window. The host also counts them, to know which update comes next; in the
+            graph the count is the state :data:`MICRO_STEPS`, one of ``states``.
     """
 
     steps: int
@@ -122,35 +122,35 @@ class GradientGatherer(Boost, ABC):
     def gather(
         self, step: StepContext, gradients: Callable[[], Mapping[str, ir.Value]]
     ) -> tuple[dict[str, ir.Value], ir.Value]:
-        """The next values of its states, and whether the window is full: bool scalar.
+        """The next values of its states, and a bool scalar: whether the window is full.
 
         Args:
-            step: The graph.
-            gradients: Makes the un-scaled gradients of the step.
+            step: The step.
+            gradients: Builds the unscaled gradients of the step.
         """
 
     @abstractmethod
     def gathered(self, step: StepContext, states: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-        """Parameter name to the gradient of a full window, from the states of :meth:`gather`."""
+        """The gradients of a full window by parameter, from the states of :meth:`gather`."""
 
     @abstractmethod
     def remainder(self, step: StepContext) -> tuple[ir.Value, Callable[[], dict[str, ir.Value]]]:
-        """What a flush needs.
+        """The graph parts of a flush, which applies an incomplete window.
 
         Returns:
-            Whether a window has begun, a bool scalar called :data:`FLUSHED`, and what makes the gradients of
-            what there is.
+            A bool scalar named :data:`FLUSHED`, whether a window has begun; and a function that
+            builds the gradients of the incomplete window.
         """
 
     @abstractmethod
     def cleared(self, step: StepContext) -> dict[str, ir.Value]:
-        """Its states after an update with the remainder."""
+        """Its states after an update with the remainder of a window."""
 
 
 class StepTaker(Boost, ABC):
-    """Moves the parameters itself, after trials of how far, in place of the optimizer.
+    """Updates the parameters itself, by a line search, in place of the optimizer.
 
-    The graph ``step`` leaves the parameters where they are; the host runs the graph ``trial`` at each of
+    The graph ``step`` does not change the parameters; the host runs the graph ``trial`` at each of
     :attr:`rates` until one is accepted, then ``accept``.
     """
 
@@ -161,7 +161,7 @@ class StepTaker(Boost, ABC):
 
     @property
     def travels(self) -> str | None:
-        """A tensor that is linear in the gradients and travels between processes in their place."""
+        """Name of a tensor, linear in the gradients, that processes exchange in their place."""
         return None
 
     @abstractmethod
@@ -176,11 +176,14 @@ class StepTaker(Boost, ABC):
         rate: ir.Value,
         trained: Sequence[Parameter],
     ) -> tuple[dict[str, ir.Value], ir.Value]:
-        """The weights at a rate; and what must be added to the loss before, to be above that of the trial."""
+        """The weights at a rate, and the term of the acceptance test.
+
+        A trial is accepted if its loss is below the loss before the step plus this term.
+        """
 
     @abstractmethod
     def accept_states(self, trained: Sequence[Parameter]) -> tuple[str, ...]:
-        """The states that accepting reads or writes, parameters aside."""
+        """The states that accepting reads or writes, other than parameters."""
 
     @abstractmethod
     def accepted(
@@ -190,19 +193,19 @@ class StepTaker(Boost, ABC):
         rate: ir.Value,
         trained: Sequence[Parameter],
     ) -> dict[str, ir.Value]:
-        """The next states, parameters among them, with the rate that was accepted, 0 for none."""
+        """The next states, including parameters, for the accepted rate; 0 if none was accepted."""
 
 
 class UpdateSplitter(Boost, ABC):
-    """Makes several graphs of a step, each of which trains a part of the parameters."""
+    """Splits a step into several graphs, each of which trains a part of the parameters."""
 
     stage: ClassVar[Stage] = "graphs"
     separate_state: bool
 
     @abstractmethod
     def split(self, graph: GraphContext) -> tuple[Sequence[Sequence[str]], Report]:
-        """The names that each graph trains; the first graph is the one without a number."""
+        """The parameter names that each graph trains; the name of the first graph has no number."""
 
     @abstractmethod
     def schedule(self) -> NDArray[np.int64]:
-        """The graph of each update; after the last one it starts again."""
+        """The index of the graph of each update; the schedule then repeats."""

@@ -1,27 +1,29 @@
-"""All boosts, in the order in which they act, and how a boost of your own joins them.
+"""All boosts, in the order in which they act, and the registration of custom boosts.
 
-Rewrites of the forward graph come first, then differentiation, then what happens to the gradients, then
-the update; gradient freeze makes one such graph for each of its groups. The order is not a matter of
-taste:
+Rewrites of the forward graph come first, then differentiation, then transformations of the
+gradients, then the update; gradient freeze makes one such graph per group. The order has reasons:
 
-- ``less-bn`` before ``full-norm-head``: both look at the graph as the user's exporter wrote it, and the
+- ``less-bn`` before ``full-norm-head``: both analyze the graph of the user's exporter, and the
   second adds nodes;
-- ``grad-centralization`` before ``mixed-precision``: layers are found before casts come between them. Within
-  the update it acts after the weight decay, as in MindSpore's optimizers, whatever its place here;
-- ``thor`` before ``mixed-precision`` for the same reason, and before ``clip``: the norm is that of the
-  preconditioned update;
-- ``mixed-precision`` before ``group-loss-scale``: the boundaries between groups have the type of the tensors
-  that they are in;
-- ``loss-scale`` before ``grad-accumulation``: what is summed is un-scaled by the scale that was used,
-  and a micro-batch that overflowed is not in the sum;
+- ``grad-centralization`` before ``mixed-precision``: layers are found before casts separate them.
+  Within the update it acts after the weight decay, as in MindSpore's optimizers, whatever its place
+  here;
+- ``thor`` before ``mixed-precision`` for the same reason, and before ``clip``: the norm is that of
+  the preconditioned update;
+- ``mixed-precision`` before ``group-loss-scale``: the boundaries between groups have the type of
+  their tensors;
+- ``loss-scale`` before ``grad-accumulation``: the sum is over gradients unscaled by the scale in
+  use, without micro-batches that overflowed;
 - ``clip`` after ``grad-accumulation``: the norm is that of the update;
-- ``recompute`` last, so first among the rewrites of gradients: it sees the graph as the engine made it.
+- ``recompute`` last, hence first among the rewrites of gradients: it sees the engine's original
+  graph.
 
-Which boosts exclude each other, and why, each says itself (:attr:`~ortboost.boosts.base.Boost.excludes`).
+Each boost declares which others it excludes, and why
+(:attr:`~ortboost.boosts.base.Boost.excludes`).
 
-To add a boost to ortboost: a file beside this one, and a line in the table. To add one from outside, call
-:func:`register` before it is used, or let your package name it under the entry point ``ortboost.boosts``,
-so that the command line finds it, too; ``docs/own_boost.md`` has an example.
+To add a boost to ortboost, add a file beside this one and a line to the table. To add one from
+another package, call :func:`register` before its use, or list it under the entry point
+``ortboost.boosts``, so that the command line finds it too; ``docs/own_boost.md`` has an example.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ __all__ = ["ENTRY_POINTS", "arranged", "boost_from_dict", "find_boost", "registe
 
 _B = TypeVar("_B", bound=type[Boost])
 ENTRY_POINTS: Final = "ortboost.boosts"
-"""Group of the entry points of packages that bring boosts."""
+"""Entry-point group of packages with boosts."""
 
 _TABLE: list[type[Boost]] = [
     LessBN,
@@ -89,43 +91,43 @@ def _import_installed() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
         try:
             boost = entry.load()
-        except Exception as error:  # whatever the package does when it is imported
+        except Exception as error:  # an import may raise anything
             raise ConfigError(
                 "A boost of another package cannot be imported.",
                 where=f"entry point {entry.name} = {entry.value}: {error!r}",
-                fix="Repair that package, or uninstall it.",
+                fix="Fix that package, or uninstall it.",
             ) from error
         register(boost)
 
 
 def register(boost: _B, *, after: str | None = None) -> _B:
-    """Let ortboost know a boost: in configurations, program folders, and on the command line.
+    """Register a boost for configurations, program folders, and the command line.
 
     Args:
-        boost: The class, a frozen dataclass; a class of the same name and module is replaced.
+        boost: The class, a frozen dataclass; replaces a class of the same name and module.
         after: Name of the boost that it acts after; the last one if not given.
 
     Returns:
-        The class, so that it may be used as a decorator.
+        The class, to allow use as a decorator.
 
     Raises:
-        ConfigError: The name is taken or is no name, or there is no boost ``after`` it.
+        ConfigError: The name is taken or invalid, or the boost ``after`` is unknown.
     """
     name = getattr(boost, "name", "")
     if not isinstance(name, str) or not name or set(name) & set(":=,. /"):
         raise ConfigError(
-            f"{name!r} cannot name a boost.",
+            f"{name!r} is not a valid name of a boost.",
             where=f"{boost.__module__}.{boost.__qualname__}",
-            fix="Give it a 'name' like gradient-noise, without spaces, colons and dots.",
+            fix="Give it a 'name' like gradient-noise, without spaces, colons or dots.",
         )
     known = {other.name: other for other in _TABLE}
     if name in known:
         old = known[name]
         if (old.__module__, old.__qualname__) != (boost.__module__, boost.__qualname__):
             raise ConfigError(
-                f"There is a boost '{name}' already.",
+                f"The boost '{name}' already exists.",
                 where=f"{boost.__module__}.{boost.__qualname__}",
-                fix=f"Choose another name than {old.__module__}.{old.__qualname__} has.",
+                fix=f"Choose another name than that of {old.__module__}.{old.__qualname__}.",
             )
         _TABLE[_TABLE.index(old)] = boost
         return boost
@@ -137,10 +139,10 @@ def register(boost: _B, *, after: str | None = None) -> _B:
 
 
 def find_boost(name: str) -> type[Boost]:
-    """The boost of a name; packages with boosts are imported if it is not known yet.
+    """Look up a boost by name; if it is unknown, packages with boosts are imported.
 
     Raises:
-        ConfigError: It is not registered; the nearest one is named.
+        ConfigError: It is not registered; the message suggests the nearest.
     """
     wanted = name.replace("_", "-").lower()
     for known in (lambda: _TABLE, registered):
@@ -148,9 +150,9 @@ def find_boost(name: str) -> type[Boost]:
             if boost.name == wanted:
                 return boost
     raise ConfigError(
-        f"There is no boost '{name}'.",
+        f"Unknown boost '{name}'.",
         where="boosts",
-        fix=f"{nearest(wanted, [boost.name for boost in _TABLE])}; one of your own has to be "
+        fix=f"{nearest(wanted, [boost.name for boost in _TABLE])}; a custom boost must be "
         f"registered first, see ortboost.boosts.register and the entry points '{ENTRY_POINTS}'.",
     )
 
@@ -159,7 +161,7 @@ def boost_from_dict(data: Mapping[str, Any]) -> Boost:
     """Rebuild a boost from its name and settings.
 
     Raises:
-        ConfigError: An unknown boost or setting, or a value that makes no sense.
+        ConfigError: The boost or a setting is unknown, or a value is invalid.
 
     Example:
         >>> boost_from_dict({"name": "grad-freeze", "p": 0.4, "by": "cost"}).p
@@ -167,7 +169,7 @@ def boost_from_dict(data: Mapping[str, Any]) -> Boost:
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
         raise ConfigError(
-            f"{data!r} is no boost.",
+            f"{data!r} is not a boost.",
             where="boosts",
             fix="Write its name and settings: {'name': 'grad-freeze', 'p': 0.4}.",
         )
@@ -175,10 +177,11 @@ def boost_from_dict(data: Mapping[str, Any]) -> Boost:
 
 
 def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
-    """Boosts in the order in which they act.
+    """Sort boosts into the order in which they act.
 
     Raises:
-        ConfigError: One is not registered or given twice, or two do not go together; it says why.
+        ConfigError: A boost is not registered or given twice, or two cannot be combined; the
+            message says why.
 
     Example:
         >>> [boost.name for boost in arranged([Clip("norm", 1.0), LessBN()])]
@@ -188,21 +191,21 @@ def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
     for boost in found:
         if not isinstance(boost, Boost):
             raise ConfigError(
-                f"{boost!r} is no boost.",
+                f"{boost!r} is not a boost.",
                 where="boosts",
-                fix="Give objects, as boosts=(LessBN(), GradFreeze(p=0.4)).",
+                fix="Give objects, such as boosts=(LessBN(), GradFreeze(p=0.4)).",
             )
         if find_boost(boost.name) is not type(boost):
             raise ConfigError(
-                f"{type(boost).__qualname__} is not the boost that is registered as '{boost.name}'.",
+                f"{type(boost).__qualname__} is not the boost registered as '{boost.name}'.",
                 where="boosts",
-                fix="Give it a name of its own, and register it.",
+                fix="Give it a unique name, and register it.",
             )
     for one, other in itertools.combinations(found, 2):
         reason = "it is given twice" if one.name == other.name else _exclusion(one, other)
         if reason is not None:
             raise ConfigError(
-                f"'{one.name}' and '{other.name}' do not go together: {reason}.",
+                f"'{one.name}' and '{other.name}' cannot be combined: {reason}.",
                 where="boosts",
                 fix=f"Leave out {one.name} or {other.name}.",
             )
@@ -210,7 +213,7 @@ def arranged(boosts: Iterable[Boost]) -> tuple[Boost, ...]:
 
 
 def _exclusion(one: Boost, other: Boost) -> str | None:
-    """Why two boosts do not go together, if they do not."""
+    """Why two boosts cannot be combined; ``None`` if they can."""
     for role in (LossScaler, GradientGatherer, UpdateSplitter):
         if isinstance(one, role) and isinstance(other, role):
             return one.excludes.get(other.name) or other.excludes.get(one.name) or _ONE_OF[role]

@@ -1,1 +1,1 @@
-"""From a trained program to an inference graph that answers as the trained model does."""
+"""From a trained program to an inference graph with the same outputs as the trained model."""

@@ -1,11 +1,11 @@
 """Benchmarks of inference files: latency, throughput, load time, size and memory, side by side.
 
-Files are compared within one run, and take turns: in each round every file makes some runs, in an
-order that changes from round to round. What else the machine does (clock rates, other processes)
-then hits all of them, and the ratio of two files is the median of their ratios in the same round.
-Figures of different runs are not comparable; ratios are.
+Files are compared within one benchmark and take turns: in each round every file makes several runs,
+in an order that rotates from round to round. Disturbances (clock rates, other processes) then
+affect all files alike, and the ratio of two files is the median of their per-round ratios. Absolute
+times from different benchmarks are not comparable; ratios are.
 
-A latency is that of one ``session.run`` with inputs and outputs in host memory.
+Latency is the time of one ``session.run`` with inputs and outputs in host memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _GUESSES = 3
-_LEAST_ROUNDS = 3  # quartiles of fewer ratios say nothing
+_LEAST_ROUNDS = 3  # quartiles of fewer ratios are meaningless
 
 
 def take_turns(
@@ -48,16 +48,17 @@ def take_turns(
     rounds: int,
     pause: Callable[[], None] = lambda: time.sleep(0.02),
 ) -> list[list[list[float]]]:
-    """Let everyone run in every round; who begins changes from round to round.
+    """Run all contestants in every round, rotating who goes first.
 
     Args:
-        contestants: Given a number of runs, gives the seconds of each.
-        counts: Runs a round of each contestant.
+        contestants: Functions from a number of runs to the duration of each run in seconds.
+        counts: Runs per round of each contestant.
         rounds: Number of rounds.
-        pause: Called before each turn: the idle threads of whoever ran before stop spinning.
+        pause: Called before each turn, so that the idle threads of the previous contestant stop
+            spinning.
 
     Returns:
-        Contestant, round, sample.
+        Seconds, indexed by contestant, round and run.
 
     Example:
         >>> take_turns([lambda n: [1.0] * n, lambda n: [2.0] * n], [2, 1], 2, pause=lambda: None)
@@ -74,16 +75,16 @@ def take_turns(
 
 
 def plan_turns(config: BenchConfig, latencies: Sequence[float]) -> tuple[list[int], int]:
-    """Runs a round of each file, and the number of rounds.
+    """Choose the runs per round of each file, and the number of rounds.
 
     Args:
         config: The configuration.
-        latencies: Seconds of a run of each file, about.
+        latencies: Approximate seconds per run of each file.
 
     Example:
         >>> plan_turns(BenchConfig(seconds=2.0, rounds=10), [0.01, 0.1])
         ([20, 2], 10)
-        >>> plan_turns(BenchConfig(iters=25, rounds=10), [0.01])  # 30 runs: every round is alike
+        >>> plan_turns(BenchConfig(iters=25, rounds=10), [0.01])  # 30 runs: rounds are equal
         ([3], 10)
     """
     if config.iters is not None:
@@ -99,7 +100,7 @@ def model_bytes(path: Path) -> int:
     size = path.stat().st_size
     try:
         model = load_model(path, weights=False)
-    except FileError:  # a format of the runtime that is not ONNX has nothing beside it
+    except FileError:  # runtime formats other than ONNX have no external data
         return size
     beside = {
         tensor.location for _, tensor in all_tensors(model) if isinstance(tensor, ir.ExternalTensor)
@@ -117,27 +118,27 @@ def bench_files(
     bind: Bind | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Measurement]:
-    """Measure some files in one run.
+    """Benchmark several files together.
 
     Args:
-        files: ONNX files. The ratios are to the first one; a file given twice shows the noise.
-        config: What and for how long; the defaults if not given.
-        bind: Gives the data; synthetic inputs if not given.
-        tell: Told what is under way.
+        files: ONNX files. Ratios are relative to the first; listing a file twice shows the noise.
+        config: What to measure, and for how long; the defaults if not given.
+        bind: Provides the inputs; synthetic inputs if not given.
+        tell: Called with a line of progress text.
 
     Returns:
-        By batch size, then threads, then file.
+        Measurements ordered by batch size, then threads, then file.
 
     Raises:
-        FileError: A file is missing or is no model.
-        ModelError: The runtime does not accept a file, or died of it.
-        UsageError: Shapes or data do not fit; a batch size that a model does not take.
-        DependencyError: The device is not there.
+        FileError: A file is missing or is not a model.
+        ModelError: The runtime rejects a file, or crashed on it.
+        UsageError: Shapes or data do not fit, or a model does not accept the batch size.
+        DependencyError: The device is not available.
     """
     config = config or BenchConfig()
     paths = [Path(file) for file in files]
     if not paths:
-        raise UsageError("There is nothing to measure.", where="files", fix="Give an ONNX file.")
+        raise UsageError("Nothing to measure.", where="files", fix="Give an ONNX file.")
     for path in paths:
         _check(path)
     sizes = [model_bytes(path) for path in paths]
@@ -148,7 +149,7 @@ def bench_files(
             shown = "all threads" if threads is None else f"{threads} thread(s)"
             tell(f"batch {asked or 'as the model says'}, {shown} ...")
             found.append(_cell(paths, sizes, loads, config, asked, threads, bind))
-    # By batch size first: what a reader compares stands together.
+    # By batch size first, which keeps comparable rows together.
     cells = sorted(found, key=lambda cell: cell[0].batch)
     return [measurement for cell in cells for measurement in cell]
 
@@ -165,7 +166,7 @@ def _check(path: Path) -> None:
 
 
 def _loads(paths: Sequence[Path], config: BenchConfig, threads: int | None) -> list[list[float]]:
-    """Load times from processes that do nothing else; the last load is that of the measurement."""
+    """Measure load times in fresh processes; the last load is the one of the measurement itself."""
     seconds: list[list[float]] = [[] for _ in paths]
     for turn in range(config.loads - 1):
         for place in range(len(paths)):
@@ -207,7 +208,7 @@ def _cell(
             shapes, seed, where = config.shapes, config.seed, str(worker.model)
             feeds = make_feeds(inputs, batch, shapes, bind=bind, seed=seed, where=where)
             worker.feed({**feeds, **constants})
-        # Some more than asked for: they tell how long a run takes, about.
+        # A few extra runs give a rough estimate of the latency.
         guesses = [
             float(np.median(worker.run(config.warmup + _GUESSES)[-_GUESSES:])) for worker in workers
         ]
@@ -239,13 +240,13 @@ _Inputs: TypeAlias = tuple[TensorSpec, ...]
 
 
 def _fixed_inputs(worker: Worker, config: BenchConfig) -> tuple[_Inputs, dict[str, NDArray[Any]]]:
-    """The inputs that are fed in batches, and the values of the others."""
+    """Split the inputs into those fed per batch and the constant values of the others."""
     inputs = with_batch_axes(worker.inputs, config.inputs)
     return fix_specs(inputs, config.inputs)
 
 
 def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: int | None) -> int:
-    """Samples a run: the same for all files, or their times could not be compared."""
+    """Samples per run; it must be the same for all files to make their times comparable."""
     fixed = {
         file: _fixed(file, inputs, config)
         for file, inputs in models
@@ -257,7 +258,7 @@ def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: 
             given = bool(config.shapes)
             raise UsageError(
                 f"{'--shape' if given else 'The model'} fixes the batch size at {length}, and "
-                f"{wanted} {'was asked for' if asked else 'is that of another file'}.",
+                f"{wanted} {'was requested' if asked else 'is that of another file'}.",
                 where=file,
                 fix="Write N for the batch size in --shape, or leave --batch-size out."
                 if given
@@ -267,7 +268,7 @@ def _batches(models: Sequence[tuple[str, _Inputs]], config: BenchConfig, asked: 
 
 
 def _fixed(file: str, inputs: _Inputs, config: BenchConfig) -> int:
-    """The length of the batch dimension, which is a number."""
+    """The length of a fixed batch dimension."""
     settled = settle_shapes(inputs, 1, config.shapes, where=file)
     found = ((spec.shape, batch_index(spec)) for spec in settled)
     lengths = (shape[index] for shape, index in found if index is not None)

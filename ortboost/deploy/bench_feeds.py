@@ -1,8 +1,8 @@
-"""Inputs for a benchmark: of the lengths that were asked for, from data or synthetic.
+"""Inputs for a benchmark with the requested lengths, from data or synthetic.
 
-Lengths of open dimensions come, in this order, from ``--shape``, from a dimension of the same name
-in another input, and, for the first dimension, from the batch size. What is still open then is an
-error that names the dimension: a guessed sequence length would give a number about nothing.
+The length of an open dimension comes from ``--shape``, else from a dimension of the same name in
+another input, else, for the batch axis, from the batch size. A dimension that is still open is an
+error that names it: a time measured at a guessed sequence length would be meaningless.
 """
 
 from __future__ import annotations
@@ -31,24 +31,23 @@ __all__ = [
 ]
 
 BATCH = "N"
-"""Stands for the batch size in a shape."""
+"""Placeholder for the batch size in a shape."""
 
 Shape: TypeAlias = "tuple[int | str, ...]"
 """Lengths, or ``N`` where the batch size goes."""
 
 Bind: TypeAlias = "Callable[[Sequence[TensorSpec], int], Mapping[str, NDArray[Any]]]"
-"""Given inputs and a number of samples, the array of each input: those samples, or fewer if there are
-no more."""
+"""Map inputs and a number of samples to the array of each input; shorter if the data end."""
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
-    """Read a shape as it is written on the command line.
+    """Parse a shape given on the command line.
 
     Args:
-        text: ``INPUT:8x3x32x32``, or ``INPUT:Nx3x32x32`` where N is each of the batch sizes.
+        text: ``INPUT:8x3x32x32``, or ``INPUT:Nx3x32x32`` where N stands for the batch size.
 
     Raises:
-        UsageError: It is written in another way.
+        UsageError: The text does not have this form.
 
     Example:
         >>> parse_shape("ids:Nx128")
@@ -73,13 +72,13 @@ def parse_shape(text: str) -> tuple[str, Shape]:
 
 
 def batch_index(spec: TensorSpec) -> int | None:
-    """The dimension of an input that counts the samples; ``None`` without one."""
+    """The axis of an input that counts the samples; ``None`` if there is none."""
     axis = spec.batch_axis if isinstance(spec.batch_axis, int) else None
     return axis if spec.shape else None
 
 
 def open_batch(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> bool:
-    """Whether a batch size has any effect: a first dimension is open, or a shape has an N."""
+    """Whether a batch size has any effect: a batch axis is open, or a shape contains N."""
     given = {
         dim
         for spec in inputs
@@ -99,17 +98,17 @@ def open_batch(inputs: Sequence[TensorSpec], shapes: Mapping[str, Shape]) -> boo
 def settle_shapes(
     inputs: Sequence[TensorSpec], batch: int, shapes: Mapping[str, Shape], *, where: str
 ) -> list[TensorSpec]:
-    """The inputs with a number for every dimension.
+    """Return the inputs with every dimension set to a number.
 
     Args:
         inputs: The inputs of the model.
-        batch: Length of open first dimensions, and of N.
-        shapes: Input name to the shape asked for.
-        where: The model, for error texts.
+        batch: Length of open batch axes, and of N.
+        shapes: Input name to the requested shape.
+        where: The model, for error messages.
 
     Raises:
-        UsageError: A dimension has no length, two lengths, or one that the model does not have; or
-            there is no such input.
+        UsageError: A dimension has no length, two lengths, or one that contradicts the model; or
+            an input name is unknown.
     """
     names = [spec.name for spec in inputs]
     for name in shapes:
@@ -125,9 +124,9 @@ def settle_shapes(
 
 
 def _learn(known: dict[str, int], spec: TensorSpec, shape: Shape, batch: int, where: str) -> None:
-    """Note the lengths that a given shape has for named dimensions; they hold everywhere."""
+    """Record the lengths that a shape gives to named dimensions; they apply to all inputs."""
     text = "x".join(str(dim) for dim in shape)
-    # A scalar and a tensor of unknown rank look alike to the runtime's interface.
+    # The runtime reports a scalar and a tensor of unknown rank alike.
     if spec.shape and len(shape) != len(spec.shape):
         raise UsageError(
             f"The input '{spec.name}' has {len(spec.shape)} dimensions, the shape {len(shape)}.",
@@ -139,9 +138,10 @@ def _learn(known: dict[str, int], spec: TensorSpec, shape: Shape, batch: int, wh
     ):
         if isinstance(dim, int) and dim != length:
             raise UsageError(
-                f"The model fixes a dimension of '{spec.name}' at {dim}, {length} was asked for.",
+                f"The model fixes a dimension of '{spec.name}' at {dim}, {length} was requested.",
                 where=f"{where}: --shape {spec.name}:{text}",
-                fix=f"The model says {format_shape(spec.shape)}; export it with an open dimension for others.",
+                fix=f"The model says {format_shape(spec.shape)}; export it with an open dimension "
+                "for others.",
             )
         if isinstance(dim, str) and known.setdefault(dim, length) != length:
             raise UsageError(
@@ -185,19 +185,19 @@ def make_feeds(
     seed: int = 0,
     where: str = "model",
 ) -> dict[str, NDArray[Any]]:
-    """One batch of inputs.
+    """Make one batch of inputs.
 
     Args:
         inputs: The inputs of the model.
         batch: Number of samples.
-        shapes: Input name to shape, for inputs that are synthetic.
-        bind: Gives the data; without it floats are drawn from a normal distribution, and integers
-            are zeros and ones.
-        seed: Seed.
-        where: The model, for error texts.
+        shapes: Input name to shape, for synthetic inputs.
+        bind: Provides the data; without it floats are drawn from a normal distribution, and
+            integers are zeros and ones.
+        seed: Seed of the random generator.
+        where: The model, for error messages.
 
     Raises:
-        UsageError: A dimension has no length; the data have too few samples.
+        UsageError: A dimension has no length, or the data have too few samples.
     """
     if bind is None:
         return seeded_batch(settle_shapes(inputs, batch, shapes, where=where), seed=seed)
@@ -205,12 +205,12 @@ def make_feeds(
     for spec in inputs:
         array, index = feeds[spec.name], batch_index(spec)
         head = 0 if index is None else spec.shape[index]
-        samples = not isinstance(head, int) or head == batch  # else it counts layers of a state
+        samples = not isinstance(head, int) or head == batch  # else it counts the layers of a state
         length = batch if index is None else array.shape[index]
         if samples and length < batch:
             raise UsageError(
-                f"The data have {length} samples, a batch of {batch} was asked for.",
+                f"The data have {length} samples, a batch of {batch} was requested.",
                 where=f"{where}: input '{spec.name}'",
-                fix="Ask for a smaller --batch-size, or give more data.",
+                fix="Use a smaller --batch-size, or give more data.",
             )
     return feeds

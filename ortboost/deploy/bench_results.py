@@ -1,4 +1,4 @@
-"""What a benchmark is asked for, and what it finds."""
+"""The configuration and the results of a benchmark."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ _Positive: TypeAlias = Annotated[int, Range(1)]
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured, and for how long.
+    """What to measure, and for how long.
 
     Args:
-        batch_sizes: Samples a run, each measured by itself; empty for what the model fixes, else 1.
-        threads: Threads within an operator, each measured by itself; None is the runtime's choice.
-        warmup: Runs before the first that counts.
-        iters: Runs of each file that count; None to go by ``seconds``.
-        seconds: Time for each file, about; at least one run in each of three rounds.
-        rounds: Turns that each file gets.
-        loads: Processes in which each file is opened, for the load time.
+        batch_sizes: Samples per run, each measured separately; if empty, the size that the model
+            fixes, else 1.
+        threads: Intra-op threads, each measured separately; None is the runtime's choice.
+        warmup: Runs before timing starts.
+        iters: Timed runs of each file; None to go by ``seconds``.
+        seconds: Approximate time for each file; at least one run in each of three rounds.
+        rounds: Number of rounds; each file runs in every round.
+        loads: Number of processes in which each file is opened to measure its load time.
         device: ``auto``, ``cpu`` or ``cuda``.
         shapes: Input name to the shape of synthetic inputs.
         seed: Seed of synthetic inputs.
-        inputs: Lengths of dimensions, values of inputs that are the same in all runs, and batch axes.
+        inputs: Lengths of dimensions, values of inputs that are constant over all runs, and batch
+            axes.
 
     Raises:
         ConfigError: A value is out of range.
@@ -84,7 +86,7 @@ class Latency:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Latency:
-        """From the time of each run; at least one."""
+        """Summarize the durations of one or more runs."""
         p50, p90, p99 = (float(q) for q in np.percentile(seconds, (50, 90, 99)))
         return cls(p50, p90, p99, float(np.mean(seconds)), float(np.min(seconds)), len(seconds))
 
@@ -94,7 +96,7 @@ class Ratio:
     """The latency of a file over that of the first file.
 
     Args:
-        median: Of the ratios of the rounds; of one round, the ratio of its median latencies.
+        median: Median over the rounds; the ratio of a round is that of its median latencies.
         low: Lower quartile.
         high: Upper quartile.
     """
@@ -105,14 +107,14 @@ class Ratio:
 
     @classmethod
     def of(cls, above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio:
-        """From the samples of two files, round by round."""
+        """Compute it from the samples of two files, round by round."""
         ratios = [np.median(a) / np.median(b) for a, b in zip(above, below, strict=True)]
         low, median, high = (float(q) for q in np.percentile(ratios, (25, 50, 75)))
         return cls(median, low, high)
 
     @classmethod
     def of_rounds(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
-        """From one time in each round of two contestants."""
+        """Compute it from one time per round of each of two contestants."""
         return cls.of([[spent] for spent in above], [[spent] for spent in below])
 
     def __str__(self) -> str:
@@ -125,15 +127,15 @@ class Measurement:
 
     Args:
         file: The file.
-        batch: Samples a run.
-        threads: Threads within an operator; None is the runtime's choice.
+        batch: Samples per run.
+        threads: Intra-op threads; None is the runtime's choice.
         device: Where it ran.
-        latency: Seconds of a run.
-        throughput: Samples a second: ``batch / latency.mean``.
+        latency: Seconds per run.
+        throughput: Samples per second: ``batch / latency.mean``.
         load_seconds: Seconds to open the session, median of ``loads`` processes.
         bytes: Size of the file with its external data.
-        peak_memory: Most bytes resident in the process at any time, interpreter included.
-        model_memory: The same less what it was before the model was opened.
+        peak_memory: Peak resident memory of the process in bytes, interpreter included.
+        model_memory: Peak memory minus the peak before the model was opened, in bytes.
         ratio: Latency over that of the first file; None for the first file itself.
     """
 
@@ -154,8 +156,8 @@ class Measurement:
         return asdict(self)
 
     def over(self, first: Measurement) -> dict[str, float | None]:
-        """The other figures over those of the first file, by name; None where that one is 0."""
-        # Not the throughput: means of different times; the ratio of the latencies says it better.
+        """Ratios of the other figures to those of the first file; None where the divisor is 0."""
+        # Without throughput, a mean over different times: the ratio of the latencies is better.
         names = ("load_seconds", "bytes", "peak_memory", "model_memory")
         pairs = {name: (getattr(self, name), getattr(first, name)) for name in names}
         return {name: above / below if below else None for name, (above, below) in pairs.items()}

@@ -1,10 +1,10 @@
 """The process that runs one model for a benchmark, and the handle that its parent holds.
 
-Every model has a process of its own: what another model left in the memory allocator, in the page
-tables or in the caches of a runtime is not counted, and the peak of memory is that of one model.
+Each model has a separate process. The memory allocator, page tables and runtime caches hold nothing
+of another model, and the peak memory is that of one model.
 
-They talk over pipes, in pickles: the parent calls a method of the :class:`_Model` in its process, and
-gets the answer or the error.
+The two communicate by pickles over pipes: the parent calls a method of the :class:`_Model` in the
+worker process, and receives the result or the error.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from ortboost.deploy.bench_worker import serve; serve()"
 )
-_PROTOCOL = 5  # arrays are not copied once more when they are read
-_PATIENCE = 5.0  # seconds that a worker has to leave by itself
+_PROTOCOL = 5  # avoids a second copy of arrays on reading
+_PATIENCE = 5.0  # seconds to wait for a worker to exit by itself
 
 
 def time_runs(
     run: Callable[[], Any], count: int, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Seconds of each of ``count`` runs; one more run before them is not counted.
+    """Time each of ``count`` runs in seconds, after one run that is not counted.
 
-    The caches belonged to someone else until now: the first run of a turn is of another kind.
+    Another contestant filled the caches before: the first run of a turn is not representative.
 
     Args:
-        run: Makes one run.
+        run: Executes one run.
         count: Number of runs to time.
-        clock: What tells the time, in seconds.
+        clock: Returns the time in seconds.
     """
     run()
     spent = []
@@ -63,9 +63,9 @@ def time_runs(
 
 
 def peak_memory() -> int:
-    """The most memory that this process ever held, in bytes (resident, VmHWM).
+    """The peak resident memory of this process in bytes (VmHWM).
 
-    Where the kernel does not tell, it is ``ru_maxrss``, which a child inherits from its parent.
+    Where the kernel does not report it, ``ru_maxrss``, which a child inherits from its parent.
     """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -76,17 +76,17 @@ def peak_memory() -> int:
 
 
 class Worker:
-    """A process with one model in it.
+    """A process that runs one model.
 
     Args:
         model: The file.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator; the runtime's choice if not given.
+        threads: Intra-op threads; the runtime's choice if not given.
 
     Raises:
-        FileError: The file is missing, or is no model.
-        ModelError: The runtime does not accept it, or the process died of it.
-        DependencyError: The device is not there.
+        FileError: The file is missing, or is not a model.
+        ModelError: The runtime rejects it, or the process crashed on it.
+        DependencyError: The device is not available.
 
     Example:
         >>> with Worker(Path("model.onnx")) as worker:  # doctest: +SKIP
@@ -108,7 +108,7 @@ class Worker:
             opened = self._ask("open", str(model), device, threads)
         except ModelError:
             self.close()
-            load_model(model)  # its errors on files that are no models are clearer
+            load_model(model)  # its errors on files that are not models are clearer
             raise
         except BaseException:
             self.close()
@@ -116,27 +116,27 @@ class Worker:
         self.device: str = opened["device"]
         """``cpu`` or ``cuda``."""
         self.load_seconds: float = opened["seconds"]
-        """Time to open the session."""
+        """Time to open the session, in seconds."""
         self.baseline: int = opened["baseline"]
-        """Peak of memory before the model was opened, in bytes: interpreter and libraries."""
+        """Peak memory before the model was opened, in bytes: interpreter and libraries."""
         self.inputs: Sequence[TensorSpec] = opened["inputs"]
-        """What the model takes."""
+        """Inputs of the model."""
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
-        """Give the inputs, and run once.
+        """Set the inputs, and run once.
 
         Raises:
-            UsageError: The runtime refuses them.
+            UsageError: The runtime rejects them.
         """
         self._ask("feed", {spec.name: feeds[spec.name] for spec in self.inputs})
 
     def run(self, count: int) -> list[float]:
-        """Seconds of each of ``count`` runs."""
+        """Time ``count`` runs; the duration of each in seconds."""
         seconds: list[float] = self._ask("run", count)
         return seconds
 
     def peak(self) -> int:
-        """The most memory that the process held so far, in bytes."""
+        """The peak resident memory of the process until now, in bytes."""
         return int(self._ask("peak"))
 
     def close(self) -> None:
@@ -162,12 +162,12 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None:  # nobody waits for a run that is under way
+        if kind is not None:  # do not wait for a running request
             self._process.kill()
         self.close()
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the :class:`_Model` over there."""
+        """Call a method of the :class:`_Model` in the worker process."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -185,19 +185,19 @@ class Worker:
     def _died(self) -> OrtBoostError:
         status = self._process.wait()
         self._log.seek(0)
-        said = self._log.read().decode(errors="replace").strip().splitlines()
+        output = self._log.read().decode(errors="replace").strip().splitlines()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return ModelError(
             f"The process that ran the model ended with {how}.",
-            where=f"{self.model}" + (f": {said[-1]}" if said else ""),
+            where=f"{self.model}" + (f": {output[-1]}" if output else ""),
             fix="Signal 9 is usually a lack of memory: try a smaller batch. "
             "Otherwise the runtime crashed on this model: 'ortboost doctor' shows which one it is.",
         )
 
 
 def serve() -> None:
-    """Be the worker: requests on stdin, answers on stdout, until stdin ends."""
-    # Whatever a library prints must not come between the answers.
+    """Run as the worker: read requests from stdin and write answers to stdout until stdin ends."""
+    # Output printed by libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     model = _Model()
@@ -213,10 +213,10 @@ def serve() -> None:
 
 
 class _Model:
-    """The model in its process."""
+    """The model in the worker process."""
 
     def open(self, model: str, device: str, threads: int | None) -> dict[str, Any]:
-        """Open a session; what the parent wants to know of it."""
+        """Open a session, and return its properties for the parent."""
         runtime()  # importing it is not part of loading a model
         device = resolve_device(device)
         baseline = peak_memory()
@@ -227,12 +227,12 @@ class _Model:
         return {"device": device, "seconds": seconds, "baseline": baseline, "inputs": inputs}
 
     def feed(self, feeds: Mapping[str, NDArray[Any]]) -> None:
-        """Take the inputs; it is said clearly what is wrong with them."""
+        """Store the inputs, and run once: the evaluator's errors on wrong inputs are clear."""
         self._feeds = dict(feeds)
         self._evaluator.evaluate(feeds)
 
     def run(self, count: int) -> list[float]:
-        """Timed runs."""
+        """Time ``count`` runs."""
         session, outputs = self._evaluator.session, list(self._evaluator.outputs)
         return time_runs(lambda: session.run(outputs, self._feeds), count)
 

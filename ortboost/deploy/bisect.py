@@ -1,4 +1,4 @@
-"""Find what makes the difference: the rewrite that is wrong, or the first inner tensor that differs."""
+"""Locate a difference: the faulty rewrite, or the first intermediate tensor that differs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["InnerDifference", "first_difference", "guilty_step"]
 
 
 def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Model], bool]) -> str:
-    """The rewrite after which a graph is wrong, found by halving.
+    """Find the rewrite that breaks a graph, by bisection.
 
     Args:
-        base: The graph before any of the steps; it is not changed.
-        steps: What was done to it, in order. All of them together made what is wrong.
-        passes: Whether a graph is right.
+        base: The graph before all steps; it is not modified.
+        steps: The steps applied to it, in order. The result of all of them fails.
+        passes: Whether a graph is correct.
 
     Returns:
-        The name of the first step after which it is wrong, given that it stays so; an empty text if
-        ``base`` is wrong itself.
+        The name of the first step after which the graph fails, assuming that it then keeps failing;
+        an empty string if ``base`` itself fails.
     """
 
     def right(count: int) -> bool:
@@ -38,13 +38,13 @@ def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Mode
             for step in steps[:count]:
                 step.apply(model)
             return passes(model)
-        except OrtBoostError:  # a graph that cannot be run is wrong, too
+        except OrtBoostError:  # a graph that cannot be run fails, too
             return False
 
     if not right(0):
         return ""
     good, bad = 0, len(steps)
-    if right(bad - 1):  # most often it is the last, which brings the shorter number format
+    if right(bad - 1):  # usually it is the last, the conversion to a lower precision
         good = bad - 1
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -57,14 +57,14 @@ def guilty_step(base: ir.Model, steps: Sequence[Step], passes: Callable[[ir.Mode
 
 @dataclass(frozen=True)
 class InnerDifference:
-    """The first inner tensor of two graphs that differs.
+    """The first intermediate tensor that differs between two graphs.
 
     Args:
-        difference: By how much.
-        node: The node of the second graph that makes it.
-        op_type: Its operator.
-        inputs: What it reads.
-        compared: How many tensors were compared.
+        difference: How much it differs.
+        node: The node of the second graph that computes it.
+        op_type: The operator of this node.
+        inputs: The inputs of this node.
+        compared: Number of tensors compared.
     """
 
     difference: Difference
@@ -94,21 +94,21 @@ def first_difference(
     *,
     device: str = "cpu",
 ) -> InnerDifference | None:
-    """Compare the inner float tensors that two graphs both have, by name, in the order of the second.
+    """Compare the intermediate float tensors that two graphs share by name, in the second's order.
 
     Args:
-        one: The reference.
+        one: The reference graph.
         other: The graph under test.
-        feeds: One batch.
-        tolerance: What is allowed.
+        feeds: One batch of inputs.
+        tolerance: The allowed difference.
         device: Where to run.
 
     Returns:
-        The first that is beyond the tolerance, or ``None`` if none is.
+        The first tensor beyond the tolerance, or ``None``.
     """
     one, other = one.clone(), other.clone()
     for model in (one, other):
-        infer_shapes(model)  # types of inner tensors are not always in a file
+        infer_shapes(model)  # files do not always have the types of intermediate tensors
     known = {value.name for value in inner_floats(one)}
     shared = [value for value in inner_floats(other) if value.name in known]
     for start in range(0, len(shared), AT_A_TIME):

@@ -1,13 +1,13 @@
-"""Check for CUDA without CUDA: what of a step, or of a model, would leave the GPU.
+"""Find, without a GPU, the parts of a training step or a model that CUDA would not run.
 
 ======= ======= =============================================================
 CUDA001 error   no kernel on CUDA nor on the CPU: the session does not open
-CUDA002 error   an opset that the release does not read
+CUDA002 error   an opset that the release does not support
 CUDA003 warn    a node that runs on the CPU, and why
-CUDA004 warn    a copy of more than a few numbers; to the host, one that waits
-CUDA005 info    a copy of a few numbers
-CUDA006 info    work on shapes that stays on the host, integers on the device
-CUDA007 info    whether it can be captured as a CUDA graph, and what is in the way
+CUDA004 warn    a copy of more than a few elements; one to the host also synchronizes
+CUDA005 info    a copy of a few elements
+CUDA006 info    shape computations left on the host, integer ones on the device
+CUDA007 info    whether it can be captured as a CUDA graph, and what prevents it
 ======= ======= =============================================================
 """
 
@@ -37,7 +37,7 @@ from ortboost.runtime.cuda.placement import Copy, Placed, place
 
 __all__ = ["check_cuda", "graph_findings"]
 
-_FEW: Final = 16  # numbers: a scalar, a shape
+_SMALL: Final = 16  # elements: a scalar, a shape
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _ARITHMETIC: Final = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Range", "Abs", "Neg"})
 
@@ -45,16 +45,17 @@ _ARITHMETIC: Final = frozenset({"Add", "Sub", "Mul", "Div", "Mod", "Range", "Abs
 def check_cuda(
     source: ModelSource, target: str = "cuda", profiles: Iterable[Profile] = ()
 ) -> TargetReport:
-    """Find what would not run on the GPU, from the tables of kernels; nothing is run.
+    """Find what would not run on the GPU, from tables of kernels; nothing is executed.
 
     Args:
-        source: A program folder: each of its step graphs, in the form that CUDA gets. Or a model, as it is.
+        source: A program folder, where each step graph is checked in its CUDA form; or a model,
+            which is checked unchanged.
         target: ``cuda`` (onnxruntime-gpu 1.31.1), or ``cuda=1.19.2`` (onnxruntime-training).
-        profiles: None: this target has no shape profiles.
+        profiles: Must be empty: this target has no shape profiles.
 
     Raises:
         FileError: The file or folder is not readable.
-        UsageError: An unknown release, or a shape profile was given.
+        UsageError: The release is unknown, or a shape profile was given.
     """
     if list(profiles):
         raise UsageError(
@@ -74,13 +75,13 @@ def check_cuda(
     ]
     return TargetReport(
         f"onnxruntime {kernels.release} on CUDA",
-        "its tables of kernels; nothing was run",
+        "its tables of kernels; nothing was executed",
         sorted_findings(found),
     )
 
 
 def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
-    """The findings on one graph, which is not changed."""
+    """Check one graph, which is not modified."""
     opset = graph.opset_imports.get("", 18)
     if opset > kernels.newest_opset:
         yield Finding(
@@ -88,7 +89,8 @@ def graph_findings(graph: ir.Model, kernels: Kernels) -> Iterator[Finding]:
             "error",
             "model",
             "model",
-            f"onnxruntime {kernels.release} reads opsets up to {kernels.newest_opset}; this is {opset}.",
+            f"onnxruntime {kernels.release} supports opsets up to {kernels.newest_opset}; this is "
+            f"{opset}.",
             "Use a newer onnxruntime-gpu, or an older opset.",
         )
         return
@@ -111,8 +113,8 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 "CUDA001",
                 "error",
                 *name,
-                f"Nothing runs it. {row.reason}.",
-                "Keep it in float32 (PrecisionConfig.keep), or write it in other operators.",
+                f"It has no kernel. {row.reason}.",
+                "Keep it in float32 (PrecisionConfig.keep), or express it with other operators.",
             )
         elif row.side == "cpu" and not row.shape_work and (_is_work(node) or _reads_much(node)):
             yield Finding(
@@ -120,18 +122,18 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
                 "warn",
                 *name,
                 f"It runs on the CPU: {row.reason}.",
-                "Write it in operators that CUDA has, or in a type that they take.",
+                "Use operators that CUDA implements, or a type that they support.",
             )
         elif row.side == "cpu":
-            why = row.reason or "it reads nothing but host values and inputs"
+            why = row.reason or "it reads only host values and inputs"
             heavy = row.shape_work and _is_work(node)
             yield Finding(
                 "CUDA003" if heavy else "CUDA006",
                 "warn" if heavy else "info",
                 name[0],
                 node.op_type if heavy else "shapes",
-                f"It is left on the host: {why}.",
-                "Let it read a value that is computed on the device."
+                f"It stays on the host: {why}.",
+                "Make it read a value that is computed on the device."
                 if heavy
                 else "Nothing: shapes are cheaper there.",
             )
@@ -148,26 +150,27 @@ def _nodes(placed: Sequence[Placed]) -> Iterator[Finding]:
 
 def _copies(copies: Sequence[Copy]) -> Iterator[Finding]:
     for copy in copies:
-        value, few = copy.value, _is_few(copy.value)
+        value, few = copy.value, _is_small(copy.value)
         shape = known_shape(value)
         what = f"{value.dtype} {'?' if shape is None else format_shape(shape)}"
-        way = "to the host, which waits for it" if copy.to_host else "to the device"
+        way = "to the host, which synchronizes" if copy.to_host else "to the device"
         yield Finding(
             "CUDA005" if few else "CUDA004",
             "info" if few else "warn",
             value.name or "?",
             "copy",
             f"{what} is copied {way}, in each run.",
-            "Nothing, if it is one of few."
+            "Nothing, unless there are many."
             if few
-            else "Mend the node that needs it on the other side.",
+            else "Fix the node that needs it on the other side.",
         )
 
 
 def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Finding:
-    """Whether ``enable_cuda_graph`` takes the graph, or the form of it without branches.
+    """Whether ``enable_cuda_graph`` accepts the graph, or its form without branches.
 
-    ``InferenceSession::Initialize`` allows no control flow and no copies, and CPU nodes where they need none.
+    ``InferenceSession::Initialize`` allows neither control flow nor copies, and CPU nodes only
+    where they need no copy.
     """
     reasons = []
     flow = next((node for node in model.graph if has_subgraph(node)), None)
@@ -193,29 +196,29 @@ def _capture(model: ir.Model, kernels: Kernels, copies: Sequence[Copy]) -> Findi
         f"No CUDA graph{form_of and ', nor' + form_of}: {', '.join(reasons)}."
         if reasons
         else f"It can be captured as a CUDA graph{form_of}.",
-        "A checkpoint of recompute waits on the host for its gradient: convert without it."
+        "A recompute checkpoint waits on the host for its gradient: convert without recompute."
         if any((copy.value.name or "").startswith("ortboost/recompute/") for copy in copies)
-        else "Lengths that are numbers need no copies: convert with --dim batch=N."
+        else "Fixed lengths need no copies: convert with --dim batch=N."
         if copies
         else "Nothing: docs/cuda.md has more.",
     )
 
 
 def _is_work(node: ir.Node) -> bool:
-    """Whether a node computes more than a few numbers, or nobody knows how many."""
-    if all(_is_few(value) for value in node.outputs):
+    """Whether a node computes more than a few elements, or an unknown number of them."""
+    if all(_is_small(value) for value in node.outputs):
         return False
     return node.op_type in ("ConstantOfShape", "Expand", "Range", "Tile") or _reads_much(node)
 
 
 def _reads_much(node: ir.Node) -> bool:
-    return not all(value is None or _is_few(value) for value in node.inputs)
+    return not all(value is None or _is_small(value) for value in node.inputs)
 
 
-def _is_few(value: ir.Value) -> bool:
+def _is_small(value: ir.Value) -> bool:
     shape = static_shape(value)
     if shape is None:
-        # A shape: one dimension, whose length is a rank that inference did not find.
+        # A shape: its only dimension is a rank that shape inference did not find.
         known = known_shape(value)
         return known is not None and len(known) == 1 and value.dtype == ir.DataType.INT64
-    return math.prod(shape) <= _FEW
+    return math.prod(shape) <= _SMALL

@@ -1,4 +1,4 @@
-"""What stands in the way of running a model in ONNX Runtime: the runtime itself is asked."""
+"""Find what prevents a model from running in ONNX Runtime, by opening it in that runtime."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ortboost.runtime.session import open_session, runtime
 __all__ = ["check_onnxruntime"]
 
 _PROTO_LIMIT = (1 << 31) - (1 << 20)
-# Rules about the file and about training hold for every runtime.
+# Rules about the file and about training apply to every runtime.
 _SHARED = {"TRT001": "ORT003", "TRT052": "ORT004", "TRT054": "ORT005"}
 
 
 def check_onnxruntime(
     source: ModelSource, target: str = "onnxruntime", profiles: Iterable[Profile] = ()
 ) -> TargetReport:
-    """Check a model with ONNX's checker and the ONNX Runtime that is installed.
+    """Check a model with ONNX's checker and the installed ONNX Runtime.
 
     Args:
         source: The model.
-        target: Its name: the runtime that is installed is asked, whatever its version.
-        profiles: None: this target has no shape profiles.
+        target: Name of the target; the installed runtime is used, whatever its version.
+        profiles: Must be empty: this target has no shape profiles.
 
     Returns:
         Findings of the rules ``ORT001`` to ``ORT006``.
 
     Raises:
         FileError: The file is not a readable model.
-        DependencyError: There is no ONNX Runtime.
+        DependencyError: ONNX Runtime is not installed.
         UsageError: A shape profile was given.
     """
     if list(profiles):
@@ -54,7 +54,7 @@ def check_onnxruntime(
         dataclasses.replace(
             finding,
             rule=ours,
-            # The runtime runs what is in training mode, only not as an inference graph should.
+            # The runtime runs nodes in training mode, but with training semantics.
             severity="warn" if ours == "ORT003" else finding.severity,
             fixable=False,
             fix=_without_flag(finding.fix),
@@ -93,7 +93,7 @@ def _spec(model: ir.Model) -> Iterator[Finding]:
         )
         > _PROTO_LIMIT
     ):
-        return  # the checker of ONNX wants one protobuf
+        return  # ONNX's checker needs a single protobuf
     try:
         onnx.checker.check_model(ir.to_proto(model), full_check=True)
     except Exception as error:  # the checker raises errors of several kinds
@@ -103,8 +103,8 @@ def _spec(model: ir.Model) -> Iterator[Finding]:
             "warn",
             "model",
             "model",
-            f"ONNX's checker objects: {lines[0].strip() if lines else type(error).__name__}",
-            "Export the model again; other runtimes may refuse it.",
+            f"ONNX's checker reports: {lines[0].strip() if lines else type(error).__name__}",
+            "Export the model again; other runtimes may reject it.",
         )
 
 
@@ -115,8 +115,9 @@ def _saturation(model: ir.Model) -> Iterator[Finding]:
             "warn",
             node,
             "int8",
-            f"products with '{name}' can saturate on x86 processors without VNNI: answers are off there",
-            "ortboost export --precision int8 of the float model writes weights of 7 bits.",
+            f"products with '{name}' can saturate on x86 processors without VNNI: outputs are "
+            "inaccurate there",
+            "ortboost export --precision int8 of the float model writes 7-bit weights.",
         )
 
 

@@ -1,8 +1,7 @@
-"""What an exporter notes about where a node came from is left out of the file that is deployed.
+"""Remove exporters' notes on the origin of nodes from the deployed file.
 
-torch writes the Python stack, the source lines and the module of every node, and folders of the
-machine that exported with them: in a small BERT that is more than half of the file. No runtime
-reads any of it.
+torch writes the Python stack, the source lines and the module of every node, including folder names
+of the exporting machine: more than half of the file for a small BERT. No runtime reads them.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ _KEYS = ("namespace", "pkg.")  # https://github.com/pytorch/pytorch/blob/main/to
 def drop_exporter_notes(model: ir.Model) -> Report:
     """Remove the notes of exporters from nodes, tensors and graphs, in place.
 
-    Names, and the entries of the model itself (author, license, what a user wrote), stay.
+    Names and the metadata of the model itself (author, license, a user's entries) are kept.
 
     Args:
-        model: A model that nothing will look at for the origin of its parameters.
+        model: A model whose parameters' origins are no longer needed.
 
     Returns:
-        A report with the number of bytes that each kind of note took.
+        A report with the number of bytes removed per kind of note.
     """
     report = Report("drop_exporter_notes")
     sizes: dict[str, int] = {}

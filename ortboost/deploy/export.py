@@ -1,4 +1,7 @@
-"""Make an inference graph: strip, rewrite, stamp. :mod:`ortboost.deploy.write_verified` compares and writes it."""
+"""Build an inference graph: strip the training parts, rewrite, add metadata.
+
+:mod:`ortboost.deploy.write_verified` compares and writes it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from ortboost.transforms.inference_norm import to_inference
 
 __all__ = ["Exported", "export_model", "export_network", "reference_path"]
 
-_OLDEST = 13  # older opsets say in attributes what the rewrites read from inputs
+_OLDEST = 13  # older opsets have attributes where the rewrites expect inputs
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,10 @@ class Exported:
     Args:
         model: The graph.
         reports: What the rewrites did.
-        base: The graph before the pipeline; the rewrites can be run on it again, one by one.
-        steps: What the pipeline did, in order.
-        target: What it is for.
-        precision: Its number format.
+        base: The graph before the pipeline; the rewrites can be applied to it again, one by one.
+        steps: The steps of the pipeline, in order.
+        target: The target it was made for.
+        precision: Its precision, such as ``fp32``.
     """
 
     model: ir.Model
@@ -68,23 +71,23 @@ def export_model(
     inputs: InputConfig | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Make the inference graph of a trained program.
+    """Build the inference graph of a trained program.
 
     Args:
         program: The program.
         state: The trained state.
         optimize: Run the pipeline; without it only the training parts are stripped.
-        opset: Convert to this opset; that of the program if not given, or a newer one that the target
-            likes better.
-        target: What the graph is for.
-        precise: Its number format, if not float32.
+        opset: Convert to this opset; if not given, that of the program, or a newer one that the
+            target prefers.
+        target: The target of the graph.
+        precise: The reduced precision, if not float32.
         slim: Run onnxslim too.
-        inputs: Lengths and inputs to fix.
+        inputs: Dimensions and inputs to fix.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
 
     Raises:
         ModelError: The opset conversion is not possible.
-        UsageError: Target, precision and opset do not go together.
+        UsageError: Target, precision and opset are not compatible.
     """
     model, stripped = inference_model(program, state)
     reports = [stripped, *_fixed(model, inputs)]
@@ -109,24 +112,25 @@ def export_network(
     inputs: InputConfig | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Exported:
-    """Make an optimized inference graph of an ONNX model that needs no training.
+    """Build an optimized inference graph of an ONNX model that needs no training.
 
-    Nodes in training mode are put in inference mode first; that is what the comparison is with, too.
+    Nodes in training mode are switched to inference mode first, also in the reference that the
+    result is compared with.
 
     Args:
         source: The model; see :func:`ortboost.graph.io.load_model`.
         optimize: Run the pipeline.
         opset: Convert to this opset.
-        target: What the graph is for.
-        precise: Its number format, if not float32.
+        target: The target of the graph.
+        precise: The reduced precision, if not float32.
         slim: Run onnxslim too.
-        inputs: Lengths and inputs to fix.
+        inputs: Dimensions and inputs to fix.
         provenance: Further entries for the model's ``metadata_props``, under ``ortboost.``.
 
     Raises:
-        FileError: The file is no model.
+        FileError: The file is not a model.
         ModelError: The opset conversion is not possible.
-        UsageError: Target, precision and opset do not go together.
+        UsageError: Target, precision and opset are not compatible.
     """
     model = load_model(source)
     fixed = _fixed(model, inputs)
@@ -141,7 +145,7 @@ def export_network(
 
 
 def _fixed(model: ir.Model, inputs: InputConfig | None) -> list[Report]:
-    """Fix dimensions and inputs, and infer the shapes that follow."""
+    """Fix dimensions and inputs, and infer the resulting shapes."""
     if inputs is None or not (inputs.dims or inputs.values):
         return []
     report = fix_inputs(model, inputs)
@@ -159,7 +163,7 @@ def _finish(
     slim: bool,
     stamp: Mapping[str, str],
 ) -> Exported:
-    """Everything that a program and a plain model have in common."""
+    """The steps shared by programs and plain models."""
     precision = precise.precision if precise is not None else "fp32"
     target.require(precision, opset)
     present = model.opset_imports.get("", 0)
@@ -170,8 +174,8 @@ def _finish(
             reports.append(convert_opset(model, target.opsets))
         except ModelError as error:
             raise ModelError(
-                f"The target '{target.name}' reads opset {target.opsets[0]} to "
-                f"{target.opsets[-1]}, and the model has {present}.",
+                f"The target '{target.name}' supports opset {target.opsets[0]} to "
+                f"{target.opsets[-1]}; the model has {present}.",
                 where=error.where,
                 fix=error.fix,
             ) from error
@@ -216,7 +220,7 @@ def _fit_ir_version(model: ir.Model, target: Target) -> None:
 
 
 def reference_path(source: ModelSource, exported: Exported, folder: Path) -> str:
-    """The file that answers as an export has to: the model itself, or its inference form in ``folder``."""
+    """The reference file of an export: the model itself, or its inference form in ``folder``."""
     changed = any(r.rewrite == "to_inference" and r.changed for r in exported.reports)
     if isinstance(source, (str, os.PathLike)) and not changed:
         return os.fspath(source)

@@ -1,4 +1,4 @@
-"""Inputs that have the same value in every batch, and lengths that are fixed, at the edge of a session."""
+"""Constant inputs and fixed dimensions, applied to the inputs of a session."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["fix_specs", "with_batch_axes"]
 def fix_specs(
     specs: Sequence[TensorSpec], config: InputConfig
 ) -> tuple[tuple[TensorSpec, ...], dict[str, NDArray[Any]]]:
-    """The inputs that are left to be fed, and the arrays of the others.
+    """Split inputs into those still to be fed and the constant arrays of the others.
 
     Args:
         specs: The inputs of a model.
         config: Values of inputs, and lengths of open dimensions.
 
     Returns:
-        Inputs with the lengths that are known, and input to its value.
+        The remaining inputs with known lengths filled in, and the constants by input name.
 
     Raises:
-        UsageError: There is no such input or dimension, or a value does not fit.
+        UsageError: An input or dimension is unknown, or a value does not fit.
     """
     shapes = {spec.name: spec.shape for spec in specs}
     dtypes = {spec.name: ir.DataType.from_numpy(spec.dtype) for spec in specs}
@@ -44,10 +44,10 @@ def fix_specs(
 
 
 def with_batch_axes(specs: Sequence[TensorSpec], config: InputConfig) -> tuple[TensorSpec, ...]:
-    """The inputs with the batch axes that were given; the others keep theirs.
+    """Apply the given batch axes; the other inputs keep theirs.
 
     Raises:
-        UsageError: An axis was given for no input, or one that the input does not have.
+        UsageError: An axis was given for an unknown input, or the input does not have it.
     """
     axes = find_batch_axes({spec.name: spec.shape for spec in specs}, None, config.batch_axes)
     return tuple(

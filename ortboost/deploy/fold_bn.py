@@ -4,8 +4,8 @@ r"""Fold BatchNormalization into the Conv, ConvTranspose or Gemm before it.
       = W' x + b'    with W' = W gamma / sqrt(var + eps)  (per output channel)
                      and  b' = (b - mean) gamma / sqrt(var + eps) + beta
 
-The rewriting itself is onnxscript's; here is the account of what was folded and what was kept, and
-why. A convolution whose weight serves another node too is left alone: folding would change both.
+onnxscript does the rewriting; this module reports what was folded, and what was kept and why. A
+convolution that shares its weight with another node is left alone: folding would change both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fold_bn(model: ir.Model) -> Report:
     """Fold inference-mode BatchNormalization nodes, in place.
 
     Returns:
-        Which were folded into which node; which were kept, and why.
+        A report of the folded nodes and their hosts, and of the kept nodes with reasons.
     """
     report = Report("fold_bn")
     wanted: dict[str, str] = {}
@@ -59,7 +59,7 @@ def fold_bn(model: ir.Model) -> Report:
             fuse_batchnorm_into_gemm_rule,
         ],
     )
-    for node in model.graph:  # what is made takes its place under the name that people know
+    for node in model.graph:  # the new node keeps the name of the node it replaces
         if node.op_type in _HOSTS and node.outputs[0].name in makers:
             node.name = makers[node.outputs[0].name]
     left = {node.name for node in model.graph if node.op_type == "BatchNormalization"}
@@ -94,9 +94,9 @@ def _obstacle(node: ir.Node) -> str | None:
     bias, scale = host.inputs[2] if len(host.inputs) > 2 else None, node.inputs[1]
     if bias is not None and bias.const_value is not None and scale is not None:
         wanted = 0 if scale.const_value is None else scale.const_value.size
-        if bias.const_value.size not in (1, wanted):  # an exporter's mistake that runtimes overlook
+        if bias.const_value.size not in (1, wanted):  # an exporter's bug that runtimes accept
             return (
-                f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one number a channel"
+                f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one value per channel"
             )
     return None
 

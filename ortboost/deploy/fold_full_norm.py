@@ -1,9 +1,9 @@
-r"""Fold the weight's part of a full-normalization head.
+r"""Fold the weight normalization of a full-normalization head.
 
     y = m <n(x), n(w)> = <n(x), w'>    with    w' = m n(w),   n(v) = v / sqrt(max(sum v^2, eps))
 
-The trained weight and multiplier are constants at inference; what is left is the normalization of the
-input and one Gemm or MatMul.
+The trained weight and multiplier are constants at inference; only the normalization of the input
+and one Gemm or MatMul remain.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ __all__ = ["fold_full_norm"]
 
 
 def fold_full_norm(model: ir.Model) -> Report:
-    """Put the normalized weight and the multiplier of full-normalization heads into one weight, in place.
+    """Merge normalized weight and multiplier of full-normalization heads into one weight, in place.
 
-    The new weight has the name, shape and dtype of the old one, or a name of its own where the old
-    one serves another node too.
+    The new weight has the name, shape and dtype of the old one, or a new name if another node uses
+    the old one too.
 
     Args:
         model: An inference graph whose weights are initializers.
 
     Returns:
-        Heads folded, heads kept and why. A second call changes nothing.
+        A report of the folded heads, and of the kept heads with reasons. A second call changes
+        nothing.
     """
     report = Report("fold_full_norm")
     for node in list(model.graph):
@@ -58,16 +59,16 @@ def _obstacle(head: FoundHead) -> str | None:
 
 
 def _fold(graph: ir.Graph, head: FoundHead) -> str:
-    """Replace the head; the name of the new weight."""
+    """Replace the head, and return the name of the new weight."""
     old, multiplier = head.weight, head.multiplier
     if old.const_value is None or multiplier.const_value is None:
-        raise TypeError("_obstacle() looks for them")
+        raise TypeError("_obstacle() checks for them")
     weight = old.const_value.numpy().astype(np.float64)
     squares = (weight * weight).sum(axis=head.axis, keepdims=True)
     normal = weight / np.sqrt(np.maximum(squares, head.epsilon))
     folded = normal * multiplier.const_value.numpy().astype(np.float64)
     dtype = old.const_value.dtype
-    if head.product.inputs[1] is not head.normalized:  # a Transpose lies between
+    if head.product.inputs[1] is not head.normalized:  # with a Transpose in between
         folded = folded.T
     new = ir.Value(
         name=Builder(graph, "ortboost").unique(f"{old.name}/folded"),

@@ -1,6 +1,6 @@
-"""The inner tensors of a graph: their values on a batch, and the range that they have on data.
+"""Intermediate tensors of a graph: their values on a batch, and their ranges over a data set.
 
-A graph is saved and read by the runtime from the file, so that its size does not matter.
+The runtime reads the graph from a file, so that there is no limit on its size.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 __all__ = ["AT_A_TIME", "inner_evaluator", "inner_floats", "measure_ranges", "run_inner"]
 
 AT_A_TIME: Final = 64
-"""Inner tensors that are made outputs of one session: their memory adds up."""
+"""Number of intermediate tensors that are outputs of one session: each takes memory."""
 
 _READABLE = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)  # as numpy arrays
 
 
 def inner_floats(model: ir.Model) -> Iterator[ir.Value]:
-    """The float tensors that the nodes of the main graph make, in the order of computation."""
+    """The float outputs of the nodes of the main graph, in topological order."""
     for node in model.graph:
         for value in node.outputs:
             if value.name and value.dtype in _READABLE:
@@ -38,11 +38,11 @@ def inner_floats(model: ir.Model) -> Iterator[ir.Value]:
 def inner_evaluator(
     model: ir.Model, names: Sequence[str], *, device: str = "cpu"
 ) -> Iterator[ModelEvaluator]:
-    """Run a graph for its inner tensors, while the context lasts.
+    """Open an evaluator of intermediate tensors of a graph, for the duration of the context.
 
     Args:
-        model: The graph; it is not changed.
-        names: Inner tensors, see :func:`inner_floats`.
+        model: The graph; it is not modified.
+        names: Intermediate tensors; see :func:`inner_floats`.
         device: Where to run.
     """
     changed = model.clone()
@@ -61,7 +61,7 @@ def run_inner(
     *,
     device: str = "cpu",
 ) -> dict[str, NDArray[np.float64]]:
-    """Values of inner tensors on one batch, as float64; see :func:`inner_evaluator`."""
+    """Compute intermediate tensors on one batch, as float64; see :func:`inner_evaluator`."""
     with inner_evaluator(model, names, device=device) as evaluator:
         found = evaluator.evaluate(feeds)
     return {name: np.asarray(array, np.float64) for name, array in found.items()}
@@ -70,10 +70,10 @@ def run_inner(
 def measure_ranges(
     model: ir.Model, feeds: Iterable[Mapping[str, NDArray[Any]]], *, device: str = "cpu"
 ) -> dict[str, float]:
-    """The largest magnitude of every inner float tensor over all batches.
+    """Measure the largest magnitude of every intermediate float tensor over all batches.
 
     Args:
-        model: The graph; it is not changed.
+        model: The graph; it is not modified.
         feeds: Calibration data.
         device: Where to run.
     """

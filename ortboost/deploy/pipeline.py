@@ -1,10 +1,12 @@
-"""The rewrites that make an inference graph fast, in their order, as a table.
+"""The rewrites that optimize an inference graph, and their order, as tables.
 
-What a runtime fuses better by itself is left alone: activations into convolutions, the scale of attention
-scores, MatMul with bias in more than two dimensions, residual sums into normalizations.
+Fusions that runtimes do better themselves are left to them: activations into convolutions, the
+    scale
+of attention scores, MatMul with bias in more than two dimensions, residual sums into
+normalizations.
 
-Each rewrite is a function ``(model, target) -> Report`` that works in place. :func:`optimize` records every
-step that changed something, so that a wrong one can be found by running them again one by one
+Each rewrite is a function ``(model, target) -> Report`` that works in place. :func:`optimize`
+records every step, so that a faulty one can be found by replaying them
 (:mod:`ortboost.deploy.bisect`).
 """
 
@@ -109,11 +111,12 @@ STAGES: tuple[tuple[int, tuple[str, ...]], ...] = (
     ),
     (1, ("split_skip_norm",)),
 )
-"""Rounds and rewrites: a stage is run again until nothing changes, at most so often.
+"""Maximum number of rounds, and the rewrites: a stage repeats until nothing changes.
 
-A head's weight normalization is read before constants are folded, weights are folded before equal ones are
-merged (folding needs a weight of its own), and each clean-up makes room for another. Folding and fusing come
-again after the clean-up, which may have made what they look for: a Gemm before a normalization.
+The weight normalization of a head is recognized before constants are folded, and weights are folded
+before equal ones are merged, because folding needs an unshared weight. Each clean-up may enable
+another. Folding and fusing run again after the clean-up, which may have created their patterns,
+such as a Gemm before a normalization.
 """
 _FUSING: Final = 2
 _CLEANING: Final = 3
@@ -125,8 +128,8 @@ class Step:
     """One application of a rewrite.
 
     Args:
-        name: Of the rewrite.
-        apply: What to call to do it again.
+        name: Name of the rewrite.
+        apply: Applies it to a graph, in place.
     """
 
     name: str
@@ -140,16 +143,16 @@ def optimize(
     lift: bool = True,
     without: Mapping[str, str] | None = None,
 ) -> tuple[list[Report], list[Step]]:
-    """Run the pipeline, in place.
+    """Run the pipeline in place.
 
     Args:
-        model: An inference graph, normalized, weights inside.
-        target: What it is for.
-        lift: Whether the opset may be raised; not where the user named one.
-        without: Rewrites to leave out, and why.
+        model: A normalized inference graph with weights as initializers.
+        target: The target of the graph.
+        lift: Whether the opset may be raised; False if the user chose one.
+        without: Rewrites to skip, with reasons.
 
     Returns:
-        One report a rewrite, and the steps as they were done.
+        One report per rewrite, and the applied steps in order.
     """
     left_out = dict(without or {})
     if not lift:
@@ -165,7 +168,7 @@ def optimize(
         step = Step(name, lambda changed: _applied(rewrite, changed, target))
         report = step.apply(model)
         _add(reports.setdefault(name, Report(name)), report)
-        steps.append(step)  # those that say they changed nothing, too: that may be the mistake
+        steps.append(step)  # also if it reports no change: that may be the bug
         return report.modified
 
     def stage(number: int) -> bool:
@@ -197,7 +200,7 @@ def _applied(rewrite: Rewrite, model: ir.Model, target: Target) -> Report:
 
 
 def _add(total: Report, report: Report) -> None:
-    """Rounds add up: what was done in one is no longer what another kept."""
+    """Add the report of a round: what one round changed, another no longer kept."""
     total.changed.update(report.changed)
     total.kept = {**total.kept, **report.kept}
     for name in report.changed:

@@ -1,8 +1,8 @@
-"""The number format of an exported graph: casts are placed in the graph, islands stay in float32.
+"""The precision of an exported graph: casts are inserted, and some parts stay in float32.
 
-Where the casts go is decided by :mod:`ortboost.transforms.precision`, and the pairs of int8 by
-:mod:`ortboost.deploy.int8`; here is what comes around it: the measured ranges, the opset that bfloat16 needs, and
-stored numbers that float16 cannot hold.
+:mod:`ortboost.transforms.precision` places the casts, and :mod:`ortboost.deploy.int8` the
+QuantizeLinear/DequantizeLinear pairs. This module adds the measured ranges, the opset that bfloat16
+needs, and the treatment of constants beyond the range of float16.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ortboost.transforms.precision import PrecisionConfig, place_precision
 __all__ = ["Precise", "precision_step"]
 
 _MARGIN = 2.0
-"""What was measured on calibration data may be exceeded later: twice as much has to fit."""
+"""Later data may exceed the ranges of the calibration data: twice the range has to fit."""
 
 
 @dataclass(frozen=True)
 class Precise:
-    """How to write a graph in a shorter number format.
+    """How to convert a graph to a lower precision.
 
     Args:
         precision: ``fp16``, ``bf16`` or ``int8``.
-        keep_io_types: Leave inputs and outputs of the model in float32.
-        ranges: Inner tensor to the largest magnitude that was measured on calibration data.
-        calibration: The calibration data, which int8 needs.
-        int8: How to quantize; what suits the target if not given.
+        keep_io_types: Keep inputs and outputs of the model in float32.
+        ranges: Intermediate tensor to its largest magnitude on the calibration data.
+        calibration: The calibration data, required for int8.
+        int8: How to quantize; the target's defaults if not given.
         config: Which operators compute in 16 bits; the policy ``autocast`` if not given.
     """
 
@@ -53,7 +53,7 @@ class Precise:
 
 
 def precision_step(precise: Precise, target: Target) -> list[Step]:
-    """The steps that bring a graph to a shorter format.
+    """The steps that convert a graph to a lower precision.
 
     Raises:
         UsageError: int8 without calibration data.
@@ -61,9 +61,9 @@ def precision_step(precise: Precise, target: Target) -> list[Step]:
     if precise.precision == "int8":
         if not precise.calibration:
             raise UsageError(
-                "int8 needs calibration data: the ranges of the activations.",
+                "int8 needs calibration data to measure the ranges of the activations.",
                 where="--precision int8",
-                fix="Give --calib DATA, some hundred samples as the model will see them.",
+                fix="Give --calib DATA: a few hundred representative samples.",
             )
         how = precise.int8 or Int8Config.for_target(target.name)
         feeds = precise.calibration
@@ -88,7 +88,7 @@ def precision_step(precise: Precise, target: Target) -> list[Step]:
 
 
 def _lift_for_bf16(model: ir.Model) -> Report:
-    """Convolutions and most other operators take bfloat16 from opset 22 on."""
+    """Raise the opset: convolutions and most other operators accept bfloat16 from opset 22 on."""
     if model.opset_imports.get("", 0) >= BF16_OPSET:
         return Report("bf16_opset")
     report = convert_opset(model, range(BF16_OPSET, BF16_OPSET + 1))

@@ -1,4 +1,4 @@
-"""onnxslim as one more step of the pipeline, for who wants it: behind the same comparison as all others."""
+"""onnxslim as an optional step of the pipeline, verified like all others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["slim_step"]
 
 
 def slim_step() -> Step:
-    """The step.
+    """The onnxslim step.
 
     Raises:
         DependencyError: onnxslim is not installed.
@@ -28,7 +28,7 @@ def slim_step() -> Step:
             "onnxslim is not installed.",
             where="--slim",
             fix="pip install onnxslim, or export without --slim: the rewrites of ortboost reach "
-            "as few nodes on the models that were tried.",
+            "as few nodes on all models tried.",
         ) from error
     return Step("onnxslim", _slim)
 
@@ -37,21 +37,23 @@ def _slim(model: ir.Model) -> Report:
     """Run onnxslim on the model, in place.
 
     Raises:
-        ModelError: The model is too large: onnxslim takes it as one message.
+        ModelError: The model is too large: onnxslim needs a single protobuf.
     """
     import onnxslim
 
     report = Report("onnxslim")
     if sum(tensor.nbytes for _, tensor in all_tensors(model)) >= EXTERNAL_DATA_THRESHOLD:
         raise ModelError(
-            "The model is too large for onnxslim, which takes it as one message.",
+            "The model is too large for onnxslim, which needs a single protobuf.",
             where="--slim",
             fix="Export without --slim.",
         )
     before = count_operators(model)
     made = onnxslim.slim(ir.to_proto(model))
     if not isinstance(made, onnx.ModelProto):
-        raise ModelError("onnxslim gave no model back.", where="--slim", fix="Leave --slim out.")
+        raise ModelError(
+            "onnxslim did not return a model.", where="--slim", fix="Leave --slim out."
+        )
     slimmed = ir.from_proto(made)
     model.graph = slimmed.graph
     infer_shapes(model)

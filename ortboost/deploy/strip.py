@@ -1,4 +1,4 @@
-"""The inference graph of a program: loss and labels gone, weights back inside."""
+"""Make the inference graph of a program: remove loss and labels, put the weights back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["inference_model"]
 
 
 def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tuple[ir.Model, Report]:
-    """Take the evaluation graph, drop the loss, and put the state's weights into it.
+    """Copy the evaluation graph, remove the loss, and insert the weights of the state.
 
     Args:
         program: The program.
-        state: State name to value; slots and counters are not used.
+        state: State name to value; optimizer slots and counters are not used.
 
     Returns:
-        A new model with the inputs and outputs of the user's model, symbolic dimensions kept.
+        A new model with the inputs, outputs and symbolic dimensions of the user's model, and a
+        report.
 
     Raises:
         FileError: The state lacks a tensor that the graph needs.
@@ -35,7 +36,7 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
     graph = model.graph
     config = program.config.loss
     own = (config.output or graph.outputs[0].name) if config.name == "output" else None
-    if own != LOSS:  # otherwise the output is the user's
+    if own != LOSS:  # otherwise the loss is an output of the user's model
         graph.outputs[:] = [value for value in graph.outputs if value.name != LOSS]
         report.changed[LOSS] = "removed with the label input" if program.labels else "removed"
     common.RemoveUnusedNodesPass()(model)
@@ -54,7 +55,7 @@ def inference_model(program: Program, state: Mapping[str, NDArray[Any]]) -> tupl
             raise FileError(
                 f"The state has no tensor '{name}'.",
                 where="state",
-                fix="Use the state or a checkpoint of this very program.",
+                fix="Use the state or a checkpoint of the same program.",
             )
         value.const_value = ir.tensor(state[name], name=name)
         report.changed[name] = "became an initializer"

@@ -1,8 +1,9 @@
-"""Inputs for a comparison where no data are given, drawn from what the graph itself says of their range.
+"""Synthetic inputs for a comparison without data, in the ranges that the graph implies.
 
-Integers that pick rows of a stored table (token ids) are drawn from all its rows; other integers are zeros
-and ones (masks); floats are normal. Which lengths a model accepts is written nowhere (a reflecting Pad
-needs more than it adds, a vocoder whole frames): several are tried until it runs.
+Integers that index the rows of a stored table (token ids) are drawn from all its rows; other
+integers are zeros and ones (masks); floats are normal. A model does not state the lengths it
+accepts (a reflecting Pad needs more than it adds, a vocoder whole frames): several are tried until
+it runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ortboost.program.catalogue import TensorSpec
 __all__ = ["accepted_feeds", "input_ranges", "made_up_feeds", "seeded_batch", "sizes_text"]
 
 T = TypeVar("T")
-_BATCH, _LENGTH, _IMAGE = 4, 7, 64  # different ones: a mix-up of batch and length shows
+_BATCH, _LENGTH, _IMAGE = 4, 7, 64  # all different: a mix-up of batch and length shows
 _SIZES: Final = (
     (_LENGTH, _IMAGE),
     (_BATCH, 32),
@@ -34,14 +35,14 @@ _SIZES: Final = (
     (4096, 640),
     (16000, 96),
 )
-"""Lengths of open dimensions, and of the height and width of images, in the order of the trials."""
+"""Lengths of open dimensions, and of the height and width of images, in the order tried."""
 _MORE: Final = 4
-"""So many further sizes are tried where an output is empty or NaN everywhere."""
+"""Number of further sizes to try where an output is empty or entirely NaN."""
 _SAME_NUMBER = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose")
 
 
 def input_ranges(model: ir.Model) -> dict[str, int]:
-    """Integer input to the number of rows of the smallest table that it picks from.
+    """Map each integer input to the number of rows of the smallest table that it indexes.
 
     Example:
         >>> text = '''<ir_version: 10, opset_import: ["" : 18]> net (int64[n] ids, float[7,2] table)
@@ -77,20 +78,20 @@ def accepted_feeds(
     ranges: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> tuple[dict[str, NDArray[Any]], T]:
-    """The first synthetic inputs that a model runs on, and what it answered.
+    """Find synthetic inputs that a model accepts, and return them with its outputs.
 
     Args:
-        inputs: What the graph takes.
-        run: Runs the model; an error means that it does not take these sizes.
+        inputs: The inputs of the graph.
+        run: Runs the model; an error means that it rejects these sizes.
         ranges: See :func:`input_ranges`.
         seed: Seed.
 
     Raises:
-        UsageError: It runs on none of the sizes that were tried.
+        UsageError: It runs with none of the sizes tried.
     """
     tried: set[tuple[tuple[int, ...], ...]] = set()
     first: OrtBoostError | None = None
-    poor: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, and answered nothing to compare
+    poor: list[tuple[dict[str, NDArray[Any]], T]] = []  # it ran, but gave nothing to compare
     for length, image in _SIZES:
         for batch in (_BATCH, 1):
             feeds = made_up_feeds(
@@ -105,7 +106,7 @@ def accepted_feeds(
             except OrtBoostError as error:
                 first = first or error
                 continue
-            if _says_something(answer):
+            if _is_comparable(answer):
                 return feeds, answer
             poor.append((feeds, answer))
             break
@@ -124,8 +125,8 @@ def accepted_feeds(
     ) from first
 
 
-def _says_something(answer: object) -> bool:
-    """Whether every output has elements, and numbers among them."""
+def _is_comparable(answer: object) -> bool:
+    """Whether every output has elements, and finite values among them."""
     outputs = answer.values() if isinstance(answer, Mapping) else ()
     arrays = [np.asarray(output) for output in outputs if not isinstance(output, (list, dict))]
     return all(
@@ -134,7 +135,7 @@ def _says_something(answer: object) -> bool:
 
 
 def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
-    """The sizes of a batch in words.
+    """Format the shapes of a batch.
 
     Example:
         >>> sizes_text({"x": np.zeros([4, 3])})
@@ -144,11 +145,11 @@ def sizes_text(feeds: Mapping[str, NDArray[Any]]) -> str:
 
 
 def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4) -> dict[str, Any]:
-    """Synthetic inputs where no data are given: normal floats, zeros and ones for integers, words for texts.
+    """Make synthetic inputs: normal floats, integers of zeros and ones, words for strings.
 
     Args:
-        inputs: What the graph takes; unknown dimensions are set to ``batch``.
-        seed: Seed.
+        inputs: The inputs of the graph; unknown dimensions are set to ``batch``.
+        seed: Seed of the random generator.
         batch: Length of unknown dimensions.
     """
     generator = np.random.default_rng(seed)
@@ -157,7 +158,7 @@ def seeded_batch(inputs: Sequence[TensorSpec], *, seed: int = 0, batch: int = 4)
         shape = tuple(dim if isinstance(dim, int) else batch for dim in spec.shape)
         if spec.dtype.kind == "f":
             made[spec.name] = generator.standard_normal(shape).astype(spec.dtype)
-        elif spec.dtype.kind == "O":  # texts
+        elif spec.dtype.kind == "O":  # strings
             made[spec.name] = generator.choice(["good", "very bad", ""], shape).astype(object)
         else:
             made[spec.name] = generator.integers(0, 2, shape).astype(spec.dtype)
@@ -173,15 +174,15 @@ def made_up_feeds(
     length: int = _LENGTH,
     image: int = _IMAGE,
 ) -> dict[str, NDArray[Any]]:
-    """One batch of synthetic inputs.
+    """Make one batch of synthetic inputs.
 
     Args:
-        inputs: What the graph takes.
+        inputs: The inputs of the graph.
         ranges: See :func:`input_ranges`.
-        seed: Seed.
+        seed: Seed of the random generator.
         batch: Length of open batch axes, and of dimensions of the same name.
         length: Length of other open dimensions.
-        image: Height and width of images, where they are open.
+        image: Height and width of images, if open.
     """
     named: dict[str, int] = {}
     for spec in inputs:
@@ -219,7 +220,7 @@ def made_up_feeds(
 
 
 def _batch_axis(spec: TensorSpec) -> int | None:
-    """The batch axis; the first open one where it is not certain."""
+    """The batch axis; the first open axis if it is not known."""
     if spec.batch_axis == UNKNOWN:
         return next((i for i, dim in enumerate(spec.shape) if not isinstance(dim, int)), None)
     axis = spec.batch_axis if isinstance(spec.batch_axis, int) else None

@@ -1,11 +1,12 @@
-"""Where an exported graph may run: one table of what each target accepts and likes.
+"""The targets of exported graphs: one table of what each accepts and prefers.
 
-A new target is a row of :data:`TARGETS`. If something can say what it will not accept, that is a function in
+A new target is a row of :data:`TARGETS`. A function that lists what it would reject goes into
 :data:`CHECKERS`.
 
-The ranges of TensorRT are those of its release notes (10.x: opset 9 to 20; 11.x: 9 to 25, read with ONNX 1.20).
-ONNX Runtime reads every opset up to that of its release; 21 is what all releases from 1.18 on read, newer ones
-have to be asked for with ``--opset`` and are refused by an older runtime at the comparison.
+The ranges of TensorRT are those of its release notes (10.x: opset 9 to 20; 11.x: 9 to 25, read with
+ONNX 1.20). ONNX Runtime reads every opset up to that of its release. All releases from 1.18 on read
+21; newer opsets must be requested with ``--opset``, and an older runtime rejects them at the
+comparison.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ __all__ = [
 
 PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8")
 BF16_OPSET: Final = 22
-"""From here on Conv and most others take bfloat16."""
+"""First opset in which Conv and most other operators accept bfloat16."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where an exported graph is to run.
+    """A runtime or device that an exported graph is made for.
 
     Args:
-        name: As it is given on the command line.
-        opsets: Versions of the standard domain that it reads.
-        usual: Newest opset that is chosen without being asked for.
-        ir_version: Newest IR version that it reads.
-        refused: Precision to the reason why it makes no sense there.
+        name: Name on the command line.
+        opsets: Supported versions of the standard domain.
+        usual: Newest opset that is chosen by default.
+        ir_version: Newest supported IR version.
+        refused: Precision to the reason why it is refused.
         lifts: Whether the opset may be raised, up to ``usual``, for an operator that saves nodes.
-        orders: Whether to write patterns in the order that ONNX Runtime fuses.
-        cpu: Whether it is the CPU of ONNX Runtime, which has fusions that do not pay.
-        notes: What a user should know, shown with the export.
-        int64_note: What else, if inputs or outputs are 64-bit integers.
-        int8: Settings of :class:`ortboost.deploy.int8.config.Int8Config` that suit it.
+        orders: Whether to write patterns in the operand order that ONNX Runtime fuses.
+        cpu: Whether it is the CPU of ONNX Runtime, which has fusions that do not pay off.
+        notes: Advice shown with the export.
+        int64_note: Further advice if inputs or outputs are 64-bit integers.
+        int8: Defaults of :class:`ortboost.deploy.int8.config.Int8Config` for it.
     """
 
     name: str
@@ -67,11 +68,11 @@ class Target:
     int8: Mapping[str, bool] = field(default_factory=dict)
 
     def require(self, precision: str = "fp32", opset: int | None = None) -> None:
-        """Refuse what does not go together.
+        """Refuse incompatible options.
 
         Raises:
-            UsageError: The precision is unknown or makes no sense on the target, or the opset is out
-                of its range.
+            UsageError: The precision is unknown or refused by the target, or the opset is out of
+                range.
         """
         if precision not in PRECISIONS:
             raise UsageError(
@@ -82,13 +83,14 @@ class Target:
         reason = self.refused.get(precision)
         if reason is not None:
             raise UsageError(
-                f"The target '{self.name}' cannot have precision {precision}: {reason}",
+                f"The target '{self.name}' does not support precision {precision}: {reason}",
                 where=f"--target {self.name} --precision {precision}",
-                fix=f"Use {' or '.join(p for p in PRECISIONS if p not in self.refused)}, or another target.",
+                fix=f"Use {' or '.join(p for p in PRECISIONS if p not in self.refused)}, or "
+                "another target.",
             )
         if opset is not None and opset not in self.opsets:
             raise UsageError(
-                f"The target '{self.name}' does not read opset {opset}.",
+                f"The target '{self.name}' does not support opset {opset}.",
                 where=f"--target {self.name} --opset {opset}",
                 fix=f"Use opset {self.opsets[0]} to {self.opsets[-1]}, or another target.",
             )
@@ -100,7 +102,7 @@ class Target:
             )
 
 
-# Weights of 7 bits answer alike on x86 processors with and without VNNI; a GPU takes all 8.
+# 7-bit weights give the same results on x86 processors with and without VNNI; GPUs use 8 bits.
 _CPU_INT8: Final = {"reduce_range": True}
 _GPU_INT8: Final = {"reduce_range": False}
 _TENSORRT: Final[dict[str, Any]] = {
@@ -140,7 +142,8 @@ TARGETS: Final[dict[str, Target]] = {
             usual=20,
             ir_version=10,
             refused={
-                "bf16": f"it needs opset {BF16_OPSET} for convolutions, and TensorRT 10 reads up to 20.",
+                "bf16": f"it needs opset {BF16_OPSET} for convolutions, and TensorRT 10 supports "
+                "up to 20.",
             },
             **_TENSORRT,
         ),
@@ -157,25 +160,25 @@ TARGETS: Final[dict[str, Target]] = {
         GENERIC,
     )
 }
-"""Name to target; ``tensorrt`` alone is the newest."""
+"""Name to target; plain ``tensorrt`` is the newest."""
 
 CHECKERS: Final = {
     "cuda": "ortboost.deploy.check_cuda:check_cuda",
     "onnxruntime": "ortboost.deploy.check_runtime:check_onnxruntime",
     "tensorrt": "ortboost.deploy.tensorrt.checker:check_release",
 }
-"""Target, without its version, to the function that lists what it will not accept.
+"""Target without version to the function that lists what it would reject.
 
-The function takes the model, the target's name and the shape profiles.
+The arguments are the model, the name of the target and the shape profiles.
 """
 _SHORT: Final = {"ort": "onnxruntime", "trt": "tensorrt"}
 
 
 def get_target(name: str) -> Target:
-    """A target by name.
+    """Look up a target by name.
 
     Raises:
-        UsageError: There is no such target; the nearest is named.
+        UsageError: The target is unknown; the message suggests the nearest.
 
     Example:
         >>> get_target("tensorrt").name
@@ -191,16 +194,16 @@ def get_target(name: str) -> Target:
 
 
 def get_checker(name: str) -> Callable[..., Any]:
-    """The checker of a target, see :data:`CHECKERS`; any version of it may be named.
+    """Look up the checker of a target (see :data:`CHECKERS`), of any version.
 
     Raises:
-        UsageError: Nothing checks for it.
+        UsageError: The target has no checker.
     """
     family = name.strip().lower().partition("=")[0]
     family = _SHORT.get(family, family)
     if family not in CHECKERS:
         raise UsageError(
-            f"Nothing can check for the target '{name}'.",
+            f"The target '{name}' has no checker.",
             where="target",
             fix=nearest(family, CHECKERS),
         )

@@ -1,4 +1,4 @@
-"""How far the outputs of an exported file may be off, by its number format."""
+"""The allowed difference of the outputs of an exported file, by precision."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ortboost.core.errors import UsageError, nearest
 __all__ = ["AGREEMENT", "SQNR", "Tolerance", "tolerance_for"]
 
 SQNR: Final = 15.0
-"""Least ratio of signal to quantization noise of an output in int8, in dB: noise of 18 % (rms)."""
+"""Minimum signal-to-quantization-noise ratio of an int8 output in dB: 18 % noise (rms)."""
 
 AGREEMENT: Final = 0.95
-"""Least share of elements of a whole-number or text output, as a class number, that int8 must keep."""
+"""Minimum share of equal elements of an integer or string output (class numbers) in int8."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an output may be off: ``|actual - expected| <= atol + rtol |expected|``, everywhere.
+    """The allowed difference of an output: ``|actual - expected| <= atol + rtol |expected|``.
 
     Args:
         rtol: Relative tolerance.
         atol: Absolute tolerance.
-        scaled: Take ``atol`` times the largest expected value of the output in the batch: what rounding
-            every operator to a short format does is in proportion to that, not to each element.
-        rtols: Output name to a relative tolerance of its own.
-        atols: Output name to an absolute tolerance of its own; never scaled.
-        sqnr: Instead of both, the least ratio of signal to noise of a float output, over all batches, in dB;
-            of other outputs a share of :data:`AGREEMENT` has to be the same. Does not hold for outputs that
-            have a tolerance of their own.
+        scaled: Multiply ``atol`` by the largest expected value of the output in the batch: the
+            error of rounding in every operator is proportional to that, not to each element.
+        rtols: Output name to its own relative tolerance.
+        atols: Output name to its own absolute tolerance, which is never scaled.
+        sqnr: Replaces both: the minimum signal-to-noise ratio of a float output over all batches,
+            in dB; of other outputs a share of :data:`AGREEMENT` must be equal. Outputs with their
+            own tolerance are exempt.
 
     Example:
         >>> Tolerance(1e-3, 1e-4, atols={"boxes": 0.5}).of("boxes", 100.0)
@@ -45,24 +45,24 @@ class Tolerance:
     sqnr: float | None = None
 
     def by_noise(self, output: str) -> bool:
-        """Whether the noise in an output is what counts, not its largest difference."""
+        """Whether an output is judged by its noise, not by its largest difference."""
         return self.sqnr is not None and output not in self.rtols and output not in self.atols
 
     def of(self, output: str, scale: float) -> tuple[float, float]:
-        """Both tolerances of an output whose largest expected value is ``scale``."""
+        """``(rtol, atol)`` of an output with the largest expected value ``scale``."""
         general = self.atol * max(scale, 1e-30) if self.scaled else self.atol
         return self.rtols.get(output, self.rtol), self.atols.get(output, general)
 
     def check(self, outputs: Sequence[str]) -> None:
-        """Refuse a tolerance for an output that does not exist.
+        """Refuse tolerances for unknown outputs.
 
         Raises:
-            UsageError: It names the nearest output.
+            UsageError: An output is unknown; the message suggests the nearest.
         """
         for name in (*self.rtols, *self.atols):
             if name not in outputs:
                 raise UsageError(
-                    f"A tolerance is given for '{name}', and the model has no such output.",
+                    f"A tolerance is given for '{name}', but the model has no such output.",
                     where="--rtol, --atol",
                     fix=nearest(name, outputs),
                 )
@@ -91,17 +91,17 @@ def tolerance_for(
     atols: Mapping[str, float] | None = None,
     sqnr: float | None = None,
 ) -> Tolerance:
-    """The tolerance of a precision, overruled by what is given.
+    """The default tolerance of a precision, overridden by the arguments that are given.
 
     Args:
-        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. In 16 bits the absolute part is compared
-            with the largest expected value of an output: 1 % and 4 %. In int8 a ratio of signal to noise
-            decides, :data:`SQNR`, unless ``rtol`` or ``atol`` are given.
+        precision: ``fp32``, ``fp16``, ``bf16`` or ``int8``. In 16 bits the absolute tolerance is
+            relative to the largest expected value of an output: 1 % for fp16, 4 % for bf16. In int8
+            the signal-to-noise ratio decides (:data:`SQNR`), unless ``rtol`` or ``atol`` are given.
         rtol: Relative tolerance.
-        atol: Absolute tolerance, as it is.
-        rtols: By output.
-        atols: By output.
-        sqnr: The ratio of signal to noise, in dB.
+        atol: Absolute tolerance, not scaled.
+        rtols: Relative tolerances by output.
+        atols: Absolute tolerances by output.
+        sqnr: Minimum signal-to-noise ratio, in dB.
     """
     base = _BY_PRECISION[precision]
     least = base.sqnr if sqnr is None and rtol is None and atol is None else sqnr

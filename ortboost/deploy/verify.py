@@ -19,16 +19,17 @@ __all__ = ["Difference", "Parity", "compare"]
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one output is off.
+    """The difference of one output.
 
     Args:
-        output: Its name.
+        output: Name of the output.
         max_abs: Largest absolute difference.
-        max_rel: Largest absolute difference over the largest absolute value expected.
+        max_rel: Largest absolute difference divided by the largest expected magnitude.
         within: Whether every element is within the tolerance.
-        sample: Number of the sample with the largest difference, counted over all batches.
-        sqnr: Ratio of signal to noise over all batches in dB, ``10 log10(sum e^2 / sum (a - e)^2)``; infinite
-            if there is no noise, ``None`` for what is no float.
+        sample: Index of the sample with the largest difference, counted over all batches.
+        sqnr: Signal-to-noise ratio over all batches in dB,
+            ``10 log10(sum e^2 / sum (a - e)^2)``; infinite without noise, ``None`` for outputs
+            that are not float.
     """
 
     output: str
@@ -44,9 +45,9 @@ class Parity:
     """The outcome of a comparison.
 
     Args:
-        differences: One entry an output.
+        differences: One entry per output.
         samples: Number of samples compared.
-        tolerance: What was allowed.
+        tolerance: The tolerance applied.
     """
 
     differences: tuple[Difference, ...]
@@ -60,11 +61,11 @@ class Parity:
 
     @property
     def worst(self) -> Difference:
-        """The output that is off the most: those beyond the tolerance first."""
+        """The output with the largest difference, preferring those beyond the tolerance."""
         return max(self.differences, key=lambda d: (not d.within, d.max_rel))
 
     def without(self, outputs: Collection[str]) -> Parity:
-        """The same, with these outputs taken as right: something else has judged them."""
+        """A copy in which these outputs count as correct, because they were judged separately."""
         judged = (
             dataclasses.replace(d, within=True) if d.output in outputs else d
             for d in self.differences
@@ -94,7 +95,7 @@ class Parity:
 
     @property
     def summary(self) -> str:
-        """The worst output in a few words, as it is recorded in a file."""
+        """A short text on the worst output, for the metadata of the file."""
         bad = self.worst
         return f"max_abs {bad.max_abs:.3g}, max_rel {bad.max_rel:.3g}, {self.samples} samples"
 
@@ -110,12 +111,12 @@ class Parity:
 
         Args:
             where: The file.
-            guilty: What makes the difference, if that was found out.
-            what: What answers differently.
-            fix: What to do about it, if not what helps with an export.
+            guilty: The cause of the difference, if known.
+            what: The graph whose outputs differ, as the subject of the message.
+            fix: Advice that replaces the one for exports.
 
         Raises:
-            ParityError: It names the worst output.
+            ParityError: An output is beyond the tolerance; the message names the worst.
         """
         if self.ok:
             return
@@ -123,32 +124,35 @@ class Parity:
         who = f" The cause is {guilty}." if guilty else ""
         if self.tolerance.by_noise(bad.output):
             raise ParityError(
-                f"{what} answers differently: {self._noise(bad)}.{who}",
+                f"{what} gives different outputs: {self._noise(bad)}.{who}",
                 where=f"{where}: output '{bad.output}', {self.samples} samples",
-                fix="Nothing was written. Try another --calibration, more data in --calib, --skip for the "
-                "layers that suffer, --verify data with labels, or allow more with --min-sqnr.",
+                fix="Nothing was written. Try another --calibration, more data in --calib, --skip "
+                "for the "
+                "affected layers, --verify data with labels, or a lower --min-sqnr.",
             )
         widen = "iden --rtol/--atol if this difference is acceptable"
         help_ = (
             f"W{widen}"
             if guilty
-            else f"Export with --no-optimize to find out whether a rewrite is the cause, or w{widen}"
+            else f"Export with --no-optimize to see whether a rewrite is the cause, or w{widen}"
         )
         raise ParityError(
-            f"{what} answers differently: off by {bad.max_abs:.3g} "
+            f"{what} gives different outputs: off by {bad.max_abs:.3g} "
             f"(relative {bad.max_rel:.3g}), beyond {self.tolerance}.{who}",
             where=f"{where}: output '{bad.output}', sample {bad.sample} of {self.samples}",
             fix="Nothing was written. "
             + (
                 fix
-                or f"{help_}; 'ortboost compare --bisect' finds the first inner tensor that differs."
+                or f"{help_}; 'ortboost compare --bisect' finds the first intermediate tensor that "
+                "differs."
             ),
         )
 
     def _noise(self, bad: Difference) -> str:
         if bad.sqnr is None:
-            return f"fewer than {AGREEMENT:.0%} of its elements are the same"
-        return f"its signal-to-quantization-noise ratio is {bad.sqnr:.1f} dB, below {self.tolerance.sqnr:g} dB"
+            return f"fewer than {AGREEMENT:.0%} of its elements are equal"
+        ratio, least = f"{bad.sqnr:.1f} dB", f"{self.tolerance.sqnr:g} dB"
+        return f"its signal-to-quantization-noise ratio is {ratio}, below {least}"
 
 
 def compare(
@@ -162,17 +166,18 @@ def compare(
 ) -> Parity:
     """Compare two sequences of batches of outputs.
 
-    NaN equals NaN and infinities equal themselves; everything else is held to `|a - e| <= atol + rtol |e|`.
-    Texts are the same or infinitely far apart; sequences and maps are compared piece by piece. Where the tolerance
-    is a ratio of signal to noise, that decides.
+    NaN equals NaN and infinities equal themselves; all other values must satisfy
+    ``|a - e| <= atol + rtol |e|``. Strings are equal or infinitely far apart; sequences and maps
+    are compared element by element. If the tolerance is a signal-to-noise ratio, that decides
+    instead.
 
     Args:
         expected: Batches of the reference.
         actual: Batches of the file under test.
-        outputs: Names to compare.
+        outputs: Names of the outputs to compare.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
-        tolerance: Both and more, instead of them.
+        tolerance: Replaces ``rtol`` and ``atol``.
     """
     tolerance = tolerance or Tolerance(rtol, atol)
     seen = {name: _Seen() for name in outputs}
@@ -187,7 +192,7 @@ def compare(
 
 @dataclass
 class _Seen:
-    """What was seen of an output over all batches."""
+    """Running statistics of one output over all batches."""
 
     max_abs: float = 0.0
     scale: float = 0.0
@@ -200,7 +205,7 @@ class _Seen:
     floats: bool = True
 
     def add(self, name: str, want: Any, have: Any, samples: int, tolerance: Tolerance) -> None:
-        """One batch, after so many samples."""
+        """Add one batch; ``samples`` is the number of samples before it."""
         pieces = _pieces(want, have)
         if pieces is None:
             self.within, self.max_abs, self.error, self.sample = False, math.inf, math.inf, samples
@@ -210,7 +215,7 @@ class _Seen:
         for e, a in pieces:
             held, off = _held(e, a, *tolerance.of(name, largest))
             self.within &= held
-            with np.errstate(over="ignore"):  # what is infinite, or not there
+            with np.errstate(over="ignore"):  # an infinite difference
                 self.signal += float(np.square(e[np.isfinite(e)]).sum())
                 self.error += float(np.square(off).sum())
             self.equal += int((off == 0).sum())
@@ -223,7 +228,7 @@ class _Seen:
         self.floats &= _is_float(want)
 
     def difference(self, name: str, tolerance: Tolerance) -> Difference:
-        """The account of it."""
+        """The result for this output."""
         by_noise = tolerance.sqnr is not None and tolerance.by_noise(name)
         return Difference(
             name,
@@ -236,14 +241,14 @@ class _Seen:
 
     @property
     def _ratio(self) -> float:
-        """Of signal to noise, in dB."""
+        """Signal-to-noise ratio in dB."""
         if self.error == 0:
             return math.inf
         share = self.signal / self.error
         return 10 * math.log10(share) if share > 0 else -math.inf
 
     def _quiet(self, least: float) -> bool:
-        """Whether there is no more noise than that."""
+        """Whether the signal-to-noise ratio is at least ``least`` dB."""
         if self.floats:
             return self._ratio >= least
         return self.error == 0 or self.equal >= AGREEMENT * self.count
@@ -252,22 +257,22 @@ class _Seen:
 def _held(
     e: NDArray[np.float64], a: NDArray[np.float64], rtol: float, atol: float
 ) -> tuple[bool, NDArray[np.float64]]:
-    """Whether ``a`` is within the tolerance everywhere, and how far it is off."""
+    """Whether all of ``a`` is within the tolerance, and the absolute differences."""
     same = (e == a) | (np.isnan(e) & np.isnan(a))
-    with np.errstate(invalid="ignore"):  # inf - inf, where they are the same
+    with np.errstate(invalid="ignore"):  # inf - inf, where both are equal
         off = np.where(same, 0.0, np.nan_to_num(np.abs(a - e), nan=np.inf))
-        # An infinite value expected is met by itself only, not by an infinite tolerance.
+        # An expected infinity matches only itself, although its tolerance would be infinite.
         held = same | (np.isfinite(e) & (off <= atol + rtol * np.abs(e)))
     return bool(np.all(held)), off
 
 
 def _length(answer: Any) -> int:
-    """Samples of an output; a scalar, as a loss, or a sequence counts its batch as one."""
+    """Number of samples of an output; 1 for a scalar (a loss), a sequence or a map."""
     return 1 if isinstance(answer, (list, dict)) or not np.ndim(answer) else len(answer)
 
 
 def _is_float(answer: Any) -> bool:
-    """Whether all numbers of an output are floats."""
+    """Whether all values of an output are floats."""
     if isinstance(answer, dict):
         return all(_is_float(value) for value in answer.values())
     if isinstance(answer, list):
@@ -276,7 +281,7 @@ def _is_float(answer: Any) -> bool:
 
 
 def _pieces(want: Any, have: Any) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]] | None:
-    """The arrays of an output and those to compare them with; ``None`` where these do not correspond."""
+    """Pair the arrays of two outputs; ``None`` if their structures or shapes differ."""
     if isinstance(want, dict) and isinstance(have, dict):
         if list(want) != list(have):
             return None

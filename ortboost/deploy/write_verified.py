@@ -1,6 +1,6 @@
-"""Write a graph: run the written file, compare, and only then put it in place.
+"""Write a graph to a file only after a trial file has run and passed the comparison.
 
-A file that fails the comparison is not written, and the rewrite that made the difference is named.
+If the comparison fails, nothing is written, and the error names the rewrite that is the cause.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ def write_verified(
     watch: Watch | None = None,
     judge: Callable[[Parity], Parity] | None = None,
 ) -> Parity:
-    """Write the graph, run the written file, compare, and only then put it in place.
+    """Write the graph to a temporary file, run and compare that, and only then write the target.
 
     Args:
         exported: The graph.
         path: The target file.
-        expected: Outputs of the trained program, one mapping a batch.
+        expected: Outputs of the trained program, one mapping per batch.
         feeds: The inputs they were computed from.
         device: Where to run the file.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
-        tolerance: Both and more, instead of them.
-        watch: Called with the number of each batch and the outputs of the written file.
-        judge: Called with the comparison before it decides; it may take outputs as right that it judges in
-            its own way, or raise to refuse the file.
+        tolerance: Replaces ``rtol`` and ``atol``.
+        watch: Called with the index of each batch and the outputs of the temporary file.
+        judge: Called with the comparison before it decides; may accept outputs by its own
+            criteria, or raise to reject the file.
 
     Returns:
         The comparison; it is also recorded in the file's ``metadata_props``.
 
     Raises:
-        ParityError: An output is beyond the tolerance; ``path`` keeps what it had. The rewrite that does
-            it is named.
+        ParityError: An output is beyond the tolerance; ``path`` is unchanged. The message names the
+            rewrite that is the cause.
         FileError: The folder cannot be written.
     """
     target = Path(path)
@@ -83,11 +83,12 @@ def write_verified(
     batches = list(feeds)
     with temporary_folder(target.parent) as workshop:
         file = workshop / target.name
-        # Bytes for a GPU are multiplied as the standard says: the kernels of a CPU may saturate.
+        # For a GPU, int8 products follow the standard exactly: CPU kernels may saturate.
         exact = exported.precision == "int8" and not exported.target.cpu
         run = _runner(exported.precision, file, outputs, device, exact)
         if exported.precision == "fp16" and device == "cpu":
-            # What is compared is not the file itself then: first that it is accepted and right, too.
+            # The comparison uses an emulation; first check that the file itself runs and is
+            # correct.
             plain = _runner("fp32", file, outputs, device)
             _Trial(plain, expected[:1], batches[:1], outputs, tolerance).require(exported, target)
         trial = _Trial(run, expected, batches, outputs, tolerance)
@@ -102,7 +103,7 @@ _Run: TypeAlias = Callable[[ir.Model, Batches], Iterator[Batch]]
 
 @dataclass(frozen=True)
 class _Trial:
-    """A way to run a graph, the batches to run it on, and what it has to answer."""
+    """A way to run a graph, the input batches, and the expected outputs."""
 
     run: _Run
     expected: Batches
@@ -126,10 +127,11 @@ class _Trial:
         watch: Watch | None = None,
         judge: Callable[[Parity], Parity] | None = None,
     ) -> Parity:
-        """The comparison.
+        """Compare, and raise if it fails.
 
         Raises:
-            ParityError: An output is beyond the tolerance, or a rewrite made what the runtime refuses.
+            ParityError: An output is beyond the tolerance, or a rewrite made a graph that the
+                runtime rejects.
         """
         try:
             parity = self.compare(exported.model, watch)
@@ -157,7 +159,7 @@ class _Trial:
         return parity
 
     def guilty(self, exported: Exported) -> str | None:
-        """What makes the difference, in words; ``None`` if that cannot be told."""
+        """The cause of the difference, as text; ``None`` if unknown."""
         if exported.base is None or not exported.steps:
             return None
         right = guilty_step(exported.base, exported.steps, lambda model: self.compare(model).ok)
@@ -167,10 +169,10 @@ class _Trial:
 def _runner(
     precision: str, path: Path, outputs: Sequence[str], device: str, exact: bool = False
 ) -> _Run:
-    """How a graph is run to be compared.
+    """Return the function that runs a graph for the comparison.
 
-    The CPU computes 16 bits in float32 and does not round in between: an overflow would not show.
-    There the graph is run with every short tensor rounded explicitly.
+    The CPU computes 16-bit operators in float32 and does not round in between: an overflow would go
+    unnoticed. There the graph runs with every 16-bit tensor rounded explicitly.
     """
     low = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}.get(precision)
 
@@ -191,7 +193,7 @@ def _answers(
     device: str,
     exact: bool,
 ) -> Iterator[Batch]:
-    """Save a graph and run it; the file is read by the runtime itself, whatever its size."""
+    """Save a graph and run it; the runtime reads the file itself, whatever its size."""
     save_model(model, path)
     session = open_session(path, device=device, fuse_quantized=not exact, every_fusion=True)
     inputs = {value.name: value.type for value in session.get_inputs()}
@@ -207,6 +209,6 @@ def _answers(
             raise ModelError(
                 "onnxruntime cannot run the exported graph.",
                 where=str(error).strip().splitlines()[0],
-                fix="Export with --no-optimize to find out whether a rewrite is the cause.",
+                fix="Export with --no-optimize to see whether a rewrite is the cause.",
             ) from error
         yield dict(zip(outputs, answers, strict=True))

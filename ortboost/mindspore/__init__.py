@@ -1,6 +1,7 @@
-"""MindSpore's names over the layers below; nothing imports it but the aliases ``nn``, ``boost`` and ``amp``.
+"""MindSpore's API on top of ortboost; only the aliases ``nn``, ``boost`` and ``amp`` import it.
 
-Arguments are held to their annotations (:func:`ortboost.core.arguments.checked`): another type raises an
-``ArgumentTypeError``, a number out of range or an unknown choice an ``ArgumentValueError``, which are the
-``TypeError`` and ``ValueError`` that MindSpore documents. The docstrings below do not repeat it.
+Arguments are checked against their annotations (:func:`ortboost.core.arguments.checked`): a wrong
+type raises an ``ArgumentTypeError``, a number out of range or an unknown choice an
+``ArgumentValueError``. These are the ``TypeError`` and ``ValueError`` that MindSpore documents. The
+docstrings below do not repeat this.
 """

@@ -1,4 +1,4 @@
-"""Loss-scale managers, mixed precision, and the training network that they ask for."""
+"""Loss-scale managers, mixed precision, and the training network built from them."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ _KEYWORDS = ("loss_scale_manager", "keep_batchnorm_fp32", "cast_model_type")
 
 
 class LossScaleManager:
-    """Base of the managers; use :class:`FixedLossScaleManager` or :class:`DynamicLossScaleManager`."""
+    """Base class; use :class:`FixedLossScaleManager` or :class:`DynamicLossScaleManager`."""
 
     def get_loss_scale(self) -> float:
-        """The scale."""
+        """The loss scale."""
         raise NotImplementedError
 
     def update_loss_scale(self, overflow: Any) -> None:
-        """Move the scale after a step; by default it stays."""
+        """Update the scale after a step; by default it is constant."""
 
     def get_drop_overflow_update(self) -> bool:
-        """Whether an overflow skips the update; by default it does."""
+        """Whether an overflow skips the update; True by default."""
         return True
 
     def get_update_cell(self) -> LossScaleUpdateCell | None:
@@ -70,12 +70,12 @@ class LossScaleManager:
 
 
 class FixedLossScaleManager(LossScaleManager):
-    """A scale that stays.
+    """A constant loss scale.
 
     Args:
         loss_scale: The scale, at least 1.
-        drop_overflow_update: Whether an overflow skips the update. With False the training step does
-            not un-scale: give the optimizer the same ``loss_scale``.
+        drop_overflow_update: Whether an overflow skips the update. With False the training step
+            does not unscale: give the optimizer the same ``loss_scale``.
 
     Example:
         >>> FixedLossScaleManager(1024, drop_overflow_update=False).get_update_cell() is None
@@ -88,7 +88,7 @@ class FixedLossScaleManager(LossScaleManager):
         self._drop_overflow_update = drop_overflow_update
 
     def get_loss_scale(self) -> float:
-        """The scale."""
+        """The loss scale."""
         return self._loss_scale
 
     def get_drop_overflow_update(self) -> bool:
@@ -96,19 +96,19 @@ class FixedLossScaleManager(LossScaleManager):
         return self._drop_overflow_update
 
     def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
-        """A fixed update cell, or ``None`` if overflows are not to be looked for."""
+        """A fixed update cell; ``None`` if overflows are not checked."""
         return FixedLossScaleUpdateCell(self._loss_scale) if self._drop_overflow_update else None
 
 
 class DynamicLossScaleManager(LossScaleManager):
-    """A scale that shrinks on overflow and grows after a window of good steps, on the host.
+    """A loss scale that shrinks on overflow and grows after a window of good steps, on the host.
 
-    A training step made with :meth:`get_update_cell` moves its own scale in the graph.
+    A training step made with :meth:`get_update_cell` updates its own scale in the graph.
 
     Args:
-        init_loss_scale: The scale at the start, at least 1.
-        scale_factor: It shrinks and grows by this, above 0. (Below 1 it would grow on overflow; the
-            update cell refuses that.)
+        init_loss_scale: The initial scale, at least 1.
+        scale_factor: Factor by which it shrinks and grows, above 0. (Below 1 it would grow on
+            overflow; the update cell refuses that.)
         scale_window: Good steps before it grows, at least 1.
 
     Example:
@@ -129,11 +129,11 @@ class DynamicLossScaleManager(LossScaleManager):
         self._state = HostScaleState(float(init_loss_scale))
 
     def get_loss_scale(self) -> float:
-        """The present scale."""
+        """The current scale."""
         return self._state.scale
 
     def update_loss_scale(self, overflow: Any) -> None:
-        """Move the scale after a step.
+        """Update the scale after a step.
 
         Args:
             overflow: Whether the gradients overflowed.
@@ -149,7 +149,7 @@ class DynamicLossScaleManager(LossScaleManager):
             raise ArgumentRuntimeError(error.what, where=error.where, fix=error.fix) from error
 
     def get_update_cell(self) -> DynamicLossScaleUpdateCell:
-        """An update cell that starts at the present scale."""
+        """An update cell with the current scale as initial value."""
         return DynamicLossScaleUpdateCell(
             self.get_loss_scale(), self.scale_factor, self.scale_window
         )
@@ -164,25 +164,28 @@ def build_train_network(
     boost_level: BoostLevel = "O0",
     **kwargs: Any,
 ) -> TrainOneStepCell | TrainOneStepWithLossScaleCell:
-    """The training step that a network, an optimizer and a loss-scale manager ask for.
+    """Build the training step of a network, an optimizer and a loss-scale manager.
 
     Args:
-        network: The network; a :class:`ortboost.mindspore.nn.WithLossCell` if ``loss_fn`` stays out.
+        network: The network; a :class:`ortboost.mindspore.nn.WithLossCell` if there is no
+            ``loss_fn``.
         optimizer: The optimizer.
         loss_fn: The loss.
-        level: Mixed precision of the steps, see :func:`auto_mixed_precision`; the network is changed.
-        boost_level: With ``O1`` or ``O2`` the steps are those of :mod:`ortboost.mindspore.boost`; what is boosted
-            comes with network and optimizer, see :class:`ortboost.mindspore.boost.AutoBoost`.
-        **kwargs: ``loss_scale_manager``, also a :class:`ortboost.mindspore.boost.GroupLossScaleManager`; at level
-            ``O2`` it is a :class:`DynamicLossScaleManager` unless given, ``None`` for none.
-            ``keep_batchnorm_fp32`` overrules what the level says of normalizations, ``cast_model_type``
-            (``float16`` or ``bfloat16``) the number format; both change nothing at level ``O0``.
+        level: Mixed precision of the steps, see :func:`auto_mixed_precision`; modifies the network.
+        boost_level: With ``O1`` or ``O2`` the steps are those of :mod:`ortboost.mindspore.boost`;
+            network and optimizer define what is boosted, see
+            :class:`ortboost.mindspore.boost.AutoBoost`.
+        **kwargs: ``loss_scale_manager``, which may be a
+            :class:`ortboost.mindspore.boost.GroupLossScaleManager`; the default at level ``O2`` is
+            a :class:`DynamicLossScaleManager`; ``None`` for none. ``keep_batchnorm_fp32`` overrides
+            the level's rule for normalizations, ``cast_model_type`` (``float16`` or ``bfloat16``)
+            the precision; both have no effect at level ``O0``.
     """
     for key in kwargs:
         require_known(
             key,
             _KEYWORDS,
-            f"There is no argument '{key}'.",
+            f"Unknown argument '{key}'.",
             "build_train_network",
             ArgumentValueError,
         )
@@ -212,5 +215,5 @@ def build_train_network(
 
 
 def check_level(name: str, value: Any) -> None:
-    """Refuse a mixed-precision or boost level that does not exist."""
+    """Refuse an unknown mixed-precision or boost level."""
     check_argument("amp", name, value, AmpLevel if name == "level" else BoostLevel)

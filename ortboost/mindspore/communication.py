@@ -1,7 +1,8 @@
 """MindSpore's ``communication`` and the data-parallel part of ``set_auto_parallel_context``.
 
-Like MindSpore's, these are settings of the whole process: ``torchrun`` starts it, :func:`init` meets the others, and
-training cells that are compiled from then on share their steps::
+As in MindSpore, these settings apply to the whole process: ``torchrun`` starts it, :func:`init`
+    connects
+to the others, and training cells compiled afterwards share their steps::
 
     init()
     set_auto_parallel_context(parallel_mode=ParallelMode.DATA_PARALLEL, gradients_mean=True)
@@ -32,7 +33,7 @@ __all__ = [
 
 
 class ParallelMode:
-    """Names of the modes; the first two are in this version."""
+    """Names of the modes; only the first two are supported."""
 
     STAND_ALONE: Final = "stand_alone"
     DATA_PARALLEL: Final = "data_parallel"
@@ -47,35 +48,35 @@ class _Process:
 
 
 def init(backend_name: str | None = None) -> None:
-    """Meet the other processes; a second call does nothing.
+    """Connect to the other processes; a second call has no effect.
 
     Args:
-        backend_name: ``gloo``, ``nccl`` or nothing: the transport follows the device.
+        backend_name: ``gloo``, ``nccl`` or ``None``; the backend always follows from the device.
 
     Raises:
-        ArgumentValueError: A transport of other hardware.
+        ArgumentValueError: The backend is not supported.
         UsageError: The process was not started by ``torchrun``.
         DependencyError: torch is not installed.
     """
     if backend_name not in (None, "gloo", "nccl"):
         raise ArgumentValueError(
-            f"There is no transport '{backend_name}'.",
+            f"Unknown backend '{backend_name}'.",
             where="communication.init, backend_name",
-            fix="Leave it out: gloo carries tensors of the CPU, NCCL those of a GPU.",
+            fix="Leave it out: gloo is used for the CPU, NCCL for a GPU.",
         )
     if _Process.group is None:
         _Process.group = ProcessGroup()
 
 
 def release() -> None:
-    """Leave the others."""
+    """Disconnect from the other processes."""
     if _Process.group is not None:
         _Process.group.close()
         _Process.group = None
 
 
 def get_rank() -> int:
-    """The number of this process, from 0.
+    """The rank of this process, from 0.
 
     Raises:
         ArgumentRuntimeError: Before :func:`init`.
@@ -93,15 +94,15 @@ def get_group_size() -> int:
 
 
 def set_auto_parallel_context(**settings: Any) -> None:
-    """Say how training cells that are compiled from now on share their steps.
+    """Configure how training cells compiled afterwards share their steps.
 
     Args:
-        **settings: ``parallel_mode``: ``stand_alone`` or ``data_parallel``; ``gradients_mean``: True;
-            ``device_num``: the number of processes, checked.
+        **settings: ``parallel_mode``: ``stand_alone`` or ``data_parallel``; ``gradients_mean``:
+            True; ``device_num``: the number of processes, which is checked.
 
     Raises:
-        ArgumentValueError: A value that makes no sense, or a number that is not that of the processes.
-        NotInThisVersionError: Another mode or setting.
+        ArgumentValueError: A value is invalid, or the number of processes differs.
+        NotInThisVersionError: The mode or setting is not supported.
         ArgumentRuntimeError: ``data_parallel`` before :func:`init`.
     """
     where = "set_auto_parallel_context"
@@ -111,7 +112,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
     known = [value for name, value in vars(ParallelMode).items() if name.isupper()]
     if mode not in known:
         raise ArgumentValueError(
-            f"There is no mode {mode!r}.", where=where, fix=f"Choices: {', '.join(known)}."
+            f"Unknown mode {mode!r}.", where=where, fix=f"Choices: {', '.join(known)}."
         )
     if settings or mode not in known[:2] or not mean:
         name = next(iter(settings), f"parallel_mode={mode}" if mean else "gradients_mean=False")
@@ -122,27 +123,27 @@ def set_auto_parallel_context(**settings: Any) -> None:
         )
     if mode == ParallelMode.DATA_PARALLEL and number not in (None, _group().size):
         raise ArgumentValueError(
-            f"device_num is {number}, and there are {_group().size} processes.",
+            f"device_num is {number}, but there are {_group().size} processes.",
             where=where,
-            fix="Leave it out, or start so many: torchrun --nproc-per-node N.",
+            fix="Leave it out, or start that many: torchrun --nproc-per-node N.",
         )
     _Process.mode = mode
 
 
 def reset_auto_parallel_context() -> None:
-    """Back to a process by itself."""
+    """Reset to a single process."""
     _Process.mode = ParallelMode.STAND_ALONE
 
 
 def shared_group() -> ProcessGroup | None:
-    """The processes that share a step; ``None`` where each is by itself."""
+    """The processes that share a step; ``None`` in stand-alone mode."""
     return _group() if _Process.mode == ParallelMode.DATA_PARALLEL else None
 
 
 def _group() -> ProcessGroup:
     if _Process.group is None:
         raise ArgumentRuntimeError(
-            "The processes have not met.",
+            "The processes are not connected.",
             where="communication",
             fix="Call communication.init() first.",
         )

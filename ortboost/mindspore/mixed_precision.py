@@ -1,7 +1,7 @@
-"""``auto_mixed_precision``, ``custom_mixed_precision`` and the lists of operators behind them.
+"""``auto_mixed_precision``, ``custom_mixed_precision`` and their lists of operators.
 
-They decide how the *training steps* of a network compute. Its parameters, its updates and its inference graph
-(calls of the network, ``predict``, evaluation, export) stay in float32.
+They set the precision of the *training steps* of a network. Its parameters, its updates and its
+inference graph (calls of the network, ``predict``, evaluation, export) stay in float32.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ def auto_mixed_precision(
     *,
     keep_batchnorm_fp32: bool | None = None,
 ) -> Cell:
-    """Let the training steps of a network compute in a shorter number format.
+    """Make the training steps of a network compute in a lower precision.
 
     Args:
-        network: The network, also inside a :class:`ortboost.mindspore.nn.WithLossCell`; changed in place.
+        network: The network, or a :class:`ortboost.mindspore.nn.WithLossCell` of it; modified in
+            place.
         amp_level: ``O0`` to ``O3`` or ``auto``, see :mod:`ortboost.transforms.precision.levels`.
         dtype: ``float16`` or ``bfloat16``, by name or as a numpy type.
-        keep_batchnorm_fp32: Overrules what O2 and O3 say of normalizations.
+        keep_batchnorm_fp32: Overrides the rules of O2 and O3 for normalizations.
 
     Returns:
         The network.
 
     Raises:
-        ArgumentValueError: There is no such level or type.
+        ArgumentValueError: The level or type is unknown.
 
     Example:
         >>> net = auto_mixed_precision(ob.load("models/lenet5.onnx"), "O2")  # doctest: +SKIP
@@ -71,18 +72,19 @@ def custom_mixed_precision(
     black_list: Sequence[str] | None = None,
     dtype: Any = "float16",
 ) -> Cell:
-    """Let just some operators compute in a shorter number format.
+    """Make only some operators compute in a lower precision.
 
-    MindSpore takes classes of cells; a network from ONNX has operators, and they have names.
+    MindSpore uses classes of cells; a network from ONNX consists of operators, selected by name.
 
     Args:
         network: As for :func:`auto_mixed_precision`.
-        white_list: Operators that compute in the shorter format; all others stay in float32.
-        black_list: Operators that stay in float32; all others do not. Give one of the two.
+        white_list: Operators that compute in the lower precision; all others stay in float32.
+        black_list: Operators that stay in float32; all others do not. Give either list.
         dtype: As for :func:`auto_mixed_precision`.
 
     Raises:
-        ArgumentValueError: None or both of the lists are given, or no operator of the network is in the white list.
+        ArgumentValueError: Neither or both lists are given, or no operator of the network is in the
+            white list.
 
     Example:
         >>> custom_mixed_precision(net, white_list=[*get_white_list(), "Relu"])  # doctest: +SKIP
@@ -91,7 +93,7 @@ def custom_mixed_precision(
     compute = _compute(dtype)
     if (white_list is None) == (black_list is None):
         raise ArgumentValueError(
-            "One of 'white_list' and 'black_list' is needed.",
+            "Either 'white_list' or 'black_list' is needed.",
             where="custom_mixed_precision",
             fix="Give one of the two.",
         )
@@ -115,12 +117,12 @@ def custom_mixed_precision(
 
 
 def get_white_list() -> list[str]:
-    """Operators that compute in the shorter format at the levels O1 and auto: a copy."""
+    """A copy of the list of operators in lower precision at the levels O1 and auto."""
     return list(LOW_PRECISION_OPERATORS)
 
 
 def get_black_list() -> list[str]:
-    """Operators that stay in float32 at the levels O1 and auto: a copy."""
+    """A copy of the list of operators that stay in float32 at the levels O1 and auto."""
     return list(FP32_OPERATORS)
 
 

@@ -1,1 +1,1 @@
-"""Running programs: sessions on the requested device, and state that stays there."""
+"""Running programs: sessions on the requested device, with the state resident there."""

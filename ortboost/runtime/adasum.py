@@ -1,11 +1,14 @@
-"""AdaSum between processes: recursive halving, and doubling back; the algebra is :mod:`ortboost.boosts.adasum`.
+"""AdaSum between processes by recursive halving and doubling.
 
-With `m` processes a server, each process joins the tensors of its place in the server. In round `s` it pairs up with
-the server at distance `2^s`, keeps one half of what it has and gets the other's of that half; the dot products are
-added up over the `2^(s+1)` servers whose halves make up the tensor. Then the halves are put together, in the
-opposite order. A process sends `2 (1 - 1/servers)` times its tensors, however many servers there are.
+:mod:`ortboost.boosts.adasum` has the algebra. With `m` processes per server, each process combines
+the tensors assigned to its local rank. In round `s` it pairs with the server at distance `2^s`,
+keeps one half of its data and receives the partner's version of that half; the dot products are
+summed over the `2^(s+1)` servers whose halves form the tensor. Then the halves are exchanged back
+in reverse order. A process sends `2 (1 - 1/servers)` times the size of its tensors, whatever the
+number of servers.
 
-Source: Thakur et al., Optimization of Collective Communication Operations in MPICH (2005), for the halving.
+Source: Thakur et al., Optimization of Collective Communication Operations in MPICH (2005), for the
+    halving.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ _Floats = NDArray[np.float32]
 
 
 class SharedAdaSum:
-    """Joins what servers have subtracted from their parameters.
+    """Combines the updates of all servers.
 
     Args:
         boost: The settings.
-        group: All processes; those of a server follow one another.
+        group: All processes; those of a server have consecutive ranks.
 
     Raises:
-        ConfigError: The number of servers is no power of two.
+        ConfigError: The number of servers is not a power of two.
     """
 
     def __init__(self, boost: AdaSum, group: ProcessGroup) -> None:
@@ -44,7 +47,7 @@ class SharedAdaSum:
         self.server = group.part(
             [[r for r in ranks if r // size == n] for n in range(self.servers)]
         )
-        self._blocks = []  # of round s: the servers whose halves make up a tensor, place by place
+        self._blocks = []  # by round: the servers whose halves form a tensor, for each local rank
         for s in range(self.servers.bit_length() - 1):
             keys = [(place, n) for place in range(size) for n in range(self.servers >> (s + 1))]
             self._blocks.append(
@@ -56,10 +59,10 @@ class SharedAdaSum:
         self._graphs: dict[int, tuple[Any, Any]] = {}
 
     def join(self, deltas: Mapping[str, _Floats]) -> dict[str, _Floats]:
-        """What to subtract in all servers.
+        """Combine the updates; all servers get the same result to subtract.
 
         Args:
-            deltas: Parameter to old minus new weights of this server; the same names in all.
+            deltas: Parameter name to old minus new weights of this server; all have the same names.
         """
         names = sorted(deltas)
         own = names[self._place :: self._size]
@@ -72,7 +75,7 @@ class SharedAdaSum:
             if name in parts:
                 views[name][:] = parts[name]
             start = stop
-        if self._size > 1:  # what the places of a server have joined is put together
+        if self._size > 1:  # collect the results of all local ranks
             whole[:] = self.server.sum(whole)
         return {name: views[name].reshape(deltas[name].shape) for name in names}
 
@@ -95,7 +98,7 @@ class SharedAdaSum:
         return dict(zip(flat, pieces, strict=True))
 
     def _swap(self, sent: list[_Floats], like: list[_Floats], partner: int) -> list[_Floats]:
-        """The partner's pieces, in the lengths of ``like``."""
+        """Exchange pieces with the partner; the received ones have the lengths of ``like``."""
         lengths = [len(piece) for piece in like]
         received = self._group.exchange(
             np.concatenate(sent), partner, np.empty(sum(lengths), np.float32)

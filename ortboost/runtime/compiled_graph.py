@@ -1,4 +1,4 @@
-"""One graph of a program as a session whose states are bound once."""
+"""One graph of a program as a session with persistent bindings of the state."""
 
 from __future__ import annotations
 
@@ -18,21 +18,19 @@ from ortboost.runtime.state import DeviceState
 
 __all__ = ["CompiledGraph"]
 
-_SMALL_STATE = (
-    16 * 2**20
-)  # bytes; from here on a step takes so long that its allocations do not count
+_SMALL_STATE = 16 * 2**20  # bytes; above, a step takes so long that allocations do not matter
 
 
 class CompiledGraph:
-    """A graph that reads and writes the state.
+    """A graph that reads and updates the state.
 
     Args:
         model: The graph.
         catalogue: Its own catalogue.
         state: The state of the program.
         device: ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
-        placed: Inputs and outputs that are not state, and lie in memory of their own on the device.
+        threads: Intra-op threads.
+        placed: Inputs and outputs other than states that have their own buffers on the device.
         prepared: The graph is in the form for the device.
         passed: Values that graphs pass on to each other without copying; each graph adds its own.
         takes: Inputs among them.
@@ -98,7 +96,7 @@ class CompiledGraph:
             binding.bind_cpu_input(name, array)
         for (
             name
-        ) in self._lengths_vary:  # the memory of the last answer fits no batch of another size
+        ) in self._lengths_vary:  # the previous output buffer does not fit a batch of another size
             binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
         self._state.advance(self._written)
@@ -118,7 +116,7 @@ class CompiledGraph:
         self._bindings.clear()
 
     def _binding(self) -> Any:
-        """All states bound to their current buffers; made once for each combination of buffers."""
+        """The binding of all states to their current buffers, cached per combination of buffers."""
         phase = self._state.phase(self._read)
         if phase not in self._bindings:
             binding = self._session.io_binding()
@@ -150,7 +148,7 @@ class CompiledGraph:
         target, shape = self._state.target(entry.name), self._shapes[output]
         if shape is None or shape == entry.shape:
             binding.bind_ortvalue_output(output, target)
-        else:  # the form for the device computes it in parts, see ortboost.runtime.cpu.chunks
+        else:  # the CPU form computes it in chunks, see ortboost.runtime.cpu.chunks
             device, dtype = target.device_name(), entry.dtype.type
             binding.bind_output(output, device, 0, dtype, list(shape), target.data_ptr())
 

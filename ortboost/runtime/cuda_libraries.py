@@ -1,8 +1,8 @@
 """Loading the CUDA 11 libraries that ``ortboost[cuda]`` installs as wheels.
 
 onnxruntime-training 1.19.2 looks for CUDA 11.8 and cuDNN 8 on the library path, but the wheels put
-them into site-packages. Loading them beforehand, dependencies first, makes them known to the
-loader.
+them into site-packages. Loading them in advance, dependencies first, makes them available to the
+dynamic loader.
 """
 
 from __future__ import annotations

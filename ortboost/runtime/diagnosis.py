@@ -1,15 +1,14 @@
-"""Where a step overflowed: the first tensors that were not finite, and their inputs.
+"""Locate the origin of an overflow: the first non-finite tensors of a step, and their inputs.
 
-The step is run once more with its inner tensors as outputs. Of the tensors that are not finite,
-only those from which the loss or a gradient with inf or nan is computed are followed back; others,
-such as the minus infinity of an attention mask before a softmax, are no findings. A finding is
+The step runs again with its intermediate tensors as outputs. Only non-finite tensors from which a
+non-finite loss or gradient is computed are traced back; others, such as the minus infinity of an
+attention mask before a softmax, are not findings. A finding is
 
-- an input or a state that is not finite itself;
-- a node that makes inf or nan from inputs that are all finite: the overflow itself;
-- a node that makes nan from inputs with inf but without nan (inf - inf, 0 * inf).
+- an input or a state that is itself not finite;
+- a node with finite inputs that computes inf or NaN: the overflow itself;
+- a node that computes NaN from inputs with inf but without NaN (inf - inf, 0 * inf).
 
-All inner tensors are held in memory at once, so this is for the step that failed, not for every
-step.
+All intermediate tensors are in memory at once, so this is for a failed step, not for every step.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ _WIDENED = "ortboost/widened/"
 
 @dataclass(frozen=True)
 class Finding:
-    """A tensor that became non-finite, and where.
+    """The origin of a non-finite tensor.
 
     Args:
         where: ``input``, ``state``, ``forward`` (the loss depends on it), ``backward`` (a gradient
             depends on it), ``update`` (it depends on a gradient), or ``statistics`` (none of
             these).
-        node: The node that made it; empty for inputs and states.
+        node: The node that computed it; empty for inputs and states.
         op: Its operator.
         tensor: The tensor.
-        inputs: What went into the node.
-        parameters: The parameters among these.
+        inputs: Statistics of the inputs of the node.
+        parameters: The parameters among the inputs.
     """
 
     where: str
@@ -86,13 +85,13 @@ def _size(stats: TensorStats) -> float:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is known about an overflow.
+    """The result of a diagnosis.
 
     Args:
-        findings: The first tensors that became non-finite, in the order of computation.
-        nonfinite: How many tensors are not finite in all.
-        tensors: How many were examined.
-        loss_scale: The scale of the step.
+        findings: The first tensors that became non-finite, in topological order.
+        nonfinite: Total number of non-finite tensors.
+        tensors: Number of tensors examined.
+        loss_scale: The loss scale of the step.
     """
 
     findings: tuple[Finding, ...]
@@ -120,16 +119,16 @@ def inner_tensors(
     threads: int | None = None,
     seed: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """All float tensors that the nodes of a graph compute, in graph order.
+    """Compute all float outputs of the nodes of a graph, in graph order.
 
-    Nodes with subgraphs (the gated update) are left out; bfloat16 is returned as float32.
+    Nodes with subgraphs (the gated update) are omitted; bfloat16 is returned as float32.
 
     Args:
-        model: The graph; not changed.
-        inputs: Its inputs; others are ignored.
+        model: The graph; not modified.
+        inputs: Input name to value; other names are ignored.
         device: ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
-        seed: Seed of the random numbers, if any are drawn.
+        threads: Intra-op threads.
+        seed: Seed of the random generator, if the graph draws random numbers.
     """
     copy = emulated_for(model, device, keep_names=True).clone()
     shown: list[ir.Value] = []
@@ -139,7 +138,7 @@ def inner_tensors(
             continue
         for output in node.outputs:
             if not output.name or output.dtype not in (*FLOAT_TYPES, None):
-                continue  # the runtime knows the types of what the native engine left open
+                continue  # the runtime infers types that the native engine left open
             keys.append(output.name)
             shown.append(output if output.dtype != ir.DataType.BFLOAT16 else _widened(copy, output))
     copy.graph.outputs[:] = shown
@@ -152,7 +151,7 @@ def inner_tensors(
 
 
 def _widened(model: ir.Model, value: ir.Value) -> ir.Value:
-    """A float32 copy: the bindings cannot convert bfloat16 to numpy."""
+    """Add a float32 copy: the bindings cannot convert bfloat16 to numpy."""
     node = ir.node("Cast", [value], {"to": ir.DataType.FLOAT.value}, num_outputs=1)
     (out,) = node.outputs
     out.name, out.dtype, out.shape = f"{_WIDENED}{value.name}", ir.DataType.FLOAT, value.shape
@@ -169,15 +168,15 @@ def diagnose(
     threads: int | None = None,
     seed: int | None = None,
 ) -> Diagnosis:
-    """Find where a step graph overflows.
+    """Locate the origin of an overflow in a step graph.
 
     Args:
         model: The step graph.
         catalogue: Its catalogue.
-        inputs: Batch, learning rates and the whole state, as they were at the step.
+        inputs: Batch, learning rates and the whole state before the step.
         device: ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
-        seed: Seed of the random numbers of the step, if it draws any.
+        threads: Intra-op threads.
+        seed: Seed of the random generator in the step, if it draws random numbers.
 
     Returns:
         At most five findings.
@@ -223,13 +222,13 @@ def diagnose(
 
 
 def _type(value: ir.Value) -> str | None:
-    """The type of a value whose array has another: upcast for numpy, or emulated."""
+    """The type of a value whose array has another type: upcast for numpy, or emulated."""
     kinds = {ir.DataType.BFLOAT16: "bfloat16", ir.DataType.FLOAT16: "float16"}
     return kinds.get(value.dtype) if value.dtype is not None else None
 
 
 def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorStats, ...]:
-    """Statistics of the inputs of a node, constants included."""
+    """Statistics of the inputs of a node, including constants."""
     found: dict[str, TensorStats] = {}
     for value in node.inputs:
         if value is None:
@@ -247,7 +246,7 @@ def _inputs(node: ir.Node, values: Mapping[str, NDArray[Any]]) -> tuple[TensorSt
 def _back(
     ends: Iterable[str], makers: Mapping[str, ir.Node], among: set[str] | None = None
 ) -> set[str]:
-    """Names of the tensors that others are computed from, those included."""
+    """Names of the tensors that ``ends`` depend on, and the ends themselves."""
     pending, seen = [end for end in ends if among is None or end in among], set[str]()
     while pending:
         name = pending.pop()
@@ -261,9 +260,9 @@ def _back(
 
 
 def _ahead(starts: Sequence[str], graph: ir.Graph) -> set[str]:
-    """Names of the tensors that are computed from others, those included."""
+    """Names of the tensors that depend on ``starts``, and the starts themselves."""
     seen = set(starts)
-    for node in graph:  # in the order of computation
+    for node in graph:  # in topological order
         if any(value is not None and value.name in seen for value in node.inputs):
             seen.update(out.name for out in node.outputs if out.name)
     return seen

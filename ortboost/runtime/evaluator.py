@@ -1,4 +1,4 @@
-"""Running the evaluation graph of a program; its training graphs are not opened."""
+"""Run the evaluation graph of a program, without opening its training graphs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Evaluator", "open_evaluator"]
 
 
 class Evaluator:
-    """Runs the evaluation graph on a state that lives on the device.
+    """Runs the evaluation graph on a state that is on the device.
 
     Args:
         program: The program.
-        state: The state, or the part of it that the graph reads; never written.
-        threads: Threads within an operator.
+        state: The state, or the part of it that the graph reads; read-only.
+        threads: Intra-op threads.
     """
 
     def __init__(self, program: Program, state: DeviceState, *, threads: int | None = None) -> None:
@@ -36,10 +36,10 @@ class Evaluator:
         self._state_names = [v.name for v in self._session.get_inputs() if v.name not in data]
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs of the model, and ``loss``, for one batch.
+        """Compute the outputs of the model, and ``loss``, for one batch.
 
         Raises:
-            UsageError: An input is missing, or the runtime refuses the shapes.
+            UsageError: An input is missing, or the runtime rejects the shapes.
         """
         binding = self._session.io_binding()
         for name in self._state_names:
@@ -64,21 +64,21 @@ def open_evaluator(
     device: str = "auto",
     threads: int | None = None,
 ) -> Evaluator:
-    """Open the evaluation graph of a program and nothing else.
+    """Open only the evaluation graph of a program.
 
-    No session of a training graph is opened, and only the tensors that the evaluation graph reads are
-    placed on the device. So a program whose gradients need onnxruntime-training is evaluated by any
-    onnxruntime, and the slots of the optimizer cost nothing.
+    No training graph is opened, and only the tensors that the evaluation graph reads are placed on
+    the device. Any onnxruntime can therefore evaluate a program whose gradients need
+    onnxruntime-training, and optimizer slots take no memory.
 
     Args:
         program: The program.
-        state: State name to value, as a checkpoint holds it.
+        state: State name to value, as in a checkpoint.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator; the runtime's choice if not given.
+        threads: Intra-op threads; the runtime's choice if not given.
 
     Raises:
         FileError: The state does not fit the program.
-        UsageError: There is no such device.
+        UsageError: The device is unknown.
 
     Example:
         >>> evaluator = open_evaluator(program, program.initial)  # doctest: +SKIP
@@ -89,7 +89,7 @@ def open_evaluator(
     check_state(program.catalogue, state, where="state to load")
     inputs = {value.name for value in program.evaluation.graph.inputs}
     read = tuple(
-        dataclasses.replace(entry, next=None)  # never written: one buffer is enough
+        dataclasses.replace(entry, next=None)  # read-only: one buffer is enough
         for entry in program.catalogue.state
         if entry.name in inputs
     )

@@ -1,4 +1,4 @@
-"""Checks of the arrays that a graph of a program is fed, and the error when the runtime refuses them."""
+"""Checks of the arrays fed to a graph, and the error if the runtime rejects them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ __all__ = ["check_lengths", "fed_array", "refused_batch"]
 def fed_array(
     feeds: Mapping[str, NDArray[Any]], name: str, inputs: Sequence[TensorSpec]
 ) -> NDArray[Any]:
-    """The array for one input of a graph; of the wanted type if it can be had without loss.
+    """Get the array of one input, converted to the input's type if that is lossless.
 
-    Whole numbers become longer ones, and floats longer floats; pixels in bytes are for the user to scale.
+    Integers are widened to larger integers, and floats to larger floats; scaling the bytes of an
+    image is up to the user.
 
     Args:
         feeds: Input name to array.
@@ -28,7 +29,7 @@ def fed_array(
         inputs: All inputs of the graph.
 
     Raises:
-        UsageError: It is missing or empty, or holds a label that is no class.
+        UsageError: It is missing or empty, or contains a label that is not a class.
     """
     if name not in feeds:
         raise UsageError(
@@ -37,7 +38,7 @@ def fed_array(
             fix=f"Feed {', '.join(spec.name for spec in inputs)}.",
         )
     array = as_array(feeds[name], f"input '{name}'")
-    if not array.size:  # kernels divide by the number of samples: the process would die
+    if not array.size:  # kernels divide by the number of samples, which would kill the process
         raise UsageError(
             f"The input '{name}' is empty.",
             where=f"input '{name}': shape {list(array.shape)}",
@@ -47,12 +48,13 @@ def fed_array(
     stray = spec.stray_class(array)
     if stray is not None:
         raise UsageError(
-            f"The label {stray} is no class: the model has {spec.classes}, 0 to {spec.classes - 1}."
+            f"The label {stray} is not a class: the model has {spec.classes}, 0 to "
+            f"{spec.classes - 1}."
             if spec.classes
-            else f"The label {stray} is no class.",
+            else f"The label {stray} is not a class.",
             where=f"input '{name}'",
             fix="Fix the labels, give the model a head with more classes (--new-head), or name "
-            "the label that does not count (--ignore-index).",
+            "the label to ignore (--ignore-index).",
         )
     whole = np.integer if np.issubdtype(spec.dtype, np.integer) else np.floating
     if np.issubdtype(array.dtype, whole) and np.can_cast(array.dtype, spec.dtype):
@@ -63,12 +65,12 @@ def fed_array(
 def check_lengths(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, NDArray[Any]], *, broadcast: bool
 ) -> None:
-    """Refuse a symbolic dimension with two lengths; a runtime might broadcast instead.
+    """Refuse a symbolic dimension with two lengths, which a runtime might silently broadcast.
 
     Args:
         inputs: All inputs of the graph.
         arrays: Input name to array.
-        broadcast: Whether one row of dense labels may stand for all samples.
+        broadcast: Whether one row of dense labels may apply to all samples.
 
     Raises:
         UsageError: A dimension has two lengths.
@@ -79,18 +81,18 @@ def check_lengths(
             if not isinstance(dim, str):
                 continue
             known, first = seen.setdefault(dim, (length, spec.name))
-            one_row = broadcast and length == 1 and spec.classes is None  # of dense labels, for all
+            one_row = broadcast and length == 1 and spec.classes is None  # of dense labels
             if known != length and not one_row:
                 raise UsageError(
                     f"The dimension '{dim}' is {known} in '{first}' and {length} in '{spec.name}'.",
                     where=f"inputs '{first}' and '{spec.name}'",
-                    fix="Feed arrays in which it has one length: as many labels as samples, and labels "
-                    "of the shape of the predictions.",
+                    fix="Make the lengths equal: as many labels as samples, and labels "
+                    "in the shape of the predictions.",
                 )
 
 
 def refused_batch(error: Exception, feeds: Mapping[str, NDArray[Any]]) -> UsageError:
-    """What the runtime's refusal of a batch comes to for a user."""
+    """Convert a runtime error on a batch to an error for the user."""
     shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in feeds.items())
     return UsageError(
         "onnxruntime could not run the step on this batch.",

@@ -1,4 +1,4 @@
-"""Running a plain inference file with the interface of the program's evaluator."""
+"""Run a plain inference file, with the interface of the evaluator of programs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _TYPES = {
 
 
 class ModelEvaluator:
-    """An ONNX file with its weights inside, run batch by batch.
+    """Runs an ONNX model with stored weights, batch by batch.
 
     Args:
         model: The path of the file, or a model.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator.
+        threads: Intra-op threads.
 
     Raises:
-        ModelError: The runtime does not accept the file.
-        UsageError: An input has a type that data cannot be fed as.
+        ModelError: The runtime rejects the file.
+        UsageError: The type of an input is not supported.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class ModelEvaluator:
         self.outputs = tuple(value.name for value in self.session.get_outputs())
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs by name; feeds that are no input (labels) are ignored.
+        """Compute the outputs by name; feeds that are not inputs (labels) are ignored.
 
         Raises:
-            UsageError: An input is missing, or the runtime refuses the shapes.
+            UsageError: An input is missing, or the runtime rejects the shapes.
         """
         for spec in self.inputs:
             if spec.name not in feeds:
@@ -75,7 +75,7 @@ class ModelEvaluator:
             shape = np.shape(feeds[spec.name])
             if not takes(spec, shape):
                 raise UsageError(
-                    f"The input '{spec.name}' does not take an array of this shape.",
+                    f"The input '{spec.name}' does not accept an array of this shape.",
                     where=f"array {list(shape)}, input {format_shape(spec.shape)}",
                     fix="Give data of the shape of the input.",
                 )
@@ -94,7 +94,7 @@ class ModelEvaluator:
 
 
 def takes(spec: TensorSpec, shape: Sequence[int]) -> bool:
-    """Whether an array of a shape can feed an input."""
+    """Whether an input accepts an array of this shape."""
     return len(shape) == len(spec.shape) and all(
         not isinstance(dim, int) or dim == length
         for dim, length in zip(spec.shape, shape, strict=True)
@@ -104,9 +104,9 @@ def takes(spec: TensorSpec, shape: Sequence[int]) -> bool:
 def _spec(value: Any) -> TensorSpec:
     if value.type not in _TYPES:
         raise UsageError(
-            f"The input '{value.name}' is a {value.type}, which data cannot be fed as.",
+            f"The input '{value.name}' has the unsupported type {value.type}.",
             where=f"input '{value.name}'",
-            fix="Use a model with float, integer, bool or text inputs.",
+            fix="Use a model with float, integer, bool or string inputs.",
         )
     shape = tuple(
         dim if isinstance(dim, int) else dimension_name(dim if isinstance(dim, str) else None)

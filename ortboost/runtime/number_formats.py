@@ -1,9 +1,9 @@
-"""What a device does with 16-bit numbers, found out by running small graphs.
+"""Probe how a device handles 16-bit formats, by running small graphs.
 
-Each graph computes `(1 + e) - 1`, with `1 + e` between two numbers of the format, after a matrix
-product. Two questions are answered:
+Each graph computes `(1 + e) - 1` after a matrix product, with `1 + e` between two values of the
+format. This answers two questions:
 
-- Is there a kernel at all, or is the session refused?
+- Are there kernels, or does the session fail to open?
 - Is the sum rounded to the format (the result is 0), or does the runtime compute in float32 without
   rounding (the result is `e`)?
 """
@@ -22,22 +22,22 @@ from ortboost.runtime.session import open_session
 __all__ = ["FORMATS", "FormatSupport", "probe_format"]
 
 FORMATS: Final = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
-"""Name of a format to its element type."""
+"""Format name to element type."""
 
 _OPSET = 18
 _STEP: Final = {
     "fp16": 2.0**-12,
     "bf16": 2.0**-10,
-}  # a quarter of the distance between 1 and the next number
+}  # a quarter of the distance between 1 and the next value
 
 
 @dataclass(frozen=True)
 class FormatSupport:
-    """What a device does with a format.
+    """How a device handles a format.
 
     Args:
         runs: Whether there are kernels.
-        rounds: Whether what lies between two operators is rounded to the format.
+        rounds: Whether values between two operators are rounded to the format.
     """
 
     runs: bool
@@ -45,7 +45,7 @@ class FormatSupport:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """A short description."""
         if not self.runs:
             return "no kernels"
         return (
@@ -56,7 +56,7 @@ class FormatSupport:
 
 
 def probe_format(name: str, device: str) -> FormatSupport:
-    """Find out what a device does with a format.
+    """Probe how a device handles a format.
 
     Args:
         name: ``fp16`` or ``bf16``.

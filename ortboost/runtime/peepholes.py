@@ -1,27 +1,27 @@
-"""Forms of a graph that a device runs faster, or correctly; made in memory, files are not changed.
+"""Device-specific forms of a graph that run faster, or correctly; made in memory only.
 
-The files hold standard operators (or those of the native engine), which any runtime has. The CPU
-provider has faster forms of some of them, each a rewrite of its own in :mod:`ortboost.runtime.cpu`:
+Files contain standard operators (or those of the native engine), which any runtime supports. The
+CPU provider has faster forms of some of them, each a rewrite in :mod:`ortboost.runtime.cpu`:
 
-* large gradients un-scaled where they are used, and checked as they come;
+* large gradients unscaled where they are used, and checked while still scaled;
 * masks of Relu as one steep HardSigmoid;
-* BatchNormalization in training mode as the one kernel that stock onnxruntime has for it;
-* convolutions in the blocked layout that the runtime itself uses for constant weights only;
+* BatchNormalization in training mode as the single kernel that stock onnxruntime has for it;
+* convolutions in the blocked layout that the runtime itself uses only for constant weights;
 * the gradient of a depthwise weight as one convolution in that layout;
 * the gradient of a global mean expanded to its positions by a product with ones;
 * weight gradients as products without a transposed operand;
-* scalars with as many dimensions as the tensors that they meet;
-* chains of elementwise operators over large tensors part by part, so that what lies between stays in
+* scalars with as many dimensions as the tensors that they are combined with;
+* chains of elementwise operators over large tensors in chunks, so that intermediate values stay in
   the cache.
 
-They compute the same function, with sums in another order, so the last digits may differ.
+They compute the same function with sums in another order, so the last digits may differ.
 
-On CUDA the nodes get a form that has a kernel there (:mod:`ortboost.runtime.cuda.forms`).
+On CUDA, nodes are converted to forms that have a kernel there (:mod:`ortboost.runtime.cuda.forms`).
 
-Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most of float16 in
-float32 without rounding in between. Two copies of one number then differ, and a comparison of them
-(in the gradients of Max, Min, Clip) goes wrong. So the graph is emulated on the CPU, see
-:mod:`ortboost.transforms.precision.emulate`.
+Mixed precision on the CPU: onnxruntime has no bfloat16 kernels there, and computes most float16
+operators in float32 without rounding in between. Two copies of one value may then differ, and
+comparisons of them (in the gradients of Max, Min, Clip) give wrong results. The CPU therefore runs
+an emulation, see :mod:`ortboost.transforms.precision.emulate`.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ _CPU = (
 def for_device(
     model: ir.Model, device: str, *, states: Collection[str] = (), threads: int | None = None
 ) -> ir.Model:
-    """The form of a step graph for a device.
+    """Convert a step graph to its form for a device.
 
     Args:
-        model: The graph; it is not changed.
+        model: The graph; it is not modified.
         device: ``cpu`` or ``cuda``.
         states: Outputs that may get another shape with as many elements.
-        threads: Threads within an operator; the runtime's choice if not given.
+        threads: Intra-op threads; the runtime's choice if not given.
 
     Returns:
-        The model itself, or a changed copy.
+        The model itself, or a modified copy.
     """
     found = emulated_for(model, device)
     if device == "cuda":
@@ -88,12 +88,12 @@ def for_device(
 
 
 def emulated_for(model: ir.Model, device: str, *, keep_names: bool = False) -> ir.Model:
-    """The model itself, or on the CPU a copy in which 16-bit types are emulated.
+    """Return the model itself, or for the CPU a copy in which 16-bit types are emulated.
 
     Args:
-        model: The graph; it is not changed.
+        model: The graph; it is not modified.
         device: ``cpu`` or ``cuda``.
-        keep_names: Keep every tensor of the graph, to look at it.
+        keep_names: Keep the names of all tensors, for inspection.
     """
     short = _short_types(model) if device == "cpu" else []
     if not short:
@@ -105,7 +105,7 @@ def emulated_for(model: ir.Model, device: str, *, keep_names: bool = False) -> i
 
 
 def _short_types(model: ir.Model) -> list[ir.DataType]:
-    """The 16-bit types that something computes in; an emulated graph only rounds to them."""
+    """The 16-bit types that nodes compute in; an already emulated graph only casts to them."""
     found = {
         value.dtype
         for node in model.graph.all_nodes()

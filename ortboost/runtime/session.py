@@ -1,7 +1,7 @@
 """Sessions on exactly the requested provider, or a clear error.
 
-Without its CUDA libraries the GPU build of onnxruntime silently runs on the CPU. Here that is an
-error that says how to fix it.
+Without its CUDA libraries the GPU build of onnxruntime silently falls back to the CPU. This module
+raises an error that says how to fix it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _PROVIDERS: Final = {
 }
 _BUILDS: Final = {
     "cuda": "Install the build for it (pip install 'ortboost[cuda]'), or use --device cpu.",
-    "tensorrt": "Install onnxruntime-gpu (pip install 'ortboost[gpu]') and the TensorRT it was built "
+    "tensorrt": "Install onnxruntime-gpu (pip install 'ortboost[gpu]') and the TensorRT it was "
+    "built "
     "for, or use --device cpu.",
 }
 _LIBRARIES: Final = {
@@ -66,26 +67,27 @@ _LIBRARIES: Final = {
     "or use --device cuda.",
 }
 
-# It moves zeros of a Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and into an
-# AveragePool that leaves its padding out of the mean (1.19); see onnxruntime pull request 23190.
+# It fuses a zero Pad into a MaxPool, whose own padding is -inf (1.31, and 1.19 in some graphs), and
+# into an AveragePool that excludes its padding from the mean (1.19); see onnxruntime pull request
+# 23190.
 _WRONG_OPTIMIZERS: Final = ["Pad_Fusion"]
 
-_GENERATOR = threading.Lock()  # of the runtime's own global generator
+_GENERATOR = threading.Lock()  # guards the runtime's global random generator
 
 
 class TooNewError(ModelError):
-    """The runtime does not know the opset of the model yet."""
+    """The opset of the model is newer than the runtime."""
 
 
 @functools.cache
 def runtime_packages() -> tuple[str, ...]:
-    """The installed packages that bring onnxruntime; more than one break each other."""
+    """The installed packages that contain onnxruntime; several of them break each other."""
     names = {str(d.metadata["Name"] or "").lower() for d in importlib.metadata.distributions()}
     return tuple(sorted(n for n in names if n.startswith(_PACKAGE) and "extensions" not in n))
 
 
 def broken_packages(packages: Sequence[str]) -> tuple[str, str]:
-    """What is wrong with several packages of onnxruntime, and how to fix it."""
+    """The problem with several onnxruntime packages, and the fix."""
     return (
         f"{' and '.join(packages)} share one folder and break each other",
         f"pip uninstall -y {' '.join(packages)}, then install one of them again.",
@@ -93,17 +95,17 @@ def broken_packages(packages: Sequence[str]) -> tuple[str, str]:
 
 
 @functools.cache
-def _tell_of_several() -> None:
-    """Warn once: with a half overwritten onnxruntime much works, and an engine is missing without a word."""
+def _warn_of_several() -> None:
+    """Warn once: a partly overwritten onnxruntime works, but an engine may silently be missing."""
     if len(packages := runtime_packages()) > 1:
         _log.warning("%s: %s", *broken_packages(packages))
 
 
 def runtime() -> Any:
-    """The onnxruntime module; a warning tells, once, of several packages of it.
+    """Import onnxruntime; several packages of it cause a single warning.
 
     Raises:
-        DependencyError: No build of it is installed, or it is broken.
+        DependencyError: It is not installed, or broken.
     """
     try:
         import onnxruntime
@@ -116,16 +118,16 @@ def runtime() -> Any:
         ) from error
     if not hasattr(onnxruntime, "InferenceSession"):
         raise DependencyError(
-            "onnxruntime is installed but hollow: two of its packages overwrote each other.",
+            "onnxruntime is installed but empty: two of its packages overwrote each other.",
             where="package onnxruntime",
             fix="Uninstall every onnxruntime package, then install one; see 'ortboost doctor'.",
         )
-    _tell_of_several()
+    _warn_of_several()
     return onnxruntime
 
 
 def available_devices() -> dict[str, str | None]:
-    """Device name to ``None`` if the installed runtime offers it, else the reason why not."""
+    """Map each device to ``None`` if the installed runtime supports it, else to the reason."""
     offered = runtime().get_available_providers()
     return {
         device: None if provider in offered else f"this onnxruntime has no {provider}"
@@ -148,28 +150,28 @@ def open_session(
     Args:
         model: A model, or the path of a file. A model too large for one protobuf message is saved
             to a temporary file.
-        device: ``cpu``, ``cuda``, ``tensorrt`` (ONNX Runtime's provider; what TensorRT does not
-            support runs on CUDA), or ``auto``: CUDA if it really works, else the CPU.
-        threads: Threads within an operator; the runtime's choice if not given.
+        device: ``cpu``, ``cuda``, ``tensorrt`` (ONNX Runtime's provider; operators that TensorRT
+            does not support run on CUDA), or ``auto``: CUDA if it really works, else the CPU.
+        threads: Intra-op threads; the runtime's choice if not given.
         fuse_quantized: Run an operator between QuantizeLinear and DequantizeLinear pairs as one
             integer kernel; otherwise in float32, as the standard defines it.
-        memory_pattern: Lay all memory of a run into one block, whose plan the first run of a shape makes.
-            Up to 4 % faster on small graphs; but the block comes on top of what the first run took,
-            so that it doubles the memory of large ones.
-        cuda_graph: Capture the first run on CUDA and replay it (``enable_cuda_graph``). Then inputs and outputs
-            have to stay in the same memory of the device, with the same shapes; see
+        memory_pattern: Allocate the memory of a run as one block, planned in the first run of a
+            shape. Up to 4 % faster on small graphs, but the block adds to the memory of the first
+            run, which doubles the memory of large graphs.
+        cuda_graph: Capture the first run on CUDA and replay it (``enable_cuda_graph``). Inputs and
+            outputs must then keep their device memory and shapes; see
             :mod:`ortboost.runtime.cuda.capture`.
-        every_fusion: Run those fusions of the runtime, too, that are known to be wrong: as others will.
+        every_fusion: Also run fusions of the runtime that are known to be wrong, as users of the
+            file would.
 
     Returns:
-        An ``onnxruntime.InferenceSession``. With ``cuda``, operators that have no CUDA kernel run
-        on the CPU; the session itself is guaranteed to have a CUDA provider.
+        An ``onnxruntime.InferenceSession``. With ``cuda``, operators without a CUDA kernel run on
+        the CPU; the session is guaranteed to have a CUDA provider.
 
     Raises:
-        UsageError: Unknown device.
-        DependencyError: The device is not there, or its libraries do not load.
-        ModelError: The runtime does not accept the model; :class:`TooNewError` if the opset is too
-            new.
+        UsageError: The device is unknown.
+        DependencyError: The device is not available, or its libraries do not load.
+        ModelError: The runtime rejects the model; :class:`TooNewError` if the opset is too new.
     """
     if isinstance(model, ir.Model) and _bytes(model) >= EXTERNAL_DATA_THRESHOLD:
         with tempfile.TemporaryDirectory(prefix="ortboost-") as folder:
@@ -190,7 +192,7 @@ def open_session(
     if device != "cpu":
         preload()
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors are raised, and warnings of the planner not for users
+    options.log_severity_level = 4  # errors are raised; warnings of the planner are not for users
     if not fuse_quantized:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
     options.enable_mem_pattern = memory_pattern
@@ -218,29 +220,32 @@ def open_session(
         known = re.search(r"(Opset \d+) is .* is till (opset \d+)", str(error), re.DOTALL)
         if known:
             raise TooNewError(
-                f"{known[1]} is too new for this onnxruntime, which knows up to {known[2]}.",
+                f"{known[1]} is too new for this onnxruntime, which supports up to {known[2]}.",
                 where=f"onnxruntime {ort.__version__}",
-                fix=f"Use a model of {known[2]} or older, or an environment with a newer onnxruntime: "
+                fix=f"Use a model of {known[2]} or older, or an environment with a newer "
+                "onnxruntime: "
                 "pip install 'ortboost[ort]'.",
             ) from error
-        foreign = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
-        if foreign:
+        native = re.search(r"(\w+Grad\w*)\(-?\d+\) is not a registered function", str(error))
+        if native:
             raise DependencyError(
-                f"This step was made by the native engine: {foreign[1]} is in onnxruntime-training "
+                f"This step was made by the native engine: {native[1]} is in onnxruntime-training "
                 "only.",
                 where=f"onnxruntime {ort.__version__}",
-                fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), or "
+                fix="Train it in an environment with onnxruntime-training (Python 3.10 to 3.12), "
+                "or "
                 "convert the model again with --engine portable.",
             ) from error
         raise ModelError(
             "onnxruntime does not accept the model.",
             where=str(error).strip().splitlines()[0],
-            fix="See 'ortboost doctor': another onnxruntime may be in the way. If all is well there "
+            fix="See 'ortboost doctor': another onnxruntime may interfere. If all is well "
+            "there "
             "and ortboost made this file, report it; else try 'ortboost check'.",
         ) from error
     if provider not in session.get_providers():
         raise DependencyError(
-            f"The device '{device}' was asked for, but its libraries did not load.",
+            f"The device '{device}' was requested, but its libraries did not load.",
             where=f"the session fell back to {', '.join(session.get_providers())}",
             fix=_LIBRARIES.get(device, "See 'ortboost doctor'."),
         )
@@ -252,16 +257,16 @@ def _bytes(model: ir.Model) -> int:
 
 
 def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
-    """The device that a name stands for: ``cpu``, ``cuda`` or ``tensorrt``.
+    """Resolve a device name to ``cpu``, ``cuda`` or ``tensorrt``.
 
     Args:
         device: ``cpu``, ``cuda``, ``tensorrt``, or ``auto``: CUDA if a small session really runs
             there.
-        among: The names allowed; :data:`TRAINING_DEVICES` for a step.
+        among: The allowed names; :data:`TRAINING_DEVICES` for a step.
 
     Raises:
-        UsageError: Unknown device, or one that is for inference only.
-        DependencyError: The installed runtime has not been built for it.
+        UsageError: The device is unknown, or for inference only.
+        DependencyError: The installed runtime was not built for it.
     """
     if device not in among:
         raise UsageError(
@@ -275,7 +280,7 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
         offered = runtime().get_available_providers()
         if _PROVIDERS[device] not in offered:
             raise DependencyError(
-                f"The device '{device}' was asked for, and this onnxruntime cannot use it.",
+                f"The device '{device}' was requested, but this onnxruntime does not support it.",
                 where=f"providers: {', '.join(offered)}",
                 fix=_BUILDS.get(device, "See 'ortboost doctor'."),
             )
@@ -288,19 +293,19 @@ def resolve_device(device: str, *, among: Sequence[str] = DEVICES) -> str:
 
 
 def set_seed(seed: int) -> None:
-    """Restart the runtime's random numbers; Dropout of all sessions draws from them."""
+    """Seed the runtime's random generator, which Dropout uses in all sessions."""
     runtime().set_seed(seed)
 
 
 @contextlib.contextmanager
 def drawing(seed: int | None) -> Iterator[None]:
-    """Run a session with the random numbers of a seed, whatever other threads do.
+    """Seed the random generator for the context, and keep other threads from using it.
 
-    The runtime has one generator for all sessions of a process: those that draw from it run one after the
-    other.
+    The runtime has one generator for all sessions of a process, so sessions that draw from it run
+    one at a time.
 
     Args:
-        seed: The seed; ``None`` for a graph that draws nothing, which waits for nobody.
+        seed: The seed; ``None`` for a graph without random numbers, which need not wait.
     """
     if seed is None:
         yield

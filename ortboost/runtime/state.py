@@ -1,7 +1,7 @@
-"""State tensors that live on the device from the first step to the last.
+"""State tensors that stay on the device during training.
 
 A state that is updated in place has one buffer; any other has two, and the steps that write it
-alternate between them. Nothing is copied at a step.
+alternate between them. No state is copied in a step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class DeviceState:
     """The state of one program on one device.
 
     Args:
-        catalogue: What tensors there are.
+        catalogue: The state tensors.
         initial: State name to value; copied.
         device: ``cpu`` or ``cuda``.
-        in_place: Names of the states with a single buffer, see :mod:`ortboost.program.aliasing`.
+        in_place: Names of the states with a single buffer; see :mod:`ortboost.program.aliasing`.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class DeviceState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, each counted once."""
+        """Total bytes of the tensors, each counted once."""
         return sum(math.prod(e.shape) * e.dtype.itemsize for e in self.catalogue.state)
 
     def _place(self, array: NDArray[Any]) -> Any:
-        owned = np.array(array, order="C", copy=True)  # on the CPU the OrtValue is this very memory
+        owned = np.array(array, order="C", copy=True)  # on the CPU the OrtValue shares this memory
         return runtime().OrtValue.ortvalue_from_numpy(owned, self.device)
 
     def buffers(self, name: str) -> list[Any]:
-        """All buffers of one state, the present one first."""
+        """All buffers of one state, the current one first."""
         return list(self._buffers[name])
 
     def current(self, name: str) -> Any:
-        """The ``OrtValue`` with the present value of a state.
+        """The ``OrtValue`` with the current value of a state.
 
         Raises:
-            UsageError: There is no state of this name.
+            UsageError: The state is unknown.
         """
         if name not in self._entries:
             raise UsageError(
@@ -75,33 +75,33 @@ class DeviceState:
         return self._buffers[name][0]
 
     def target(self, name: str) -> Any:
-        """The ``OrtValue`` that a step writes the next value of a state into."""
+        """The ``OrtValue`` that receives the next value of a state."""
         return self._buffers[name][-1]
 
     def phase(self, names: Iterable[str]) -> tuple[int, ...]:
-        """Which buffers are current: equal phases have equal bindings."""
+        """A key of the current buffers: equal phases have equal bindings."""
         return tuple(id(self._buffers[name][0]) for name in names if len(self._buffers[name]) > 1)
 
     def advance(self, written: Iterable[str]) -> None:
-        """Make the buffers that a step has written the current ones."""
+        """Make the buffers written by a step the current ones."""
         for name in written:
             self._buffers[name].reverse()
 
     def read(self, name: str) -> NDArray[Any]:
-        """A host copy of one state tensor."""
+        """Copy one state tensor to the host."""
         return np.array(self.current(name).numpy(), copy=True)
 
     def write(self, name: str, value: NDArray[Any]) -> None:
         """Replace the value of one state tensor, converted to the dtype of the catalogue.
 
         Raises:
-            UsageError: There is no state of this name, or the shape is another one.
+            UsageError: The state is unknown, or the shape differs.
         """
         target = self.current(name)
         entry = self._entries[name]
         if np.shape(value) != entry.shape:
             raise UsageError(
-                f"The state '{name}' has the shape {list(entry.shape)}, "
+                f"The state '{name}' has the shape {list(entry.shape)}, but "
                 f"{list(np.shape(value))} was given.",
                 where=f"state '{name}'",
                 fix="Give an array of the same shape.",
@@ -109,14 +109,14 @@ class DeviceState:
         target.update_inplace(np.array(value, dtype=entry.dtype, order="C"))
 
     def read_all(self) -> dict[str, NDArray[Any]]:
-        """A host copy of the whole state, in the order of the catalogue."""
+        """Copy the whole state to the host, in the order of the catalogue."""
         return {entry.name: self.read(entry.name) for entry in self.catalogue.state}
 
     def write_all(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replace the whole state.
 
         Raises:
-            FileError: Tensors are missing, left over, or of another shape or dtype.
+            FileError: Tensors are missing or unexpected, or have another shape or dtype.
         """
         check_state(self.catalogue, state, where="state to load")
         for name, value in state.items():

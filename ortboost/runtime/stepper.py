@@ -1,4 +1,4 @@
-"""One training step after another, and evaluation on the same state."""
+"""Run training steps, and evaluate on the same state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ortboost.runtime.state import DeviceState
 __all__ = ["StepResult", "Stepper"]
 
 _MAX_NAMED = 10
-_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # of 2**64: multiples of it are far apart (Knuth)
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2**64: its multiples are far apart (Knuth)
 _COUNTERS = (names.STEP, names.CONSECUTIVE_SKIPS, names.TOTAL_SKIPS, names.MICRO_STEPS)
 
 
@@ -43,18 +43,18 @@ class StepResult:
     """The result of one step.
 
     Args:
-        loss: Unscaled loss before the update; one number, or for the reduction ``none`` their mean.
+        loss: Unscaled loss before the update; the mean for the reduction ``none``.
         overflow: Whether a gradient was not finite, so that nothing was updated.
-        loss_scale: The scale after this step; with a grouped scale that of the first group.
-        applied_steps: Updates applied so far.
-        consecutive_skips: Skipped steps in a row, this one included.
-        total_skips: Skipped steps so far.
+        loss_scale: The loss scale after this step; with a grouped scale that of the first group.
+        applied_steps: Total number of updates.
+        consecutive_skips: Number of consecutive skipped steps, including this one.
+        total_skips: Total number of skipped steps.
         metrics: Further outputs by name.
-        losses: The loss as the graph gives it, shape ``[]`` or ``[batch]``.
+        losses: The loss output of the graph, shape ``[]`` or ``[batch]``.
         updated: Whether this step updated the parameters: no overflow, and with accumulation the
             last micro-batch of its window.
-        group: The freeze group that was trained; 0 is everything.
-        loss_scales: With a grouped scale, the scale of each group after this step.
+        group: The freeze group that was trained; 0 trains everything.
+        loss_scales: With a grouped scale, the loss scale of each group after this step.
     """
 
     loss: float
@@ -71,19 +71,20 @@ class StepResult:
 
 
 class Stepper(Shown):
-    """Runs the step graph of a program; the state stays on the device.
+    """Runs the step graphs of a program; the state stays on the device.
 
     Args:
         program: The program.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator; the runtime's choice if not given.
-        in_place: Update states in place where that is proven right. Turning it off costs a second
-            copy of the state and changes no number; it is there to test just that.
-        group: The processes that share each step, see :mod:`ortboost.runtime.shared_step`: :meth:`step` is
-            fed with this process's part of the batch and gives back loss and metrics of the whole one.
-            All methods but :meth:`get` and :meth:`set` are then to be called by all processes alike.
-        wire: In what type gradients travel between processes.
-        check_sync: Compare the parameters of all processes every so many steps; 0 for never.
+        threads: Intra-op threads; the runtime's choice if not given.
+        in_place: Update states in place where that is proven safe. Disabling it costs a second copy
+            of the state and does not change results; it exists to test exactly that.
+        group: The processes that share each step, see :mod:`ortboost.runtime.shared_step`.
+            :meth:`step` is fed this process's part of the batch, and returns loss and metrics of
+            the whole batch. All methods but :meth:`get` and :meth:`set` must then be called by all
+            processes.
+        wire: Type of gradients exchanged between processes.
+        check_sync: Compare the parameters of all processes every this many steps; 0 for never.
         segments: In how many segments the backward pass is cut, so that gradients of one travel while the
             next runs; ``None`` for the choice of :class:`~ortboost.runtime.shared_step.SharedStep`.
 
@@ -129,7 +130,7 @@ class Stepper(Shown):
         else:
             self.shared.open(
                 self.next_graph, self._state, threads
-            )  # what a runtime refuses is found here, not at the first step
+            )  # errors of the runtime appear here, not at the first step
 
     def _facts(self) -> dict[str, object]:
         return {
@@ -142,7 +143,7 @@ class Stepper(Shown):
         }
 
     def _in_place(self) -> frozenset[str]:
-        """States that every graph which writes them may update in place."""
+        """States that all graphs writing them can update in place."""
         written: set[str] = set()
         shared: set[str] = set()
         graphs = [(model, self._catalogues[name]) for name, model in self.program.graphs.items()]
@@ -156,7 +157,7 @@ class Stepper(Shown):
         return frozenset(written - shared)
 
     def _graph(self, name: str) -> CompiledGraph:
-        """A graph of the program, opened when it is needed first."""
+        """A graph of the program, opened on first use."""
         if name not in self._compiled:
             self._compiled[name] = CompiledGraph(
                 self.program.graphs[name],
@@ -168,7 +169,7 @@ class Stepper(Shown):
         return self._compiled[name]
 
     def open(self) -> None:
-        """Open every graph now; otherwise each is opened at the first step that needs it."""
+        """Open every graph now instead of on first use."""
         for name in self.program.graphs:
             if self.shared is None or not name.startswith(names.STEP_GRAPH):
                 self._graph(name)
@@ -181,12 +182,12 @@ class Stepper(Shown):
         return names.graph_name(names.STEP_GRAPH, self._group())
 
     def _group(self) -> int:
-        """The freeze group of the next update; the plan starts again at its end."""
+        """The freeze group of the next update; the plan repeats."""
         return int(self._plan[self._counters[names.STEP] % len(self._plan)])
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """The batch inputs, labels included."""
+        """The batch inputs, including labels."""
         return self.catalogue.batch
 
     @property
@@ -200,14 +201,14 @@ class Stepper(Shown):
         """Run one step.
 
         Args:
-            feeds: Batch input to array or tensor of the catalogue's dtype; a smaller one of the same kind,
-                as int32 for labels, is converted.
-            hyper: Learning-rate input to number.
-            seed: Seed of the random numbers of this step.
+            feeds: Batch input to array or tensor of the catalogue's dtype; a smaller dtype of the
+                same kind, such as int32 for labels, is converted. Other names are ignored.
+            hyper: Learning-rate input to value.
+            seed: Seed of the random generator for this step.
 
         Raises:
-            UsageError: An input is missing or has another type, a learning rate is not known, or
-                the runtime refuses the shapes. Arrays that are no input are ignored.
+            UsageError: An input is missing or has another type, a learning rate is unknown, or the
+                runtime rejects the shapes.
         """
         for name, given in (("feeds", feeds), ("hyper", hyper)):
             if type(given) is not dict:
@@ -260,16 +261,16 @@ class Stepper(Shown):
         )
 
     def flush(self, hyper: Mapping[str, float]) -> bool:
-        """Apply what a window of accumulation holds so far, as the mean of its micro-batches.
+        """Apply an incomplete window of accumulation, as the mean of its micro-batches.
 
         Args:
-            hyper: Learning-rate input to number.
+            hyper: Learning-rate input to value.
 
         Returns:
             Whether there was anything to apply.
 
         Raises:
-            UsageError: A learning rate is not known or not given.
+            UsageError: A learning rate is unknown or missing.
         """
         if not self._counters[names.MICRO_STEPS]:
             return False
@@ -279,7 +280,7 @@ class Stepper(Shown):
         return True
 
     def _apply(self, group: int, hyper: Mapping[str, float]) -> None:
-        """Run the update with what a window holds."""
+        """Run the update with the gradients of a window."""
         name = names.graph_name(names.FLUSH_GRAPH, group)
         if self.shared is None:
             self._graph(name).run(self._rates(hyper))
@@ -292,7 +293,7 @@ class Stepper(Shown):
     def _take_step(
         self, taker: StepTaker, feeds: Mapping[str, NDArray[Any]], before: NDArray[Any], seed: int
     ) -> float:
-        """Try rates, and go as far as the first that is accepted; 0 for none, as where a loss is nan."""
+        """Apply and return the first accepted rate; 0 if none is, for example if a loss is NaN."""
         catalogue, accepted = self._catalogues[names.TRIAL_GRAPH], 0.0
         batch = {s.name: feeds[s.name] for s in catalogue.batch if s.name in feeds}
         for rate in taker.rates:
@@ -311,11 +312,11 @@ class Stepper(Shown):
         return accepted
 
     def _drawn(self, seed: int, catalogue: Catalogue) -> int | None:
-        """The seed of a graph that draws random numbers."""
+        """The seed for a graph; ``None`` if it draws no random numbers."""
         return self._own_seed(seed) if catalogue.randomness else None
 
     def _own_seed(self, seed: int) -> int:
-        """Each process draws for its own samples; the first one as if it were alone."""
+        """The seed of this process; the first process uses the seed of a single process."""
         rank = 0 if self.group is None else self.group.rank
         return (seed + rank * _GOLDEN_RATIO) % 2**63
 
@@ -327,19 +328,19 @@ class Stepper(Shown):
             array = fed_array(feeds, spec.name, self.catalogue.batch)
             if array.dtype != spec.dtype or len(array.shape) != len(spec.shape):
                 raise UsageError(
-                    f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, "
+                    f"The input '{spec.name}' is {array.dtype}{list(array.shape)}, but "
                     f"{spec.dtype}{list(spec.shape)} is needed.",
                     where=f"input '{spec.name}'",
                     fix=f"Convert it first, for example array.astype('{spec.dtype}')."
                     if array.dtype != spec.dtype
-                    else "Reshape it first; axes are never added or dropped here.",
+                    else "Reshape it first; axes are never added or removed automatically.",
                 )
             ready[spec.name] = np.asarray(array, order="C")  # ascontiguousarray has no 0-d result
         check_lengths(self.catalogue.batch, ready, broadcast=self.program.config.loss.broadcast)
         return {**ready, **self._rates(hyper)}
 
     def _rates(self, hyper: Mapping[str, float]) -> dict[str, NDArray[Any]]:
-        """A number for each learning-rate input."""
+        """The value of each learning-rate input."""
         ready: dict[str, NDArray[Any]] = {}
         for name in hyper:
             if name not in self.groups:
@@ -360,7 +361,7 @@ class Stepper(Shown):
         return ready
 
     def _count(self, overflow: bool) -> None:
-        """Track the counters on the host, so that nothing is read back from the device."""
+        """Track the counters on the host to avoid reads from the device."""
         if overflow:
             self._counters[names.CONSECUTIVE_SKIPS] += 1
             self._counters[names.TOTAL_SKIPS] += 1
@@ -379,7 +380,7 @@ class Stepper(Shown):
     # ---- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """A host copy of the whole state; of all processes, see :mod:`ortboost.runtime.shared_step`."""
+        """Copy the state to the host; of several processes: :mod:`ortboost.runtime.shared_step`."""
         if self.shared is not None:
             self.shared.settle(self._state)
         return self._state.read_all()
@@ -396,10 +397,10 @@ class Stepper(Shown):
         self._read_counters()
 
     def get(self, name: str) -> NDArray[Any]:
-        """A host copy of one state tensor.
+        """Copy one state tensor to the host.
 
         Raises:
-            UsageError: There is no state of this name.
+            UsageError: The state is unknown.
         """
         return self._state.read(name)
 
@@ -407,13 +408,13 @@ class Stepper(Shown):
         """Replace one state tensor.
 
         Raises:
-            UsageError: There is no state of this name, or the shape is another one.
+            UsageError: The state is unknown, or the shape differs.
         """
         self._state.write(name, value)
         self._read_counters()
 
     def evaluator(self) -> Evaluator | SharedEvaluator:
-        """The evaluation graph on the state of this stepper."""
+        """An evaluator on the state of this stepper."""
         alone = Evaluator(self.program, self._state, threads=self._threads)
         return alone if self.shared is None else SharedEvaluator(alone, self.shared)
 
@@ -422,17 +423,18 @@ class Stepper(Shown):
     def nonfinite(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> list[str]:
-        """Names of tensors that are not finite on this batch, or whose square is not, in the order of computation.
+        """List tensors that overflow on this batch, in topological order.
 
-        The step is run once more with its inner tensors as outputs; the state stays as it is.
+        The step runs again with its intermediate tensors as outputs; the state is not changed. If
+        no loss or gradient is non-finite, gradients whose square overflows are listed.
 
         Args:
             feeds: The batch.
             hyper: The learning rates.
-            seed: Seed of the random numbers of the step in question.
+            seed: Seed of the step in question.
 
         Returns:
-            At most ten names: states and inputs first, then forward, then gradients.
+            At most ten names: states and inputs first, then forward values, then gradients.
         """
         if self.shared is not None and not count_samples(self.inputs, feeds)[0]:
             return []
@@ -454,25 +456,25 @@ class Stepper(Shown):
         return [gradient_name(entry.name) for entry in self.catalogue.entries("parameter")]
 
     def watch(self) -> None:
-        """Keep the loss scale of each step from now on, for :meth:`diagnose` after it."""
+        """Record the loss scale of each step from now on, for :meth:`diagnose`."""
         self._scales = {}
 
     def diagnose(
         self, feeds: Mapping[str, NDArray[Any]], hyper: Mapping[str, float], *, seed: int = 0
     ) -> Diagnosis:
-        """Find where the last step overflowed; see :mod:`ortboost.runtime.diagnosis`.
+        """Locate the overflow of the last step; see :mod:`ortboost.runtime.diagnosis`.
 
-        The step is run once more; the state stays as it is. A step that was skipped has changed the
-        loss scale, and nothing else that the gradients depend on: it is run with the scale that it
-        had if :meth:`watch` was called before, and with the present one otherwise.
+        The step runs again; the state is not changed. A skipped step has changed the loss scale,
+        but nothing else that the gradients depend on: it runs with its original scale if
+        :meth:`watch` was called before, otherwise with the current one.
 
         Args:
             feeds: The batch.
             hyper: The learning rates.
-            seed: Seed of the random numbers of the step in question.
+            seed: Seed of the step in question.
 
         Raises:
-            ModelError: The runtime cannot do it, for want of memory for instance.
+            ModelError: The runtime fails, for example for lack of memory.
         """
         name = self.next_graph
         inputs = {**self._checked(feeds, hyper), **self._state.read_all(), **(self._scales or {})}
@@ -485,16 +487,16 @@ class Stepper(Shown):
                 threads=self._threads,
                 seed=self._drawn(seed, self.catalogue),
             )
-        except Exception as error:  # of memory, or of many kinds from the bindings
+        except Exception as error:  # out of memory, or bare exceptions of the bindings
             raise ModelError(
-                "The step cannot be run with its inner tensors as outputs.",
+                "The step cannot be run with its intermediate tensors as outputs.",
                 where=str(error).strip().split("\n")[0] or type(error).__name__,
-                fix="All of them are held at once: try a smaller batch.",
+                fix="All of them are in memory at once: try a smaller batch.",
             ) from error
 
 
 def _large(gradient: NDArray[Any], scale: NDArray[Any]) -> bool:
-    """Whether a scaled gradient is an overflow because of its size, see :mod:`ortboost.program.gradients`."""
+    """Whether a scaled gradient is too large; see :mod:`ortboost.program.gradients`."""
     return bool(np.linalg.norm(gradient.astype(np.float64) / scale) >= 2.0**62)
 
 

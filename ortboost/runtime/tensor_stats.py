@@ -1,4 +1,4 @@
-"""Statistics of a tensor: range, and shares of values that are not finite."""
+"""Statistics of a tensor: range, and shares of non-finite values."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _BFLOAT16_MAX = float.fromhex("0x1.fep127")
 
 @dataclass(frozen=True)
 class TensorStats:
-    """What a tensor holds.
+    """Statistics of a tensor.
 
     Args:
-        name: Its name.
+        name: Name of the tensor.
         dtype: Element type.
         shape: Shape.
-        least: Smallest finite value; None where there is none.
-        greatest: Largest finite value.
-        abs_max: Largest finite absolute value.
+        least: Smallest finite value; None if there is none.
+        greatest: Largest finite value; None if there is none.
+        abs_max: Largest finite absolute value; None if there is none.
         inf: Share of infinite values.
-        nan: Share of values that are no numbers.
-        limit: Largest finite number of the type.
+        nan: Share of NaN values.
+        limit: Largest finite value of the type.
     """
 
     name: str
@@ -41,12 +41,12 @@ class TensorStats:
 
     @classmethod
     def of(cls, name: str, array: NDArray[Any], dtype: str | None = None) -> TensorStats:
-        """The statistics of an array.
+        """Compute the statistics of an array.
 
         Args:
             name: Name of the tensor.
-            array: Its values; widened where numpy does not know the type.
-            dtype: Its own element type; that of the array if not given.
+            array: Its values; upcast if numpy does not support the type.
+            dtype: Its original element type; that of the array if not given.
 
         Example:
             >>> TensorStats.of("x", np.array([1, -3, np.inf, np.nan], np.float16)).abs_max
@@ -70,5 +70,5 @@ class TensorStats:
 
     @property
     def finite(self) -> bool:
-        """Whether all values are numbers."""
+        """Whether all values are finite."""
         return not (self.inf or self.nan)

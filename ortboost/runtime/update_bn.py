@@ -1,17 +1,18 @@
-"""Running statistics of BatchNormalization estimated anew, from data, with the weights as they are.
+"""Re-estimate the running statistics of BatchNormalization from data, with fixed weights.
 
-Running statistics follow the batches as ``next = m old + (1 - m) batch``. After few updates they still
-hold much of what they began with, and always what earlier weights gave: a model whose training loss is
-good can validate like one that guesses. Here they become the plain mean over batches,
+Running statistics follow the batches as ``next = m old + (1 - m) batch``. After few updates they
+still contain much of their initial values, and always contributions of earlier weights: a model
+with a good training loss may validate no better than chance. Here they become the plain mean over
+batches,
 
     S = 1/B sum_b batch_b
 
-in the forward pass of training (statistics of the batch, dropout on) without any update, as
-``torch.optim.swa_utils.update_bn`` does, which sets ``momentum=None``:
+in the forward pass of training (batch statistics, dropout enabled) without any update, like
+``torch.optim.swa_utils.update_bn``, which sets ``momentum=None``:
 https://docs.pytorch.org/docs/stable/optim.html#torch.optim.swa_utils.update_bn.
 
-A step graph computes the raw next statistics in its forward part; that part is cut out of it and run with
-``old = 0``, which leaves ``(1 - m) batch``.
+A step graph computes the raw next statistics in its forward part; that part is extracted and run
+with ``old = 0``, which leaves ``(1 - m) batch``.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ __all__ = ["BatchStatistics", "momenta"]
 
 
 class BatchStatistics:
-    """The part of a step that computes the statistics of a batch.
+    """Runs the part of a step that computes batch statistics.
 
     Args:
         program: The program.
         device: ``auto``, ``cpu`` or ``cuda``.
-        threads: Threads within an operator; the runtime's choice if not given.
+        threads: Intra-op threads; the runtime's choice if not given.
 
     Raises:
         UsageError: The program keeps no running statistics.
@@ -55,7 +56,7 @@ class BatchStatistics:
         self._shares = {name: 1.0 - m for name, m in momenta(program).items() if m < 1}
         if not self._shares:
             raise UsageError(
-                "There are no running statistics to estimate anew.",
+                "There are no running statistics to re-estimate.",
                 where="update_bn",
                 fix="Leave it out: no BatchNormalization of this program is trained.",
             )
@@ -66,18 +67,18 @@ class BatchStatistics:
         self.inputs: tuple[TensorSpec, ...] = tuple(
             spec for spec in program.catalogue.batch if spec.name in needed
         )
-        """The inputs that it reads; labels are not among them."""
+        """The inputs that it reads, without labels."""
         self._seed = program.config.seed
         self._read = needed & {entry.name for entry in program.catalogue.state}
 
     def over(
         self, batches: Iterable[Mapping[str, NDArray[Any]]], state: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[np.generic]]:
-        """The means of the statistics over some batches.
+        """Average the statistics over batches.
 
         Args:
-            batches: The data, shuffled; batches of the length of the training.
-            state: State name to value, as a checkpoint holds it; not changed.
+            batches: Shuffled data, preferably in the batch size of training.
+            state: State name to value, as in a checkpoint; not modified.
 
         Returns:
             Name of each running mean and variance to its new value.
@@ -108,16 +109,17 @@ class BatchStatistics:
                 raise DivergedError(
                     "The statistics of a batch are not finite.",
                     where=f"update_bn, '{name}'",
-                    fix="The weights have diverged, or the data hold NaN: use an earlier --checkpoint.",
+                    fix="The weights have diverged, or the data contain NaN: use an earlier "
+                    "--checkpoint.",
                 )
         return {name: (total / count).astype(state[name].dtype) for name, total in sums.items()}
 
 
 def momenta(program: Program) -> dict[str, float]:
-    """The factor `m` of each running statistic that moves, by name.
+    """The factor `m` of each updated running statistic, by name.
 
     Raises:
-        ModelError: The step computes one in another way.
+        ModelError: The update of a statistic has an unknown form.
     """
     made = {v.name: v for node in program.step.graph for v in node.outputs}
     names = [entry.name for entry in program.catalogue.entries("buffer")]
@@ -136,7 +138,7 @@ def _momentum(raw: ir.Value, buffer: str) -> float:
             if constant is not None and constant.size == 1:
                 return float(constant.numpy().item())
     raise ModelError(
-        f"How the statistic '{buffer}' follows the batches is not known.",
+        f"The update rule of the statistic '{buffer}' is unknown.",
         where=f"step graph, '{raw.name}'",
         fix="Convert the model again with this version of ortboost.",
     )

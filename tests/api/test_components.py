@@ -1,4 +1,4 @@
-"""Principal components of checkpoints: against the SVD in float64, in blocks, and what is refused."""
+"""Principal components of checkpoints: against the SVD in float64, in blocks, and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def trained(tmp_path):
     program = ob.build_program(small_mlp(), ob.ProgramConfig(engine="portable", freeze=("b1",)))
     folder = program.save(tmp_path / "run")
     store, rng = CheckpointStore(folder / "checkpoints", keep=99), np.random.default_rng(0)
-    names = ["w1", "w2", "b2"]  # the frozen one is no part of it
+    names = ["w1", "w2", "b2"]  # the frozen one is not included
     mixing, rows = rng.standard_normal((5, 24 + 18 + 3)), []
     for step in range(ROWS):
         flat = 3 + rng.standard_normal(5) @ mixing + 0.01 * rng.standard_normal(mixing.shape[1])

@@ -47,7 +47,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-# ---- a plain model --------------------------------------------------------------------------------
+# ---- a plain model -------------------------------------------------------------------------------
 
 
 def test_a_plain_model(convnet, tmp_path):
@@ -85,7 +85,8 @@ def test_texts_are_fed_and_compared(tmp_path):
     save_model(
         text_model(
             """<ir_version: 10, opset_import: ["" : 18]>
-            net (string[n] x) => (string[n] y, int64 count) { i = Identity(x) y = Identity(i) count = Size(i) }"""
+            net (string[n] x) => (string[n] y, int64 count) {
+            i = Identity(x) y = Identity(i) count = Size(i) }"""
         ),
         path,
     )
@@ -109,7 +110,7 @@ def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape(
             [7, *value.shape[1:]]
-        )  # 360 is no multiple: the last batch is padded
+        )  # 360 is not a multiple: the last batch is padded
     save_model(model, fixed)
     result = api.export(fixed, tmp_path / "p.onnx", verify=DIGITS, device="cpu")
     assert result.metrics["accuracy"][1] == pytest.approx(measured)
@@ -119,7 +120,7 @@ def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
     ("settings", "text"),
     [
         ({"target": "tensorrt=9"}, "Unknown target"),
-        ({"target": "tensorrt=10", "opset": 21}, "does not read opset 21"),
+        ({"target": "tensorrt=10", "opset": 21}, "does not support opset 21"),
         ({"precision": "bf16"}, "no bfloat16"),
         ({"precision": "half"}, "Unknown precision"),
         ({"calibration": DIGITS}, "has no effect in fp32"),
@@ -160,7 +161,7 @@ def test_a_model_in_training_mode(tmp_path):
     assert [node.op_type for node in result.exported.model.graph] == ["BatchNormalization", "Relu"]
     assert "training mode" in result.notes[0]
     found = api.compare(tmp_path / "t.onnx", tmp_path / "o.onnx", bisect=True, device="cpu")
-    assert not found.parity.ok  # compared as it is
+    assert not found.parity.ok  # compared unchanged
     assert found.first.op_type == "BatchNormalization"
 
 
@@ -208,7 +209,8 @@ def test_external_data_everywhere(tmp_path, monkeypatch):
 
 def test_an_output_of_nan_is_told(tmp_path):
     model = text_model(
-        """<ir_version: 10, opset_import: ["" : 18]> net (float[n,4] x, float c) => (float[n,4] y, float[n,4] z)
+        """<ir_version: 10, opset_import: ["" : 18]> net
+        (float[n,4] x, float c) => (float[n,4] y, float[n,4] z)
         { z = Relu(x) y = Add(x, c) }""",
         c=np.float32(np.nan),
     )
@@ -217,7 +219,7 @@ def test_an_output_of_nan_is_told(tmp_path):
     assert ["'y'" in note for note in result.notes if "NaN" in note] == [True]
 
 
-# ---- compare --------------------------------------------------------------------------------------
+# ---- compare -------------------------------------------------------------------------------------
 
 
 def spoilt(path, target, name="s", factor=1.5):
@@ -284,7 +286,7 @@ def test_models_that_have_nothing_in_common(convnet, tmp_path):
         api.compare(convnet, tmp_path / "d.onnx", device="cpu")
 
 
-# ---- the verbs ------------------------------------------------------------------------------------
+# ---- the verbs -----------------------------------------------------------------------------------
 
 
 def test_export_and_compare_as_verbs(convnet, tmp_path, capsys):

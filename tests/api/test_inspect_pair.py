@@ -37,7 +37,7 @@ def test_before_and_after_of_an_export(convnet):
     }
     assert found["ops"]["BatchNormalization"] == {"before": 1, "after": 0, "difference": -1}
     assert next(iter(found["ops"])) in ("BatchNormalization", "Flatten", "Reshape")
-    # Four statistics of the normalization go, one bias of the convolution comes.
+    # Four statistics of the normalization are removed, one bias of the convolution is added.
     elements = 4 * 9 + 4 * 4 + 3 * 4 + 3
     assert difference["weight_elements"]["before"] == elements
     assert {"s", "b", "mean", "var"} <= set(found["weights"]["only_before"])
@@ -72,7 +72,7 @@ def test_what_a_caller_would_notice(tmp_path):
     ir.save(two, tmp_path / "b.onnx")
     found = inspect_pair(tmp_path / "a.onnx", tmp_path / "b.onnx").to_dict()
     assert found["interface"] == [
-        "input 'x' is gone",
+        "input 'x' was removed",
         "input 'pixels' is new",
         "output 'logits': shape ['batch', 3] -> ['batch', 5]",
     ]

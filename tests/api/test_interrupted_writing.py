@@ -1,6 +1,7 @@
 """A file layer that fails, or dies and loses what was not synced, at each step of every writer.
 
-What stood before, or what was to stand, is there as a whole; saying it again works, and leaves nothing over.
+What stood before, or what was to stand, is there as a whole; saying it again works, and leaves
+nothing over.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.trunca
 
 
 def interrupted(work, folder, step, way):
-    """Run in a forked child that fails at its `step`-th touch of the folder; whether it came so far."""
+    """Run in a forked child that fails at its `step`-th write to the folder; whether it did."""
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     child = os.fork()
     if child:

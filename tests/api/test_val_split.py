@@ -28,7 +28,7 @@ def test_a_part_of_the_data_is_held_out(made, tmp_path):
     assert summary.steps == 3 * 6  # 30 of 40 samples
     assert summary.best_checkpoint is not None
     assert sum(summary.class_counts) == 30
-    # From arrays, and in two sittings, it is the same run.
+    # From arrays, and with a resume, it is the same run.
     ob.convert(small_mlp(), tmp_path / "other")
     first = ob.train(tmp_path / "other", arrays, val_split=0.25, batch_size=5, epochs=2)
     assert first.metrics["val_loss"] != summary.metrics["val_loss"]
@@ -51,10 +51,10 @@ def test_the_summary_shows_the_balance_of_classes(made, capsys):
 
 def test_refusals(made):
     run, data, arrays = made
-    with pytest.raises(UsageError, match="There are validation data") as caught:
+    with pytest.raises(UsageError, match="Validation data are given") as caught:
         ob.train(run, data, data, val_split=0.1)
     assert_three_lines(caught.value)
     with pytest.raises(UsageError, match="Only files and arrays") as caught:
         ob.train(run, [(arrays["x"], arrays["y"])], val_split=0.1)
     assert_three_lines(caught.value)
-    ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # there is something to stop by
+    ob.train(run, data, val_split=0.1, early_stop=1, epochs=1)  # validation data to stop by

@@ -1,4 +1,4 @@
-"""Every public function says in three lines what is wrong with an argument; nothing raises bare errors."""
+"""Every public function explains a wrong argument in three lines; no bare errors are raised."""
 
 from __future__ import annotations
 
@@ -171,13 +171,13 @@ def test_wrong_arguments_get_three_lines(place, name, tmp_path, monkeypatch):
             continue
         for value in _wrong(place):
             if parameter.name == "tell" and callable(value):
-                continue  # a function that fails, fails with its own error
+                continue  # a failing function raises its own error
             try:
                 function(**{**right, parameter.name: value})
             except OrtBoostError as error:
                 assert_three_lines(error)
                 refused[parameter.name] = refused.get(parameter.name, 0) + 1
-            except Exception as error:  # all are told at once
+            except Exception as error:  # collect all errors
                 escaped.append(f"{name}({parameter.name}={value!r}): {error!r}")
     assert not escaped, "\n".join(escaped)
     lenient = {"data", "validation", "verify", "calibration", "values"}

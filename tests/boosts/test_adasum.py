@@ -1,4 +1,4 @@
-"""The formula of AdaSum as a pair of graphs, against float64; which numbers of servers there can be."""
+"""The formula of AdaSum as a pair of graphs, against float64; valid numbers of servers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_against_float64():
     [
         ([2.0, -1.0], [2.0, -1.0], [2.0, -1.0]),  # equal
         ([3.0, 0.0], [0.0, 4.0], [3.0, 4.0]),  # orthogonal
-        ([0.0, 0.0], [1.0, 5.0], [1.0, 5.0]),  # one stood still
+        ([0.0, 0.0], [1.0, 5.0], [1.0, 5.0]),  # one did not move
         ([0.0, 0.0], [0.0, 0.0], [0.0, 0.0]),
-        ([1e-9, 0.0], [1e-9, 0.0], [1e-9, 0.0]),  # where adding 1e-12 would be felt
-        ([1.0], [3.0], [2.0]),  # of one number, the mean
+        ([1e-9, 0.0], [1e-9, 0.0], [1e-9, 0.0]),  # where adding 1e-12 would matter
+        ([1.0], [3.0], [2.0]),  # for scalars, the mean
     ],
 )
 def test_closed_forms(a, b, wanted):

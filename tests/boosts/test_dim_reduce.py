@@ -1,4 +1,4 @@
-"""DimReduce against a replay in numpy, float64 where it can: which trial is taken, BFGS, momentum, resuming."""
+"""DimReduce against a numpy replay, mostly in float64: trials, BFGS, momentum, resuming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def batch(seed, size=16):
 
 
 class Replay:
-    """The published formulas, in float64, with the loss and gradient of a plain two-layer network."""
+    """The published formulas in float64, with loss and gradient of a plain two-layer network."""
 
     names = ("w1", "b1", "w2", "b2")
 
@@ -217,7 +217,7 @@ def test_resumed_to_the_same_bits_from_a_folder(tmp_path):
 def test_what_does_not_go_together(tmp_path):
     path = basis(tmp_path)
     config = ProgramConfig(engine="portable", boosts=(DimReduce(path),))
-    with pytest.raises(ConfigError, match="do not go together"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         config.with_boosts(Clip("norm", 1.0))
     with pytest.raises(ConfigError, match="requires the gradient of the mean loss"):
         dataclasses.replace(config, loss=LossConfig(reduction="sum"))

@@ -149,11 +149,11 @@ def test_by_cost_each_group_saves_its_share():
 
 
 def test_with_more_groups_than_layers_nothing_is_frozen_and_a_note_says_so():
-    """As in MindSpore, where each group is everything; here it trains as without the boost, to the bit."""
+    """In MindSpore each group is then everything; here training equals that without the boost."""
     program = build(grad_freeze=FreezeConfig(freeze_p=0.0), optimizer=Momentum())
     assert list(program.graphs) == ["step"]
     (report,) = [report for report in program.reports if report.rewrite == "grad_freeze"]
-    assert "10 groups are wanted, and the network has 2 layers" in report.kept["grad_freeze"]
+    assert "10 groups are requested, but the network has 2 layers" in report.kept["grad_freeze"]
     assert "--boost grad-freeze:groups=2" in report.notes[0]
     frozen, plain = stepper(program), stepper(build(grad_freeze=None, optimizer=Momentum()))
     assert [result.group for result in train(frozen, 4)] == [0, 0, 0, 0]

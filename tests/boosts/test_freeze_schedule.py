@@ -1,4 +1,4 @@
-"""Schedules of gradient freeze: MindSpore's numbers, their law, what is refused."""
+"""Schedules of gradient freeze: MindSpore's sequences, their distribution, errors."""
 
 from __future__ import annotations
 

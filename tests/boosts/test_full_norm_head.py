@@ -110,7 +110,7 @@ def test_a_second_time_changes_nothing(kind):
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     again = full_norm(model)
     assert not again.modified
-    assert list(again.kept.values()) == ["a full-normalization head already"]
+    assert list(again.kept.values()) == ["already a full-normalization head"]
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
 
 
@@ -187,7 +187,7 @@ def test_no_head(body, shape):
 
 
 def test_names():
-    """The multiplier is called after the weight, and takes no name that is taken."""
+    """The multiplier is named after the weight, with a unique name."""
     model = headed("gemm_transposed")
     for old, new in (("w", "net.fc.weight"), ("b", "net.fc.multiplier")):
         value = model.graph.initializers.pop(old)
@@ -294,7 +294,7 @@ def test_gradients_around_and_below_the_clamp(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_mindspore(engine):
-    """The same forward; backward where no row is clamped, which the original treats in another way."""
+    """Equal forward; equal backward without clamped rows, which the original treats differently."""
     z = golden()
     feeds = {"x": z["x"], "w": z["weight"], "seed": z["seed"], "w.multiplier": z["multiplier"]}
     model, wrt = with_loss(), ["x", "w", "w.multiplier"]

@@ -35,7 +35,8 @@ def build(model=None, **fields):
 def grouped(groups: int = 16):
     return text_model(
         f"""<ir_version: 10, opset_import: ["" : 18]>
-        net (float[batch,16,4,4] x, float[16,16,3,3] cw, float[16,{16 // groups},3,3] dw, float[16] db,
+        net (float[batch,16,4,4] x, float[16,16,3,3] cw,
+            float[16,{16 // groups},3,3] dw, float[16] db,
              float[3,16] fw) => (float[batch,3] logits) {{
           [conv] c = Conv<pads = [1, 1, 1, 1]>(x, cw)
           [depthwise] d = Conv<pads = [1, 1, 1, 1], group = {groups}>(c, dw, db)
@@ -179,7 +180,7 @@ def test_the_mean_is_over_the_inputs_of_an_output_whatever_the_layout(engine):
         training.step(batch, {"learning_rate": 1.0})
     for name, axes in INPUTS.items():
         moved = (before[name] - plain.get(name)).astype(np.float64)
-        assert np.abs(moved.mean(axis=axes)).max() > 1e-5, name  # there is a mean to take off
+        assert np.abs(moved.mean(axis=axes)).max() > 1e-5, name  # there is a mean to subtract
         found = before[name] - central.get(name)
         expected = moved - moved.mean(axis=axes, keepdims=True)
         np.testing.assert_allclose(found, expected, rtol=0, atol=3e-7, err_msg=name)
@@ -192,7 +193,7 @@ def test_the_multiple_is_of_the_inputs():
 
 
 def test_groups_of_the_loss_scale_do_not_hide_a_layer():
-    """A boundary on the weight itself is no reader of it."""
+    """A boundary on the weight itself does not count as a reader."""
     law = GroupedScaleConfig(groups=(("dw", "fw"), ("*",)))
     found = report(build(grouped(), loss_scale=law))
     assert set(found.changed) == {"cw", "fw"}

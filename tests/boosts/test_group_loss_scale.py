@@ -225,12 +225,12 @@ def steep():
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_group_is_to_blame_for_what_it_sends_down(frozen, engine):
-    """Else nobody is, every scale grows, and all steps from then on are skipped."""
+    """Otherwise none is blamed, every scale grows, and all later steps are skipped."""
     law = GroupedScaleConfig(
         (2.0**10, 2.0**126, 2.0**10), (("w1",), ("w2",), ("w3",)), min_scale=None, max_scale=None
     )
     fields = {}
-    if frozen:  # the graph trains nothing of the group that is to blame
+    if frozen:  # the graph trains nothing of the group that causes it
         fields["grad_freeze"] = FreezeConfig(groups=(("w1", "w3"), ("w2",)), sequence=(0,))
     loss = LossConfig(reduction="sum")
     training = stepper(build(steep(), law, engine, loss=loss, optimizer=Sgd(), **fields))
@@ -315,19 +315,19 @@ def test_with_marks_the_last_group_is_to_blame_for_what_comes_from_the_loss(engi
     "marks",
     [
         [("logits", 2, 3)],  # group 1 would have the scale of group 2
-        [("a", 1, 2)],  # nothing brings the scale of group 2 in
+        [("a", 1, 2)],  # nothing introduces the scale of group 2
         [("logits", 1, 3), ("a", 2, 1)],  # the wrong way round
     ],
 )
 def test_marks_that_give_a_parameter_another_scale_are_refused(marks):
-    with pytest.raises(ConfigError, match="By the marks") as caught:
+    with pytest.raises(ConfigError, match="The marks give") as caught:
         build(small_mlp(), marked(marks))
     assert_three_lines(caught.value)
 
 
 def test_a_mark_that_a_skip_connection_walks_round_is_refused():
     law = law_of((("w", "v"), ("u",)), marks=(("logits", 2, 3), ("d", 1, 2)))
-    with pytest.raises(ConfigError, match="By the marks") as caught:
+    with pytest.raises(ConfigError, match="The marks give") as caught:
         build(tied(), law)
     assert_three_lines(caught.value)
 

@@ -30,18 +30,19 @@ ACTS = {
     "relu6": "{y} = Clip({x}, zero, six)",
     "leaky": "{y} = LeakyRelu<alpha = 0.1>({x})",
     "hardswish": "{y} = HardSwish({x})",
-    # as the dynamo exporter writes it without its optimizer
-    "cast_relu6": "{y}l = CastLike(zero, {x}) {y}h = CastLike(six, {x}) {y} = Clip({x}, {y}l, {y}h)",
+    # as written by the dynamo exporter without optimization
+    "cast_relu6": "{y}l = CastLike(zero, {x}) {y}h = CastLike(six, {x}) {y} = Clip({x}, {y}l, "
+    "{y}h)",
     "silu": "{y}s = Sigmoid({x}) {y} = Mul({x}, {y}s)",
     "silu_turned": "{y}s = Sigmoid({x}) {y} = Mul({y}s, {x})",
-    # as exporters wrote HardSwish before it was an operator
+    # as exporters decomposed HardSwish before it was an operator
     "old_hardswish": "{y}a = Add({x}, three) {y}b = Clip({y}a, zero, six) "
     "{y}c = Div({y}b, six) {y} = Mul({x}, {y}c)",
 }
 
 
 class Net:
-    """Writes a model with input ``x``, [batch, 4, h, w], node by node; ``without`` leaves norms out."""
+    """Builds a model with input ``x``, [batch, 4, h, w], by node; ``without`` omits norms."""
 
     def __init__(self, without=(), act="relu", bias=False, training=False, learned=False):
         self.without, self.kind, self.bias = set(without), act, bias
@@ -186,7 +187,7 @@ def test_residual_block(kind, shortcut, pool, turned):
     gone = removed | ({"downn"} if shortcut in ("projection", "pooled") else set())
     report = check(make, gone, kept | {"stemn"})
     assert "in no residual or dense block" in report.kept["stemn"]
-    assert report.kept[max(kept)] == "it stands before 'sum'"
+    assert report.kept[max(kept)] == "it precedes 'sum'"
     assert all("'sum'" in text for text in report.changed.values())
 
 
@@ -210,7 +211,7 @@ def test_biased_convolutions_and_training_form(training):
 
 
 def test_a_block_of_groups():
-    """ResNeXt: a grouped convolution of more than one channel each is no depthwise one."""
+    """ResNeXt: a grouped convolution of several channels per group is not depthwise."""
 
     def make(net):
         x = stem(net)
@@ -267,11 +268,11 @@ def test_inverted_residuals(act, turned):
     report = check(make, {"a2n", "b2n", "c2n"}, kept, act=act)
     assert "(identity) at 'sum'" in report.changed["a2n"]
     assert "no shortcut" in report.changed["b2n"]
-    assert report.kept["c3n"] == "it stands before 'sum2'"
+    assert report.kept["c3n"] == "it precedes 'sum2'"
 
 
 def test_depthwise_separable_is_no_inverted_residual():
-    """The stem is no expansion, and an activation after the last norm makes another block of it."""
+    """The stem is not an expansion; an activation after the last norm makes it another block."""
 
     def make(net):
         x = inverted(net, "a", stem(net), 4, 4, expand=0)
@@ -393,7 +394,7 @@ def test_branches_of_two_sources():
         return net.model(net.add("sum", y, other))
 
     report = check(make, set())
-    assert report.kept["u2n"] == "the branches of 'sum' do not come from one tensor"
+    assert report.kept["u2n"] == "the branches of 'sum' do not have a common input"
 
 
 @pytest.mark.parametrize("where", ["output", "reader"])
@@ -483,7 +484,7 @@ def test_copies_of_shared_tensors_go_too():
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_trained_network_is_pointed_out(learned):
     report = less_bn(block(Net(learned=learned)))
-    assert any("train it anew" in note for note in report.notes) == learned
+    assert any("train it again" in note for note in report.notes) == learned
 
 
 def test_norms_that_an_exporter_folded_are_pointed_out():

@@ -1,4 +1,4 @@
-"""A boost from outside: docs/gradient_noise.py, and what the table says of others."""
+"""A custom boost, docs/gradient_noise.py, and the errors of the table for others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RATE = {"learning_rate": 1.0}
 
 @pytest.fixture(autouse=True)
 def own_table(monkeypatch):
-    """What a test registers is forgotten after it."""
+    """Unregister after a test what it registered."""
     monkeypatch.setattr(table, "_TABLE", list(table._TABLE))
     yield
     table._import_installed.cache_clear()
@@ -124,7 +124,7 @@ def test_it_survives_json_and_a_folder(noise, tmp_path):
 def test_a_program_is_refused_where_its_boost_is_not_registered(noise, tmp_path, capsys):
     folder = build_program(small_mlp(), ProgramConfig(boosts=(noise(),))).save(tmp_path / "run")
     table._TABLE.remove(noise)
-    with pytest.raises(FileError, match="no boost 'gradient-noise'") as caught:
+    with pytest.raises(FileError, match="Unknown boost 'gradient-noise'") as caught:
         Program.load(folder)
     assert_three_lines(caught.value)
     assert "written by ortboost" in caught.value.where
@@ -144,7 +144,7 @@ def test_the_command_line_refuses_it_or_finds_it_by_its_entry_point(
     words = ["--boost", "gradient-noise:eta=0.25"]
     assert convert(tmp_path / "run", *words) != 0
     message = capsys.readouterr().err
-    assert "There is no boost 'gradient-noise'" in message
+    assert "Unknown boost 'gradient-noise'" in message
     assert "registered" in message
     assert "Traceback" not in message
     entry = SimpleNamespace(
@@ -175,7 +175,7 @@ def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
     assert "x:X" in caught.value.where
 
 
-# ---- the page --------------------------------------------------------------------------------------
+# ---- the page ------------------------------------------------------------------------------------
 
 
 def test_the_sample_of_the_page_runs(noise, tmp_path):
@@ -191,12 +191,12 @@ def test_the_sample_of_the_page_runs(noise, tmp_path):
     assert (tmp_path / "run" / "program.json").is_file()
 
 
-# ---- state, order, refusals --------------------------------------------------------------------------
+# ---- state, order, refusals ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Counted(Boost):
-    """Count the updates, and stop them after so many."""
+    """Count the updates, and stop after a given number."""
 
     limit: int
 
@@ -268,18 +268,19 @@ class Nameless(Boost):
     ("make", "said"),
     [
         (lambda: register(Impostor), "'clip' already"),
-        (lambda: register(Nameless), "cannot name a boost"),
-        (lambda: register(Counted, after="clop"), "no boost 'clop'"),
-        (lambda: ProgramConfig(boosts=(Counted(1),)), "no boost 'counted'"),
-        (lambda: ProgramConfig(boosts=(Impostor(),)), "is not the boost that is registered"),
-        (lambda: ProgramConfig(boosts=(LessBN,)), "is no boost"),
+        (lambda: register(Nameless), "not a valid name of a boost"),
+        (lambda: register(Counted, after="clop"), "Unknown boost 'clop'"),
+        (lambda: ProgramConfig(boosts=(Counted(1),)), "Unknown boost 'counted'"),
+        (lambda: ProgramConfig(boosts=(Impostor(),)), "is not the boost registered"),
+        (lambda: ProgramConfig(boosts=(LessBN,)), "is not a boost"),
         (lambda: ProgramConfig(boosts=LessBN()), "boosts"),
         (lambda: ProgramConfig(boosts="less-bn"), "boosts"),
         (lambda: ProgramConfig(boosts=(LessBN(), LessBN())), "given twice"),
         (lambda: ProgramConfig(boosts=(LossScale(), GroupLossScale())), "one for each group"),
-        (lambda: ProgramConfig.from_dict({"boosts": ["less-bn"]}), "is no boost"),
+        (lambda: ProgramConfig.from_dict({"boosts": ["less-bn"]}), "is not a boost"),
         (lambda: ProgramConfig.from_dict({"boosts": 3}), "boosts"),
-        (lambda: ProgramConfig.from_dict({"boosts": [{"name": "less-bm"}]}), "no boost 'less-bm'"),
+        (lambda: ProgramConfig.from_dict({"boosts": [{"name": "less-bm"}]}), "Unknown boost "
+"'less-bm'"),
         (lambda: ProgramConfig.from_dict({"boosts": [{"name": "clip"}]}), "missing"),
         (lambda: ProgramConfig.from_dict({"boosts": [{"name": "clip", "lim": 1}]}), "'lim'"),
         (lambda: GradFreeze(by="size"), "'size'"),

@@ -1,4 +1,4 @@
-"""Activation checkpointing: the same bits, later and less of them at a time."""
+"""Activation checkpointing: bitwise equal results with less memory at a time."""
 
 import numpy as np
 import onnx
@@ -112,7 +112,7 @@ def test_it_saves_memory():
 
 
 def test_what_was_drawn_is_kept():
-    """A second draw of a Dropout would be another one."""
+    """A second draw of a Dropout would differ."""
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
         g (float[N,6] x, float[6,32] w1, float[32,32] w2, float[32,8] w3, float[8,3] w4, float half,
@@ -144,7 +144,7 @@ def test_with_mixed_precision(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_branches(engine):
-    """A decoder that reads each layer of itself and the encoder: its backward pass needs copies of both."""
+    """A decoder that reads each of its layers and the encoder: backward needs copies of both."""
     layers = " ".join(
         f"p{i} = Gemm(d{i}, w) q{i} = Tanh(p{i}) r{i} = MatMul(q{i}, kt) s{i} = Softmax(r{i}) "
         f"t{i} = MatMul(s{i}, e) d{i + 1} = Add(q{i}, t{i})"

@@ -269,7 +269,7 @@ def test_what_is_left_of_a_window_is_preconditioned_too(first):
     assert_follows(training, p)
 
 
-# ---- graphs and states ----------------------------------------------------------------------------
+# ---- graphs and states ---------------------------------------------------------------------------
 
 
 def test_an_overflow_is_tried_again_with_the_same_graph():
@@ -406,7 +406,7 @@ def test_factors_of_mindspore_are_those_of_one_batch():
     assert_three_lines(caught.value)
 
 
-# ---- MindSpore ------------------------------------------------------------------------------------
+# ---- MindSpore -----------------------------------------------------------------------------------
 
 MINDSPORE = {
     "dense": """<ir_version: 10, opset_import: ["" : 18]>

@@ -67,7 +67,7 @@ def test_missing_labels_of_a_shifted_model_are_its_tokens(folder, capsys):
 def test_settings_of_labels_are_not_for_a_program(folder, capsys):
     assert main(["convert", "gpt.onnx", "-o", "run", "--shift-labels", "-q"]) == 0
     assert main(["eval", "run", "--data", "tokens.npz", "--class-axis", "1"]) != 0
-    assert "A program knows how its inputs and labels are read." in capsys.readouterr().err
+    assert "A program defines how its inputs and labels are read." in capsys.readouterr().err
 
 
 def test_an_uncertain_axis_is_an_error_of_convert(folder, capsys):

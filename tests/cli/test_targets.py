@@ -155,7 +155,7 @@ def test_the_accuracy_decides_where_there_are_labels_else_the_noise(run, tmp_pat
     assert main([*words, "--verify", str(plain), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["parity"]["outputs"]["logits"]["sqnr"] > 20
-    assert any("the noise decided, SQNR 15 dB" in note for note in data["notes"])
+    assert any("the criterion was SQNR 15 dB" in note for note in data["notes"])
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class _Writer:
 
 
 def transformer(opset):
-    """Heads of a computed shape, a softmax, a normalization and a Gelu, written out; ``x [b, s, 8]``."""
+    """Heads of a computed shape, softmax, normalization, a decomposed Gelu; ``x [b, s, 8]``."""
     w = _Writer(opset)
     w.node("Shape", ["x"], "shape")
     sizes = []

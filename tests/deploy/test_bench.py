@@ -70,7 +70,7 @@ def test_the_other_figures_are_ratios_too():
         "load_seconds": 1.0,
         "bytes": 1.5,
         "peak_memory": 1.0,
-        "model_memory": None,  # there is nothing to divide by
+        "model_memory": None,  # the divisor is 0
     }
 
 
@@ -359,7 +359,7 @@ def test_no_process_is_left_behind_by_an_error(mlp, monkeypatch):
 
 
 def test_dimensions_values_and_batch_axes_of_a_file(tmp_path, capsys):
-    """A recurrent state with the batch in the middle, an open length, and an input that is a number."""
+    """A recurrent state with the batch in the middle, an open length, and a scalar input."""
     text = """
         <ir_version: 9, opset_import: ["" : 18]>
         net (float[2, n, f] h, float k) => (float[2, n, f] y) { y = Mul(h, k) }
@@ -369,9 +369,7 @@ def test_dimensions_values_and_batch_axes_of_a_file(tmp_path, capsys):
     words = ["bench", str(path), "--iters", "3", "--rounds", "1", "--loads", "1", "--warmup", "0"]
     words += ["--device", "cpu", "--threads", "1", "--batch-size", "5", "--input", "k=2"]
     assert main([*words, "--json"]) == 2
-    assert (
-        "'n'" in capsys.readouterr().err
-    )  # the first dimension, which is 2, is taken for the batch
+    assert "'n'" in capsys.readouterr().err  # the first dimension, 2, counts as the batch
     assert main([*words, "--batch-axis", "h=1", "--json"]) == 2
     assert "'f'" in capsys.readouterr().err
     assert main([*words, "--dim", "f=8", "--batch-axis", "h=1", "--json", "-q"]) == 0

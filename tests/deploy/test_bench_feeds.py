@@ -84,7 +84,7 @@ def test_whether_a_batch_size_matters():
         ((spec("x", "n", None),), {}, "dimension number 1"),
         ((IMAGES,), {"y": (1,)}, "no input 'y'"),
         ((IMAGES,), {"x": (4, 3, 8)}, "has 4 dimensions, the shape 3"),
-        ((IMAGES,), {"x": (4, 1, 8, 8)}, "at 3, 1 was asked"),
+        ((IMAGES,), {"x": (4, 1, 8, 8)}, "at 3, 1 was requested"),
         ((IDS, MASK), {"ids": ("N", 16), "mask": ("N", 8)}, "'s' is 16 in one shape and 8"),
     ],
 )

@@ -37,7 +37,8 @@ def test_an_opset_that_the_release_does_not_read():
 
 
 def test_a_node_on_the_cpu_and_what_it_costs():
-    text = "(float[64,64] x) => (float[64,64] y) { r = Relu(x) z = Det(r) d = Mul(r, z) y = Shrink(d) }"
+    text = """(float[64,64] x) => (float[64,64] y) {
+        r = Relu(x) z = Det(r) d = Mul(r, z) y = Shrink(d) }"""
     report = check(text)
     assert report.ok
     assert [(f.rule, f.node) for f in report.findings if f.severity == "warn"] == [
@@ -55,11 +56,12 @@ def test_one_copy_is_one_copy():
 
 
 def test_an_input_that_is_dragged_to_the_host():
-    text = "(float[64,64] w, float[n,64] x) => (float[64,64] y) { s = Size(x) c = Cast<to=1>(s) y = Div(w, c) }"
+    text = """(float[64,64] w, float[n,64] x) => (float[64,64] y) {
+        s = Size(x) c = Cast<to=1>(s) y = Div(w, c) }"""
     dragged = rules(check(text))["CUDA003"]
     assert (dragged.node, dragged.op) == ("y", "Div")
-    assert "nothing but host values and inputs" in dragged.reason
-    assert dragged.fix == "Let it read a value that is computed on the device."
+    assert "only host values and inputs" in dragged.reason
+    assert dragged.fix == "Make it read a value that is computed on the device."
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,7 +85,7 @@ def test_steps_that_can_be_captured(tmp_path):
         engine="portable", boosts=(Recompute(), LossScale()), inputs=InputConfig(dims={"batch": 8})
     )
     build_program(MODELS / "resnet20.onnx", boosted).save(tmp_path / "waits")
-    assert "convert without it" in rules(check_cuda(tmp_path / "waits"))["CUDA007"].fix
+    assert "convert without recompute" in rules(check_cuda(tmp_path / "waits"))["CUDA007"].fix
     build_program(MODELS / "transformer_tiny.onnx", config).save(tmp_path / "draws")
     assert "random numbers" in rules(check_cuda(tmp_path / "draws"))["CUDA007"].reason
 

@@ -1,4 +1,4 @@
-"""An exported file says nothing of the machine where its model was written."""
+"""An exported file reveals nothing about the machine where its model was written."""
 
 from __future__ import annotations
 

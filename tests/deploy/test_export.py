@@ -172,7 +172,7 @@ def test_several_outputs_are_compared(tmp_path):
     assert {d.output for d in parity.differences} == {"logits", "a"}
 
 
-# ---- a wrong rewrite is caught --------------------------------------------------------------------
+# ---- a wrong rewrite is caught -------------------------------------------------------------------
 
 
 real_fold_bn = REWRITES["fold_bn"]

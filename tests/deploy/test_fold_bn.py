@@ -31,7 +31,7 @@ def net(
 
 
 def check(model: ir.Model, x: np.ndarray):
-    """Fold, and compare with the numbers from before."""
+    """Fold, and compare with the results from before."""
     before = run(model, {"x": x})
     report = fold_bn(model)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
@@ -165,7 +165,7 @@ def test_one_that_cannot_be_folded_does_not_ride_along(case):
 
 
 def test_one_weight_for_two_norms():
-    """A layer applied twice, each time with statistics of its own."""
+    """A layer applied twice, each time with its own statistics."""
     model = net(
         f"[c] h = Conv<pads = [1,1,1,1]>(x, w) [bn] g = {BN}(h, s, b, m, v)"
         f" [d] k = Conv<pads = [1,1,1,1]>(g, w) [bn2] y = {BN}(k, b, s, m, v)",
@@ -196,8 +196,10 @@ def test_a_second_time_changes_nothing():
 def test_a_bias_of_another_shape_is_left_to_the_runtime():
     """torch.export writes one of [channels, 2] for a convolution over three axes that has none."""
     text = (
-        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,2,5,5] x, float[4,2,3,3] w, float[4,2] c, '
-        f"{NORM_TYPES}) => (float[n,4,h,k] y) {{ [conv] t = Conv(x, w, c) [bn] y = {BN}(t, s, b, m, v) }}"
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[n,2,5,5] x, float[4,2,3,3] w, '
+        "float[4,2] c, "
+        f"{NORM_TYPES}) => (float[n,4,h,k] y) {{ [conv] t = Conv(x, w, c) [bn] y = {BN}(t, s, b, "
+        f"m, v) }}"
     )
     model = text_model(text, w=weights(4, 2, 3, 3), c=np.zeros((4, 2), np.float32), **NORM)
     report = fold_bn(model)

@@ -114,7 +114,7 @@ def test_kept_with_the_reason(case):
 
 
 def test_other_graphs_are_left_alone():
-    """A product that is scaled is no such head; neither is another normalization."""
+    """A scaled product is not such a head, nor is another normalization."""
     plain = text_model(
         """<ir_version: 10, opset_import: ["" : 18]> net (float[batch,4] x, float[3,4] w, float m)
         => (float[batch,3] y) { h = Gemm<transB = 1>(x, w) y = Mul(h, m) }""",

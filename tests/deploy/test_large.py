@@ -1,4 +1,4 @@
-"""A model of more than 2 GB: no message of Protocol Buffers can hold it, so none may be made."""
+"""A model of more than 2 GB, too large for one protobuf: none may be made."""
 
 import os
 import shutil

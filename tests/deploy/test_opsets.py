@@ -1,4 +1,4 @@
-"""Every rewrite, target and precision over every opset: valid for the checker, and with the answers of before."""
+"""Every rewrite, target and precision over every opset: valid, with equal results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_is_written_is_valid_and_right(network, opset, tmp_path):
     assert len(proto.graph.node) <= len(NETWORKS[network][0](opset).graph.node)
 
 
-# Every target and precision meets some opsets here; all of them were run by hand.
+# Each target and precision runs with some opsets here; all combinations were run by hand.
 TURNS = itertools.cycle(KNOWN)
 REST = [
     (network, next(TURNS), target, precision)

@@ -76,7 +76,7 @@ def test_shipped_models_for_every_target(name, target, tmp_path):
     ],
 )
 def test_as_few_nodes_as_ever(name, nodes):
-    """What onnxscript, onnxslim and onnxsim reach at best, and for the transformer less than that (79)."""
+    """The best of onnxscript, onnxslim and onnxsim, and for the transformer fewer nodes (79)."""
     model = export_network(model_path(name), target=get_target("onnxruntime")).model
     assert len(model.graph) <= nodes
 
@@ -111,7 +111,7 @@ def test_nodes_in_training_mode_are_compared_in_inference_form(tmp_path):
     assert [node.op_type for node in exported.model.graph] == ["BatchNormalization"]
 
 
-# ---- the gate names who did it --------------------------------------------------------------------
+# ---- the gate names who did it -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", REWRITES)
@@ -178,7 +178,7 @@ def test_halving_finds_the_first_wrong_step(wrong):
     assert guilty_step(base, steps, lambda _: False) == ""
 
 
-# ---- inner tensors --------------------------------------------------------------------------------
+# ---- inner tensors -------------------------------------------------------------------------------
 
 
 def test_the_first_inner_tensor_that_differs():
@@ -255,7 +255,8 @@ def test_control_flow_sequences_and_strings():
 
 @pytest.mark.parametrize("opset", [7, 9, 11, 12])
 def test_old_opsets(opset):
-    text = f"""<ir_version: 6, opset_import: ["" : {opset}]> net (float[n,3,4] x) => (float[n,12] y) {{
+    text = f"""<ir_version: 6, opset_import: ["" : {opset}]> net
+        (float[n,3,4] x) => (float[n,12] y) {{
         a = Unsqueeze<axes = [1]>(x) b = Squeeze<axes = [1]>(a) c = Flatten(b) y = Relu(c) }}"""
     exported = export_network(ir.from_onnx_text(text), target=get_target("onnxruntime"))
     x = weights(2, 3, 4)

@@ -23,20 +23,21 @@ from tests.support import (
     weights,
 )
 
-# ---- numbers that float16 does not have -----------------------------------------------------------
+# ---- numbers that float16 does not have ----------------------------------------------------------
 
 
 def test_infinities_are_clamped():
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float16[4] x, float16[4] mask, float[4] wide, float16[4] fine) => (float16[4] y, float[4] z)
+        net (float16[4] x, float16[4] mask, float[4] wide, float16[4] fine)
+        => (float16[4] y, float[4] z)
         { a = Add(x, mask) y = Add(a, fine) c = Cast<to = 1>(x) z = Add(c, wide) }""",
         mask=np.array([0, -np.inf, np.inf, np.nan], np.float16),
         wide=np.array([0, -np.inf, 1e38, 1], np.float32),
         fine=np.array([1, 2, 3, 65504], np.float16),
     )
     report = clamp_infinite(model)
-    assert report.changed == {"mask": "2 infinite numbers became +-65504"}
+    assert report.changed == {"mask": "2 infinite values became +-65504"}
     values = model.graph.initializers["mask"].const_value.numpy()
     np.testing.assert_array_equal(values, np.array([0, -65504, 65504, np.nan], np.float16))
     assert np.isinf(model.graph.initializers["wide"].const_value.numpy()).any()
@@ -49,7 +50,7 @@ def test_int8_needs_data():
     assert_three_lines(info.value)
 
 
-# ---- shorter formats ------------------------------------------------------------------------------
+# ---- shorter formats -----------------------------------------------------------------------------
 
 SCORES = """<ir_version: 10, opset_import: ["" : 18]>
 net (float[n,4] x, float[4,4] w, float[4] mask) => (float[n,4] y) {

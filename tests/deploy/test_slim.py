@@ -20,7 +20,7 @@ def test_without_onnxslim(monkeypatch):
 
 
 def test_onnxslim_is_a_step_of_the_pipeline(monkeypatch):
-    """A stand-in that drops the Relu: what it gives back is taken, and held to the comparison."""
+    """A stand-in that drops the Relu: its result is used, and fails the comparison."""
     package = types.ModuleType("onnxslim")
 
     def slim(proto):

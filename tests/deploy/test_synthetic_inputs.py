@@ -12,7 +12,8 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 from tests.support import assert_three_lines, text_model
 
 TEXT = """<ir_version: 10, opset_import: ["" : 18]>
-net (int64[n,s] ids, int32[n] kind, int64[n,s] mask, float[30,4] words, float[9,4] few, float[5,4] kinds)
+net (int64[n,s] ids, int32[n] kind, int64[n,s] mask, float[30,4] words, float[9,4] few,
+    float[5,4] kinds)
 => (float[n,s,4] y, float[n,s,4] z, float[n,4] k, float[n,s] m) {
   y = Gather(words, ids)  i = Identity(ids)  z = Gather(few, i)
   c = Cast<to = 7>(kind)  k = Gather(kinds, c)  m = Cast<to = 1>(mask)

@@ -130,7 +130,7 @@ def test_the_ratio_of_signal_to_noise_is_that_of_all_batches():
     assert compare(want, have, ["y"], tolerance=loose).ok
     equal = compare(want, want, ["y"], tolerance=int8)
     assert equal.ok
-    assert equal.to_dict()["outputs"]["y"]["sqnr"] is None  # infinite is no JSON
+    assert equal.to_dict()["outputs"]["y"]["sqnr"] is None  # JSON has no infinity
     lost = compare(want, batches([3.0, np.nan], [0.0, 5.0]), ["y"], tolerance=int8)
     assert not lost.ok
     with pytest.raises(ParityError, match="below 15 dB"):

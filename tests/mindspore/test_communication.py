@@ -1,4 +1,4 @@
-"""MindSpore's ``communication``, ``set_auto_parallel_context`` and ``AdaSum`` with real processes."""
+"""``communication``, ``set_auto_parallel_context`` and ``AdaSum`` with real processes."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_what_is_no_mean_over_the_batch_is_refused(boost, why):
 
 
 def test_a_boost_that_looks_at_values_needs_one_process_unless_it_says_how_they_are_shared():
-    assert "gathers inner values" in (Watching().needs_one_process or "")
+    assert "uses intermediate values" in (Watching().needs_one_process or "")
     assert Thor().needs_one_process is None
     assert GradAccumulation(2).needs_one_process is None
 

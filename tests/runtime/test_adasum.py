@@ -1,4 +1,4 @@
-"""AdaSum: closed forms, servers simulated in float64, overflow in one server, counts that are no power of two."""
+"""AdaSum: closed forms, simulated servers in float64, overflow in one server, invalid counts."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def training(request):
     return stepper(program_of(small_convnet(), request.param, loss_scale=FixedScaleConfig(8.0)))
 
 
-# ---- statistics -----------------------------------------------------------------------------------
+# ---- statistics ----------------------------------------------------------------------------------
 
 
 def test_statistics_by_hand():
@@ -68,7 +68,7 @@ def test_inner_tensors_of_every_float_type():
     found = inner_tensors(model, feeds, device="cpu", threads=1)
     assert {name: array.dtype.name for name, array in found.items()} == {
         "h": "float16",
-        "b": "float32",  # bfloat16, which numpy does not know
+        "b": "float32",  # bfloat16, which numpy does not support
         "d": "float64",
     }
     assert found["h"][1] == np.inf
@@ -76,7 +76,7 @@ def test_inner_tensors_of_every_float_type():
     assert [v.name for v in model.graph.outputs] == ["y"]
 
 
-# ---- findings -------------------------------------------------------------------------------------
+# ---- findings ------------------------------------------------------------------------------------
 
 
 def test_a_good_step_has_no_findings(training):
@@ -97,7 +97,7 @@ def test_bad_data_are_the_first_finding_and_the_state_stays(training):
     first = found.findings[0]
     assert (first.where, first.tensor.name, first.op) == ("input", "x", "")
     assert first.tensor.nan == 1 / feeds["x"].size
-    assert all(f.where != "forward" for f in found.findings)  # it is carried on, not made
+    assert all(f.where != "forward" for f in found.findings)  # it is propagated, not caused
     assert found.nonfinite > 10
 
 
@@ -171,7 +171,8 @@ def test_an_overflow_of_the_backward_pass_with_the_scale_that_the_step_had(engin
 def test_an_infinity_that_a_softmax_takes_up_is_no_finding(engine):
     model = text_model(
         """<ir_version: 10, opset_import: ["" : 18]>
-        net (float[batch,4] x, float[4] mask, float[4,4] w, float[3,4] v) => (float[batch,3] logits) {
+        net (float[batch,4] x, float[4] mask, float[4,4] w, float[3,4] v)
+        => (float[batch,3] logits) {
           [scores] s = MatMul(x, w)
           [masked] m = Add(s, mask)
           [soft] p = Softmax(m)
@@ -201,6 +202,6 @@ def test_a_runtime_that_refuses_is_an_error_with_a_cure(training, monkeypatch):
         raise RuntimeError("bad allocation\nmore")
 
     monkeypatch.setattr(stepper_module, "diagnose", fail)
-    with pytest.raises(ModelError, match="inner tensors") as caught:
+    with pytest.raises(ModelError, match="intermediate tensors") as caught:
         training.diagnose(batch_for(training.program), RATE)
     assert caught.value.where == "bad allocation"

@@ -34,7 +34,8 @@ def test_data_are_converted():
 
 def test_scalars_stay_scalars():
     model = text_model(
-        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch] x, float k) => (float[batch] y)'
+        '<ir_version: 10, opset_import: ["" : 18]> net (float[batch] x, float k) => (float[batch] '
+        "y)"
         " { y = Mul(x, k) }"
     )
     found = ModelEvaluator(model, device="cpu").evaluate({"x": weights(3), "k": np.float32(2)})
@@ -60,14 +61,14 @@ def test_inputs_that_data_cannot_be():
 
 @pytest.mark.parametrize("shape", [(3, 5), (3,), (3, 4, 1)])
 def test_a_shape_that_does_not_fit_is_told_in_our_words(shape):
-    with pytest.raises(UsageError, match="does not take an array of this shape") as caught:
+    with pytest.raises(UsageError, match="does not accept an array of this shape") as caught:
         ModelEvaluator(small_mlp(), device="cpu").evaluate({"x": weights(*shape)})
     assert caught.value.where == f"array {list(shape)}, input [batch, 4]"
     assert_three_lines(caught.value)
 
 
 def test_models_that_take_other_shapes_are_not_compared(tmp_path):
-    with pytest.raises(UsageError, match="take 'x' in different shapes") as caught:
+    with pytest.raises(UsageError, match="need 'x' in different shapes") as caught:
         ob.compare(model_path("mlp"), model_path("lenet5"))
     assert "ONNXRuntimeError" not in str(caught.value)
     assert "lenet5.onnx: [batch, 1, 8, 8]" in caught.value.where

@@ -46,7 +46,7 @@ def test_other_devices_keep_the_kernel():
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["lenet5", "resnet_bottleneck", "mobilenet_like"])
 def test_a_step_computes_the_same(name, engine, monkeypatch):
-    """To the last digits, since sums are taken in another order; a batch that overflows in between."""
+    """Up to the last digits, since sums have another order; one batch overflows."""
     program = build_program(model_path(name), ProgramConfig(engine=engine))
     rng = np.random.default_rng(0)
     spec = program.catalogue.batch[0]

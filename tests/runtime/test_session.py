@@ -104,7 +104,7 @@ def test_two_packages_that_overwrote_each_other(monkeypatch):
     with pytest.raises(DependencyError) as info:
         open_session(small_mlp())
     assert_three_lines(info.value)
-    assert "hollow" in info.value.what
+    assert "but empty" in info.value.what
 
 
 def test_no_runtime_at_all(monkeypatch):
@@ -195,15 +195,15 @@ class Distribution:
 def two_packages(monkeypatch):
     found = [Distribution(n) for n in ("numpy", "onnxruntime", "onnxruntime-training-cpu")]
     monkeypatch.setattr(module.importlib.metadata, "distributions", lambda: iter(found))
-    for cached in (module.runtime_packages, module._tell_of_several):
+    for cached in (module.runtime_packages, module._warn_of_several):
         cached.cache_clear()
     yield
-    for cached in (module.runtime_packages, module._tell_of_several):
+    for cached in (module.runtime_packages, module._warn_of_several):
         cached.cache_clear()
 
 
 def test_two_packages_are_told_once_when_the_runtime_is_imported(two_packages, caplog, monkeypatch):
-    """Half overwritten, most of it works, and ``auto`` would take the other engine without a word."""
+    """Partly overwritten, it mostly works, and ``auto`` would silently use the other engine."""
     module.runtime()
     module.runtime()
     (record,) = caplog.records
@@ -218,7 +218,7 @@ def test_two_packages_are_told_once_when_the_runtime_is_imported(two_packages, c
 
 
 def test_one_package_is_not_told(caplog):
-    module._tell_of_several.cache_clear()
+    module._warn_of_several.cache_clear()
     module.runtime()
     assert not caplog.records
 

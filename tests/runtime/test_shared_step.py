@@ -13,7 +13,8 @@ from tests.parallel.steps import CASES, SEGMENTED
 
 pytestmark = pytest.mark.slow
 
-# Sums come in another order. Gradients of a mixed-precision step are rounded to float16 part by part.
+# Sums come in another order. Gradients of a mixed-precision step are rounded to float16 part by
+# part.
 WEIGHTS, ROUNDED = 1e-6, 2e-3
 SLOTS = ("ortboost/slot", "ortboost/dim", "ortboost/thor")
 

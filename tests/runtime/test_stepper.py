@@ -265,7 +265,7 @@ def test_the_batch_is_not_written_to(training):
     assert_same_bits(feeds, FEEDS)
 
 
-# ---- evaluation -----------------------------------------------------------------------------------
+# ---- evaluation ----------------------------------------------------------------------------------
 
 
 def test_the_evaluator_sees_the_live_state_in_every_phase(training):
@@ -300,7 +300,7 @@ def test_evaluation_of_a_wrong_shape(capfd):
     assert_three_lines(info.value)
 
 
-# ---- randomness -----------------------------------------------------------------------------------
+# ---- randomness ----------------------------------------------------------------------------------
 
 
 def dropout_losses(seeds, **arguments):
@@ -336,7 +336,7 @@ def test_evaluation_draws_nothing():
     assert evaluator.evaluate(feeds)["loss"] == evaluator.evaluate(feeds)["loss"]
 
 
-# ---- diagnosis ------------------------------------------------------------------------------------
+# ---- diagnosis -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_named_on_a_good_batch(training):
@@ -364,7 +364,7 @@ def test_a_bad_weight_is_named(training):
     assert "c" not in names
 
 
-# ---- labels ---------------------------------------------------------------------------------------
+# ---- labels --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stray", [-1, 3, 2**40])

@@ -1,4 +1,4 @@
-"""Running statistics estimated anew: means over batches of what numpy finds in them."""
+"""Re-estimated running statistics: means over batches of what numpy finds in them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_short_training_says_that_the_statistics_lag(short_run):
     summary = ob.train(run, data, data, batch_size=16, epochs=1)
     (note,) = summary.notes
     assert "after 4 updates" in note
-    assert "66% of what they began with" in note  # 0.9^4
+    assert "66% of their initial values" in note  # 0.9^4
     assert "--update-bn" in note
     assert ob.train(run, data, batch_size=16, epochs=1, overwrite=True).notes == ()
     assert ob.train(run, data, data, batch_size=16, epochs=13, overwrite=True).notes == ()
@@ -112,7 +112,7 @@ def test_eval_and_export_estimate_them(short_run, tmp_path, capsys):
     out = tmp_path / "out.onnx"
     given = ["--verify", str(data), "--update-bn", str(data), "--batch-size", "16"]
     assert main(["export", str(run), "-o", str(out), *given]) == 0
-    assert "estimated anew" in capsys.readouterr().out
+    assert "re-estimated from" in capsys.readouterr().out
     assert ob.evaluate(out, data)["accuracy"] == after["accuracy"]
     assert main(["eval", str(run), "--data", str(data), "--update-bn", str(data), "--json"]) == 0
     assert '"loss"' in capsys.readouterr().out

@@ -109,7 +109,7 @@ def test_labels_are_held_to_the_classes(write):
     assert (spec.classes, spec.ignored, spec.shape) == (3, -7, ("batch",))
     training, x = stepper(program), weights(2, 4)
     training.step({"x": x, "labels": np.array([2, -7])}, RATE)
-    with pytest.raises(UsageError, match="The label 3 is no class"):
+    with pytest.raises(UsageError, match="The label 3 is not a class"):
         training.step({"x": x, "labels": np.array([2, 3])}, RATE)
 
 

@@ -1,9 +1,9 @@
 r"""Ranges of activations, measured by running the model on calibration data.
 
-``minmax`` is the smallest and the largest number seen. The other two work on a histogram of
-absolute values, made in a second run with the bins over the range of the first:
+``minmax`` is the smallest and the largest value observed. The other two use a histogram of absolute
+values from a second pass, with bins over the range found in the first:
 
-* ``percentile``: the smallest threshold that keeps that share of the values.
+* ``percentile``: the smallest threshold that keeps the given share of the values.
 * ``entropy``: the threshold ``t`` with the least divergence between the distribution clipped at
   ``t``, P, and its quantization to 128 levels, Q (Migacz, "8-bit Inference with TensorRT", 2017)::
 
@@ -38,8 +38,8 @@ class Range:
     """The range of a tensor.
 
     Args:
-        low: Smallest number to be represented.
-        high: Largest.
+        low: Smallest value to be represented.
+        high: Largest value to be represented.
     """
 
     low: float
@@ -47,7 +47,7 @@ class Range:
 
     @property
     def finite(self) -> bool:
-        """Whether both ends are numbers."""
+        """Whether both ends are finite."""
         return bool(np.isfinite(self.low) and np.isfinite(self.high))
 
     @property
@@ -67,18 +67,18 @@ def calibrate(
     """Measure the range of tensors.
 
     Args:
-        model: The model; it is not changed.
-        feeds: Batches.
+        model: The model; it is not modified.
+        feeds: Calibration batches.
         names: Tensors of the main graph, inputs included.
         method: ``minmax``, ``percentile`` or ``entropy``.
-        percentile: Share to keep, in percent.
+        percentile: Share of the absolute values to keep, in percent.
 
     Returns:
-        Name to range. The range of a tensor that was not finite on the data is not finite either.
+        Name to range. A tensor with a non-finite value on the data has a non-finite range.
 
     Raises:
-        UsageError: No data.
-        ModelError: The runtime does not accept the model.
+        UsageError: There are no data.
+        ModelError: The runtime rejects the model.
     """
     wanted = list(dict.fromkeys(names))
     if not feeds:
@@ -99,7 +99,7 @@ def calibrate(
         low, high = dict.fromkeys(wanted, np.inf), dict.fromkeys(wanted, -np.inf)
         for found in answers():
             for name, array in found.items():
-                if array.size:  # nan spreads: the minimum of anything with it is nan
+                if array.size:  # NaN propagates through minimum and maximum
                     low[name] = float(np.minimum(low[name], array.min()))
                     high[name] = float(np.maximum(high[name], array.max()))
         ranges = {name: Range(low[name], high[name]) for name in wanted}
@@ -150,7 +150,7 @@ def select_evenly(
 
 
 def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
-    """Number of bins that hold this share of all values.
+    """The number of bins that hold this share of all values.
 
     Example:
         >>> percentile_threshold(np.array([90, 9, 1]), 99.0)
@@ -161,10 +161,10 @@ def percentile_threshold(histogram: NDArray[Any], percentile: float) -> int:
 
 
 def entropy_threshold(histogram: NDArray[Any]) -> int:
-    """Number of bins whose quantization to 128 levels keeps the distribution best.
+    """The number of bins whose quantization to 128 levels preserves the distribution best.
 
     Args:
-        histogram: Counts of absolute values, from zero on.
+        histogram: Counts of absolute values in bins that start at zero.
     """
     counts = np.asarray(histogram, np.float64).copy()
     # Exact zeros (after a Relu) are represented exactly whatever the threshold is.
@@ -180,7 +180,7 @@ def entropy_threshold(histogram: NDArray[Any]) -> int:
 
 
 def _divergence(counts: NDArray[np.float64], bins: int) -> float:
-    """KL(P || Q) of the first bins, with what lies beyond them in the last."""
+    """KL(P || Q) of the first ``bins`` bins; the last one also holds all values beyond."""
     inside = counts[:bins]
     if not inside.any():
         return float("inf")

@@ -1,4 +1,4 @@
-"""How a model is quantized."""
+"""The configuration of int8 quantization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CALIBRATIONS", "Int8Config"]
 Calibration: TypeAlias = Literal["minmax", "percentile", "entropy"]
 _Host: TypeAlias = Literal["Conv", "ConvTranspose", "Gemm", "MatMul"]
 CALIBRATIONS: Final[tuple[Calibration, ...]] = get_args(Calibration)
-"""Ways to find the range of an activation."""
+"""Methods to find the range of an activation."""
 
 _HOSTS: Final[tuple[_Host, ...]] = get_args(_Host)
 
@@ -23,29 +23,29 @@ class Int8Config:
     """How a model is quantized.
 
     Args:
-        calibration: ``minmax``: all that was seen; ``percentile``: without the outermost;
-            ``entropy``: the range that keeps the distribution best (least Kullback-Leibler
-            divergence).
+        calibration: ``minmax``: the full observed range; ``percentile``: without outliers;
+            ``entropy``: the range that preserves the distribution best (minimum
+            Kullback-Leibler divergence).
         percentile: Share of the absolute values that ``percentile`` keeps, in percent.
-        samples: Calibrate on so many samples, evenly spread over the data; ranges change little
-            with more.
-        symmetric: Activations as int8 with zero point 0, which TensorRT demands; else uint8 with a
-            zero point, which x86 processors like better.
+        samples: Number of calibration samples, evenly distributed over the data; more change the
+            ranges little.
+        symmetric: Activations as int8 with zero point 0, as TensorRT requires; else uint8 with a
+            zero point, which is faster on x86 processors.
         per_channel: One scale for each output channel of a weight.
-        outputs: Quantize the results too, and what joins them (Add, pooling): what ONNX Runtime
-            needs to run a convolution in int8. TensorRT fuses from the inputs alone.
+        outputs: Also quantize the results and the operators that join them (Add, pooling), which
+            ONNX Runtime needs to run a convolution in int8. TensorRT fuses from the inputs alone.
         residual: Quantize the shortcut of a residual Add, so that TensorRT fuses the Add into the
             convolution.
-        quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels want and TensorRT
-            refuses.
+        quantize_bias: Biases as int32 pairs, which ONNX Runtime's kernels need and TensorRT
+            rejects.
         reduce_range: Weights of 7 bits, -64 to 64. With more, two products of unsigned by signed
             bytes may not fit into the 16 bits that x86 processors without VNNI sum them in, and the
-            file answers differently there; see :mod:`ortboost.deploy.int8.saturation`.
+            results differ there; see :mod:`ortboost.deploy.int8.saturation`.
         ops: Operators to quantize.
-        skip: Patterns of names of nodes or of their weights; these stay in FLOAT.
+        skip: Name patterns of nodes or of their weights to leave in FLOAT.
 
     Raises:
-        ConfigError: A value makes no sense.
+        ConfigError: A value is invalid.
 
     Example:
         >>> Int8Config.for_target("tensorrt", calibration="entropy").symmetric
@@ -78,7 +78,7 @@ class Int8Config:
         full_range: bool = False,
         samples: int = 512,
     ) -> Int8Config:
-        """The form that a target runs fastest and that answers alike on all of its processors.
+        """The form that runs fastest on a target with equal results on all of its processors.
 
         Args:
             target: See :data:`ortboost.deploy.targets.TARGETS`.

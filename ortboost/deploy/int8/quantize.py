@@ -54,11 +54,11 @@ def quantize_int8(
 
     Args:
         model: An inference graph in FLOAT. BatchNormalization is folded first where it can be.
-        feeds: Calibration batches, as the model will see them.
-        config: How; symmetric int8 with minimum and maximum if not given.
+        feeds: Representative calibration batches.
+        config: How to quantize; symmetric int8 with ``minmax`` ranges if not given.
 
     Returns:
-        Node to scale and channels for what was quantized; node to reason for what was not.
+        A report of the quantized nodes with scale and channels, and of the others with reasons.
 
     Raises:
         UsageError: No calibration data, or data that do not fit the model.
@@ -75,7 +75,7 @@ def quantize_int8(
     if any(
         node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in model.graph.all_nodes()
     ):
-        report.notes.append("the model is quantized already; nothing was done")
+        report.notes.append("the model is already quantized; nothing was done")
         return report
     folded = fold_bn(model)
     report.notes += [f"{name}: {what}" for name, what in folded.changed.items()]
@@ -88,7 +88,8 @@ def quantize_int8(
     taken = select_evenly(feeds, config.samples)
     if len(taken) < len(feeds):
         report.notes.append(
-            f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as {config.samples} "
+            f"calibrated on {len(taken)} of {len(feeds)} batches, evenly spread, as "
+            f"{config.samples} "
             "samples are enough"
         )
     ranges = calibrate(
@@ -116,13 +117,13 @@ def quantize_int8(
 
 
 def _portability(model: ir.Model, config: Int8Config) -> str:
-    """Whether the file gives the same results on every processor, in words."""
+    """A note on whether the file gives the same results on every processor."""
     if config.reduce_range:
-        return "weights of 7 bits: the file answers alike on x86 processors with and without VNNI"
+        return "7-bit weights: results are the same on x86 processors with and without VNNI"
     count = len(saturating_weights(model))
     return (
-        f"weights of 8 bits: on x86 processors without VNNI the products with {count} of them can "
-        "saturate, and ONNX Runtime's answers are off there"
+        f"8-bit weights: on x86 processors without VNNI the products with {count} of them can "
+        "saturate, and ONNX Runtime's results are inaccurate there"
     )
 
 
@@ -141,7 +142,7 @@ class _Writer:
         self.weights: dict[tuple[int, int | None], tuple[ir.Value, NDArray[np.float32]]] = {}
 
     def write(self, hosts: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
-        """Quantize the hosts, and the activations that they and the operators joining them read."""
+        """Quantize the hosts, and the activations that they and the joining operators read."""
         for value in wanted:
             self.pair(value)
         residual = {id(value): value for value in wanted if id(value) in self.pairs}
@@ -186,7 +187,7 @@ class _Writer:
         self.report.changed[name] = f"int8, input scale {scale:.4g}, weight {channels}"
 
     def weight(self, weight: ir.Value, axis: int | None) -> tuple[ir.Value, NDArray[np.float32]]:
-        """The DequantizeLinear of a stored weight, and the scales of its int8 numbers."""
+        """The DequantizeLinear output of a stored weight, and the scales of its int8 values."""
         key = (id(weight), axis)
         if key not in self.weights and weight.const_value is not None:
             array = weight.const_value.numpy().astype(np.float32)
@@ -287,7 +288,7 @@ def _activation(found: Range, symmetric: bool) -> tuple[float, int, ir.DataType]
 
 
 def _axis(node: ir.Node, weight: ir.Value) -> int | None:
-    """The output channels of a weight; ``None`` where one scale must serve all."""
+    """The axis of the output channels of a weight; ``None`` if only one scale is possible."""
     rank = len(known_shape(weight) or ())
     if node.op_type == "Conv":
         return 0

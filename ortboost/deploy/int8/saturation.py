@@ -1,12 +1,12 @@
-r"""Products of bytes that saturate on x86 processors without VNNI.
+r"""int8 products that saturate on x86 processors without VNNI.
 
-There ONNX Runtime multiplies unsigned by signed bytes with VPMADDUBSW (AVX2, AVX512BW), which sums
-two adjacent products in 16 bits::
+On these ONNX Runtime multiplies unsigned by signed bytes with VPMADDUBSW (AVX2, AVX512BW), which
+sums two adjacent products in 16 bits::
 
     p = saturate(a_0 w_0 + a_1 w_1),    0 <= a <= 255,    -32768 <= p <= 32767
 
-Nothing is lost, whatever the activations, if ``255 (w_0 + w_1)`` fits for any two weights of one
-sign, that is if they sum to at most 128; two weights of 7 bits always do. Which weights are
+There is no saturation, whatever the activations, if ``255 (w_0 + w_1)`` fits for any two weights of
+one sign, that is, if they sum to at most 128. Two 7-bit weights always do. Which weights are
 adjacent depends on the kernel, so any two of a channel are considered. VNNI (VPDPBUSD) sums in 32
 bits.
 
@@ -27,10 +27,10 @@ from ortboost.graph.query import producer_of
 __all__ = ["SAFE_WEIGHT", "can_saturate", "saturating_weights"]
 
 SAFE_WEIGHT: Final = 64
-"""Two weights up to this large never saturate: 2 * 64 * 255 = 32640."""
+"""Largest magnitude with which two weights never saturate: 2 * 64 * 255 = 32640."""
 
 _SUM: Final = 128
-# Operator to the input that holds its weights, and to the axis of their output channels.
+# Operator to the index of its weight input, and the axis of the output channels.
 _PRODUCTS: Final = {
     "Conv": (1, 0),
     "ConvInteger": (1, 0),
@@ -46,8 +46,8 @@ def can_saturate(weights: NDArray[Any], axis: int) -> bool:
     """Whether the products with these int8 weights can saturate.
 
     Args:
-        weights: Stored numbers, of any shape.
-        axis: That of the output channels; the others are summed over.
+        weights: Stored int8 weights, of any shape.
+        axis: The axis of the output channels; products are summed over the others.
 
     Example:
         >>> w = np.array([[80, -49], [49, -80]], np.int8)
@@ -64,14 +64,14 @@ def can_saturate(weights: NDArray[Any], axis: int) -> bool:
 
 
 def saturating_weights(model: ir.Model) -> dict[str, str]:
-    """Stored int8 weights of products that can saturate.
+    """Find stored int8 weights whose products can saturate.
 
     Args:
-        model: A quantized model, in pairs of QuantizeLinear and DequantizeLinear or in the
-            operators of whole numbers.
+        model: A quantized model, with QuantizeLinear/DequantizeLinear pairs or with integer
+            operators.
 
     Returns:
-        Name of the weight to that of the node which multiplies with it.
+        Name of the weight to the name of the node that multiplies with it.
     """
     found: dict[str, str] = {}
     for node in model.graph.all_nodes():

@@ -1,4 +1,4 @@
-"""Which nodes are quantized, and which activations get a pair."""
+"""Select the nodes to quantize, and the activations that get a Q/DQ pair."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["find_hosts", "is_residual", "stored", "takes_pairs", "wanted_activat
 
 _ACTIVATIONS: Final = ("Relu", "Clip")
 _JOINING: Final = ("Add", "GlobalAveragePool", "AveragePool", "MaxPool", "Concat")
-# What follows is never given a quantized tensor: it would lose what it computes with.
+# These operators never read a quantized tensor: their results would lose too much precision.
 _ISLANDS: Final = (
     *("Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sqrt", "Div", "Reciprocal", "Erf", "CumSum"),
     *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"),
@@ -29,7 +29,7 @@ _ISLANDS: Final = (
 
 
 def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.Node]:
-    """The nodes to quantize; the reasons of the others go to the report.
+    """Find the nodes to quantize; the report gets the reasons for leaving out the others.
 
     Raises:
         UsageError: A pattern of ``skip`` matches no node that could be quantized, and no weight.
@@ -60,7 +60,7 @@ def find_hosts(model: ir.Model, config: Int8Config, report: Report) -> list[ir.N
 
 
 def _names(node: ir.Node) -> list[str]:
-    """What a pattern may match: the node and its weight."""
+    """The names that a pattern may match: those of the node and its weight."""
     return [node.name or "", *(v.name or "" for v in node.inputs[1:2] if v is not None)]
 
 
@@ -93,7 +93,7 @@ def _obstacle(node: ir.Node, model: ir.Model, config: Int8Config) -> str | None:
 
 
 def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int, ir.Value]:
-    """The activations that get a pair, in the order of the graph."""
+    """The activations that get a pair, in graph order."""
     wanted: dict[int, ir.Value] = {}
 
     def want(value: ir.Value | None) -> None:
@@ -120,7 +120,7 @@ def wanted_activations(hosts: Sequence[ir.Node], config: Int8Config) -> dict[int
 
 
 def _result(node: ir.Node) -> ir.Value:
-    """The output of a node, looked at after the activation that is fused into it."""
+    """The output of a node, or of the activation that is fused into it."""
     value = node.outputs[0]
     uses = value.uses()
     if len(uses) == 1 and not value.is_graph_output():

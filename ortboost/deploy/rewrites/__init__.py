@@ -1,1 +1,1 @@
-"""Rewrites of inference graphs, one a file; ``ortboost.deploy.pipeline`` holds their order."""
+"""Rewrites of inference graphs, one per file; ``ortboost.deploy.pipeline`` orders them."""

@@ -1,9 +1,9 @@
 """Merge equal nodes with equal inputs, and equal stored tensors.
 
 onnx_ir has passes for both, but they treat Bernoulli, training-mode Dropout and operators of
-unknown domains as functions of their inputs, and the pass for tensors keeps a copy of all bytes.
-Here tensors are compared only if another has the same type and shape, so a model of many gigabytes
-is not read.
+unknown domains as pure functions of their inputs, and the pass for tensors keeps a copy of all
+bytes. Here only tensors of equal type and shape are compared, so that most of a large model need
+not be read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _merge(graph: ir.Graph, report: Report) -> None:
             continue
         pairs = list(zip(node.outputs, first.outputs, strict=True))
         if any(old.is_graph_output() and not _may_pass(new) for old, new in pairs):
-            report.kept[label(node)] = f"as '{label(first)}', and both are outputs of the model"
+            report.kept[label(node)] = f"equals '{label(first)}', but both are outputs of the model"
             continue
         if all(replace_value(old, new) for old, new in pairs):
             report.changed[label(node)] = f"is '{label(first)}'"
@@ -77,7 +77,7 @@ def _tensors(graph: ir.Graph, report: Report) -> None:
 
 
 def _key(node: ir.Node) -> Hashable | None:
-    """What a node computes, as a key; ``None`` if it must not be merged."""
+    """A key of the computation of a node; ``None`` if it must not be merged."""
     if not is_standard(node) or is_standard(node, *RANDOM_OPERATORS):
         return None
     if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:

@@ -16,13 +16,13 @@ def _unread(value: ir.Value) -> bool:
 
 
 def dead_code(model: ir.Model) -> Report:
-    """Remove what is not used, in place. The inputs of the model stay, used or not."""
+    """Remove unused nodes and tensors, in place. The inputs of the model are always kept."""
     report = Report("dead_code")
     before, stored = count_operators(model), list(model.graph.initializers)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedOpsetsPass()(model)
     for graph in model.graphs():
-        if graph is not model.graph:  # the pass looks at the main graph only
+        if graph is not model.graph:  # the pass handles the main graph only
             for name in [n for n, v in graph.initializers.items() if _unread(v)]:
                 del graph.initializers[name]
                 report.changed[name] = "not used"

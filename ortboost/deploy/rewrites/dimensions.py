@@ -1,7 +1,7 @@
 """Dimensions as comparable keys: a number, a name, or "that axis of that value".
 
-Equal keys are equal lengths whenever the model runs. Names come from the graph's inputs and from
-shape inference, which gives every unknown length a name of its own.
+Equal keys mean equal lengths in every run. Names come from the graph's inputs and from shape
+inference, which gives every unknown length a unique name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def dimensions(value: ir.Value | None) -> tuple[Key, ...] | None:
 
 
 def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
-    """Whether two values certainly have the same shape."""
+    """Whether two values are known to have the same shape."""
     left, right = dimensions(one), dimensions(other)
     return left is not None and left == right
 
@@ -48,16 +48,16 @@ def same_shape(one: ir.Value | None, other: ir.Value | None) -> bool:
 def same_view(
     have: Sequence[Key] | None, want: Sequence[Key] | None, *, claimed: bool = False
 ) -> bool:
-    """Whether a view, which keeps the number of elements, keeps the shape too.
+    """Whether a view, which keeps the number of elements, also keeps the shape.
 
-    If all dimensions but one are equal, the last one is too, because the products are. Two
-    different numbers show that a name is wrong.
+    If all dimensions but one are equal, so is the last one, because the products are equal. Two
+    different numbers there mean that a name is wrong.
 
     Args:
         have: Shape before.
         want: Shape after.
         claimed: The names in ``want`` are those of an output of the model. A user gave them, and
-            many call the first dimension of everything ``batch``: they prove nothing.
+            many name the first dimension of every tensor ``batch``: they prove nothing.
     """
     if have is None or want is None or len(have) != len(want):
         return False
@@ -92,10 +92,10 @@ def as_reshape(
         [0, 0, 12, 64]
     """
     shape: list[int] = []
-    left = list(source)  # what the copied dimensions leave to be spread over the others
+    left = list(source)  # dimensions that are not copied, to be distributed over the others
     for place, key in enumerate(wanted):
         if isinstance(key, int):
-            if key <= 0:  # an empty tensor: zeros and minus ones would mean something else
+            if key <= 0:  # an empty tensor: 0 and -1 have another meaning in a Reshape
                 return None
             shape.append(key)
         elif place < len(source) and source[place] == key:
@@ -105,21 +105,21 @@ def as_reshape(
             shape.append(-1)
     if -1 not in shape:
         numbers = [key for key in left if isinstance(key, int)]
-        said = math.prod(length for length in shape if length)
-        if len(numbers) < len(left) or math.prod(numbers) != said:
+        size = math.prod(length for length in shape if length)
+        if len(numbers) < len(left) or math.prod(numbers) != size:
             if shape.count(0) != 1:
                 return None
-            shape[shape.index(0)] = -1  # what is left, whatever its name is
+            shape[shape.index(0)] = -1  # the remainder, whatever its name
     elif claimed and 0 in shape:
         return None
     return shape if shape.count(-1) <= 1 else None
 
 
 def remainder(source: Sequence[Key], others: Sequence[Key]) -> Key | None:
-    """The length of ``source`` that the -1 of a Reshape must be, given the other lengths.
+    """The dimension of ``source`` that the -1 of a Reshape must equal, given the other lengths.
 
     Returns:
-        The one length that the others leave; ``None`` if they leave more than that.
+        The only remaining dimension; ``None`` if more than one remains.
 
     Example:
         >>> remainder([("name", "n"), 1, 1024], [1024])
@@ -221,7 +221,7 @@ def _cast(node: ir.Node, depth: int) -> list[Key] | None:
 
 def _arithmetic(node: ir.Node, depth: int) -> list[Key] | None:
     one, other = (_elements(value, depth) for value in node.inputs)
-    if not one or not other:  # not known, or empty
+    if not one or not other:  # unknown or empty
         return None
     length = max(len(one), len(other)) if min(len(one), len(other)) == 1 else len(one)
     if len(one) not in (1, length) or len(other) not in (1, length):
@@ -234,7 +234,7 @@ def _result(op: str, a: Key, b: Key) -> Key:
     if isinstance(a, int) and isinstance(b, int):
         if op == "Div" and b == 0:
             return (op, a, b)
-        if op == "Div":  # of integers it cuts towards zero
+        if op == "Div":  # integer division truncates toward zero
             return int(np.trunc(a / b)) if abs(a) < 1 << 50 else (op, a, b)
         return {"Add": a + b, "Sub": a - b, "Mul": a * b}[op]
     if op == "Mul" and 1 in (a, b):

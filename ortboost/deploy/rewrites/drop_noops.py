@@ -1,4 +1,4 @@
-"""Remove nodes that do nothing: each operator with the condition under which it does nothing."""
+"""Remove no-op nodes: a table of operators and the conditions under which they do nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LARGEST = 1 << 16  # elements: larger operands are weights
 
 
 def drop_noops(model: ir.Model) -> Report:
-    """Remove nodes that pass their input on, in place, subgraphs included.
+    """Remove nodes that only forward an input, in place, including subgraphs.
 
-    A node whose output is an output of the model is kept if its input cannot take over the name.
+    A node that computes an output of the model is kept if its input cannot take over the name.
     """
     rules: dict[str, SiteRule] = {op: _removal(find) for op, find in _PASSED_ON.items()}
     report = rewrite_nodes(model, "drop_noops", rules, subgraphs=True, bypass=True)
-    # An Identity in front of a model output has no other purpose than the name.
+    # An Identity before a model output only serves to name it.
     identities = {label(node) for node in model.graph.all_nodes() if node.op_type == "Identity"}
     report.kept = {name: why for name, why in report.kept.items() if name not in identities}
     return report
@@ -44,7 +44,7 @@ def _removal(find: Finder) -> SiteRule:
 
 
 Finder = Callable[[ir.Node], "ir.Value | None"]
-"""From a node to the value that it passes on; ``None`` if it does something."""
+"""Maps a node to the value that it forwards; ``None`` if it is not a no-op."""
 
 
 def _first(node: ir.Node) -> ir.Value | None:
@@ -123,7 +123,7 @@ def _single(node: ir.Node) -> bool:
 
 
 def _neutral(element: float, *, commutative: bool) -> Finder:
-    """The other operand of a neutral element that does not broadcast it."""
+    """Find the other operand of a neutral element, if that does not broadcast it."""
 
     def rule(node: ir.Node) -> ir.Value | None:
         for index in (1, 0) if commutative else (1,):

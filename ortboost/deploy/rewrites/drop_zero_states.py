@@ -1,6 +1,6 @@
-"""Drop zero initial states of LSTM, GRU and RNN: zeros are the default of the standard.
+"""Drop zero initial states of LSTM, GRU and RNN: zero is the default in the standard.
 
-Exporters make them with the shape of the batch: ``ConstantOfShape(Concat([2], Shape(x), [12]))``.
+Exporters compute them in the shape of the batch: ``ConstantOfShape(Concat([2], Shape(x), [12]))``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DEPTH = 8
 
 
 def drop_zero_states(model: ir.Model) -> Report:
-    """Drop zero initial states, in place, subgraphs included."""
+    """Drop zero initial states, in place, including subgraphs."""
     report = Report("drop_zero_states")
     for node in model.graph.all_nodes():
         if not is_standard(node, *_STATES):
@@ -32,7 +32,7 @@ def drop_zero_states(model: ir.Model) -> Report:
 
 
 def _is_zero(value: ir.Value | None, depth: int) -> bool:
-    """Whether all elements of a value are certainly zero."""
+    """Whether all elements of a value are known to be zero."""
     if value is None or not depth:
         return False
     stored = constant(value)

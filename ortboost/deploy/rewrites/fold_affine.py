@@ -2,9 +2,9 @@
 
     (W x + b) s + t = (W s) x + (b s + t)
 
-Frozen batch normalizations of detection models come in this form. Add, Sub, Mul and Div are folded
-if their constant has one number for each channel, or one number in all, and if nothing else reads
-the result of the layer.
+Frozen batch normalizations of detection models have this form. Add, Sub, Mul and Div are folded if
+their constant has one value per channel, or a single value, and if no other node reads the output
+of the layer.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _fold(site: Site) -> list[ir.Value | None] | None:
 
 
 def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) -> None:
-    """Change weight and bias of a layer so that it computes its result after the node too.
+    """Change weight and bias of a layer so that it also computes the node after it.
 
     Args:
         layer: A Conv or Gemm.
         site: The Add, Sub, Mul or Div.
-        index: The operand of it that the layer computes.
+        index: Index of its operand that the layer computes.
         factors: The other operand.
 
     Raises:
@@ -68,10 +68,10 @@ def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) ->
     channels = weight.shape[1] if transposed else weight.shape[0]
     operand = _by_channel(factors, channels, 2 if gemm else weight.ndim)
     if operand is None:
-        raise Refusal("its numbers are not one a channel")
+        raise Refusal("its constant does not have one value per channel")
     scaled_bias = gemm and layer.attributes.get_float("beta", 1.0) != 1.0
     if scaled_bias or (gemm and stored_bias is not None and stored_bias.ndim > 1):
-        raise Refusal(f"the bias of '{label(layer)}' is not a plain one")
+        raise Refusal(f"the bias of '{label(layer)}' is scaled or not a vector")
     b = np.zeros(channels)
     if stored_bias is not None:
         b = np.broadcast_to(stored_bias.astype(np.float64), channels)
@@ -80,7 +80,7 @@ def _fold_into(layer: ir.Node, site: Site, index: int, factors: NDArray[Any]) ->
     shape = (1, -1) if transposed else (-1, *(1,) * (weight.ndim - 1))
     new_weight, new_bias = weight.astype(np.float64) * scale.reshape(shape), b * scale + shift
     largest = max(np.abs(new_weight).max(initial=0), np.abs(new_bias).max(initial=0))
-    if not largest < _largest(dtype):  # also if it is nan
+    if not largest < _largest(dtype):  # also if it is NaN
         raise Refusal("the folded weights would not be finite")
     if (scale != 1).any():
         layer.replace_input_with(1, site.const(new_weight, dtype))
@@ -106,12 +106,12 @@ def _scale_and_shift(
 
 
 def _largest(dtype: ir.DataType) -> float:
-    """The largest finite number of a float type."""
+    """The largest finite value of a float type."""
     return {ir.DataType.FLOAT16: 65504.0, ir.DataType.DOUBLE: 1.7e308}.get(dtype, 3.4e38)
 
 
 def _by_channel(array: NDArray[Any], channels: int, rank: int) -> NDArray[np.float64] | None:
-    """The numbers of an operand that is constant within each channel (axis 1), else ``None``."""
+    """The per-channel values of an operand constant within each channel (axis 1), or ``None``."""
     if array.size == 1 and array.ndim <= rank:
         return np.full(channels, float(array.reshape(-1)[0]))
     if array.ndim > rank:

@@ -3,9 +3,9 @@ r"""Fold a BatchNormalization into the convolution or Gemm *after* it, where tha
     BN(x)_i = s_i x_i + t_i   with s = gamma / sqrt(var + eps),  t = beta - mean s
     sum_i W_oi (s_i x_i + t_i) + b_o = sum_i (W_oi s_i) x_i + (b_o + sum_i W_oi t_i)
 
-A convolution that pads reads zeros around ``BN(x)``, and would read ``-t/s`` around ``x``: it is
-folded only where it does not pad, or where t is zero. Only inference form, unshared and stored
-tensors.
+A convolution with padding reads zeros around ``BN(x)``, but would need ``-t/s`` around ``x``: it is
+folded only without padding, or if t is zero. The normalization must be in inference mode, and the
+tensors stored and not shared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["fold_bn_forward"]
 
 
 def fold_bn_forward(model: ir.Model) -> Report:
-    """Fold each BatchNormalization that only a Conv or Gemm reads into it, in place."""
+    """Fold each BatchNormalization whose only reader is a Conv or Gemm into that, in place."""
     rules = {"BatchNormalization": _fold}
     return rewrite_nodes(model, "fold_bn_forward", rules, bypass=True)
 
@@ -40,7 +40,7 @@ def _fold(site: Site) -> list[ir.Value | None] | None:
     weight, bias = _array(layer.inputs[1]), input_at(layer, 2)
     fold = _into_conv if is_standard(layer, "Conv") else _into_gemm
     new_weight, new_bias = fold(layer, weight, scale, shift)
-    # With beta = 0 a Gemm has a bias that counts for nothing.
+    # With beta = 0 a Gemm ignores its bias.
     if bias is not None and layer.attributes.get_float("beta", 1.0) != 0.0:
         new_bias = new_bias + _array(bias)
     dtype = layer.inputs[1].dtype or ir.DataType.FLOAT  # type: ignore[union-attr]
@@ -54,7 +54,7 @@ def _fold(site: Site) -> list[ir.Value | None] | None:
 
 
 def _check(node: ir.Node, layer: ir.Node) -> None:
-    """Refuse what cannot be folded exactly."""
+    """Raise a refusal unless the fold is exact."""
     if node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1:
         raise Refusal("it is in training mode")
     if layer.inputs[0] is not node.outputs[0] or layer.graph is not node.graph:
@@ -71,7 +71,7 @@ def _check(node: ir.Node, layer: ir.Node) -> None:
 def _into_conv(
     layer: ir.Node, weight: NDArray[Any], scale: NDArray[Any], shift: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Weight ``[M, C/G, k...]`` and what the bias ``[M]`` gains."""
+    """The new weight ``[M, C/G, k...]``, and the addition to the bias ``[M]``."""
     pads = layer.attributes.get_ints("pads", ())
     automatic = layer.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     if shift.any() and (automatic or any(pads)):
@@ -87,7 +87,7 @@ def _into_conv(
 def _into_gemm(
     layer: ir.Node, weight: NDArray[Any], scale: NDArray[Any], shift: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Weight, transposed or not, and what the bias gains."""
+    """The new weight, in its layout, and the addition to the bias."""
     if layer.attributes.get_int("transA", 0):
         raise Refusal(f"'{label(layer)}' transposes its input")
     if layer.attributes.get_float("beta", 1.0) not in (0.0, 1.0):

@@ -1,8 +1,9 @@
-"""Compute once what does not depend on the inputs.
+"""Constant folding: evaluate nodes that do not depend on the inputs.
 
-onnxscript does the folding. Decided here is what must not be folded: random operators; operators
+onnxscript does the folding. This module decides what must not be folded: random operators;
+    operators
 whose reference implementation differs from the runtimes (Resize and GridSample compute other pixel
-positions); and what would store a large tensor twice because another node reads it too.
+positions); and nodes whose folding would store a large tensor twice because another node reads it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ortboost.graph.query import RANDOM_OPERATORS, constant, count_operators, is
 __all__ = ["fold_constants"]
 
 _UNKNOWN = "ortboost.out_of_sight"
-_UNSATURATED = "it does not saturate, which the folding forgets"
-_LARGE = 1 << 18  # elements; a copy of less is of no account
+_UNSATURATED = "it does not saturate, which constant folding ignores"
+_LARGE = 1 << 18  # elements; smaller copies do not matter
 _RESULT = 1 << 20
 _SMALL = 64
 _NO_LIMIT = 1 << 62  # size is decided here, not by the pass
@@ -32,10 +33,10 @@ _GROWING = ("Expand", "Pad", "Range", "Tile")
 _KEPT = {
     "DequantizeLinear": "it is part of a quantized model",
     "DynamicQuantizeLinear": "it is part of a quantized model",
-    "GridSample": "the reference implementation places pixels in another way than the runtimes",
-    "MaxUnpool": "the reference implementation places numbers in another way than the runtimes",
+    "GridSample": "the reference implementation computes other pixel positions than the runtimes",
+    "MaxUnpool": "the reference implementation computes other positions than the runtimes",
     "QuantizeLinear": "it is part of a quantized model",
-    "Resize": "the reference implementation places pixels in another way than the runtimes",
+    "Resize": "the reference implementation computes other pixel positions than the runtimes",
     **dict.fromkeys(RANDOM_OPERATORS, "it draws random numbers"),
 }
 
@@ -44,7 +45,7 @@ def fold_constants(model: ir.Model) -> Report:
     """Fold constants, in place.
 
     Returns:
-        How many nodes of each operator were folded; which constant nodes were kept, and why.
+        A report of the number of folded nodes per operator, and of the kept ones with reasons.
     """
     report = Report("fold_constants")
     before = count_operators(model)
@@ -70,7 +71,7 @@ def fold_constants(model: ir.Model) -> Report:
                     should_fold=should_fold,
                 )
             break
-        except RuntimeError as error:  # of one node; what was folded before it is right
+        except RuntimeError as error:  # caused by one node; the nodes folded before it are correct
             guilty = _guilty(model, str(error))
             if guilty is None or guilty in hidden:
                 raise
@@ -101,7 +102,7 @@ def _constant_nodes(model: ir.Model) -> set[ir.Node]:
 
 
 def _forget_branches(model: ir.Model) -> None:
-    """Remove nodes of deleted branches from the uses of the values that they read."""
+    """Remove nodes of deleted branches from the uses of their inputs."""
     nodes = set(model.graph.all_nodes())
     values = [out for node in nodes for out in node.outputs]
     for graph in model.graphs():
@@ -118,7 +119,7 @@ def _unsaturated(node: ir.Node) -> bool:
 
 @contextlib.contextmanager
 def _out_of_sight(nodes: Iterable[ir.Node]) -> Iterator[None]:
-    """Hide nodes in an unknown domain: the folder does not ask about all operators."""
+    """Hide nodes in an unknown domain: the folding does not ask about all operators."""
     domains = [(node, node.domain) for node in nodes]
     try:
         for node, _ in domains:
@@ -130,7 +131,7 @@ def _out_of_sight(nodes: Iterable[ir.Node]) -> Iterator[None]:
 
 
 def _guilty(model: ir.Model, message: str) -> ir.Node | None:
-    """The node that an error message of the folder names."""
+    """The node named in an error message of the folding."""
     named = re.search(r"for node '(.*)' \(", message)
     nodes = model.graph.all_nodes() if named else ()
     return next((node for node in nodes if named and node.name == named[1]), None)
@@ -143,7 +144,7 @@ def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
     if is_standard(node, "ConstantOfShape"):
         shape = constant(node.inputs[0])
         if shape is None or int(np.prod(shape)) > _SMALL:
-            return "it would store what one number says"
+            return "a single value describes its large result"
     if is_standard(node, "Dropout") and len(node.inputs) > 2 and node.inputs[2] is not None:
         return "it may draw random numbers"
     result = node.outputs[0].shape
@@ -154,7 +155,7 @@ def _obstacle(node: ir.Node, constants: set[ir.Node]) -> str | None:
             continue
         readers = {usage.node for usage in value.uses()}
         if len(readers) > 1 and not readers <= constants:
-            return f"'{value.name}' serves another node too and would be stored twice"
+            return f"another node reads '{value.name}' too, so it would be stored twice"
     if made is not None:
         taken = sum(v.const_value.size for v in node.inputs if v is not None and v.const_value)
         if made > max(_RESULT, 2 * taken):

@@ -1,10 +1,10 @@
-"""Fuse the Gelu that exporters write with five nodes.
+"""Fuse a Gelu that exporters write as five nodes.
 
     gelu(x) = x (1 + erf(x / sqrt 2)) / 2
 
 From opset 20 on it is one standard operator. Below that, for ONNX Runtime, the factors are put in
-the one order that the runtime fuses itself (with the bias before it): ``(x (1 + erf)) / 2``. The
-dynamo exporter of PyTorch writes ``x ((1 + erf) / 2)``, which the runtime does not recognize.
+the one order that the runtime fuses itself (together with a preceding bias): ``(x (1 + erf)) / 2``.
+The dynamo exporter of PyTorch writes ``x ((1 + erf) / 2)``, which the runtime does not recognize.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
             site.note = "one Gelu"
             return [site.op("Gelu", x, shape=x.shape, approximate="none")]
         if not order:
-            raise Refusal(f"Gelu is an operator from opset {_OPSET} on only")
+            raise Refusal(f"Gelu is an operator only from opset {_OPSET} on")
         if match(out, _FUSED_BY_ORT) is not None:
-            raise Refusal("ONNX Runtime fuses it as it is")
+            raise Refusal("ONNX Runtime fuses it in this form")
         site.note = "in the order that ONNX Runtime fuses"
         inner = site.op("Div", x, site.const(_ROOT), shape=x.shape)
         shifted = site.op(
@@ -78,5 +78,5 @@ def fuse_gelu(model: ir.Model, *, order: bool = False) -> Report:
 
 
 def count_gelus(model: ir.Model) -> int:
-    """How often a Gelu is written out."""
+    """Count the Gelus written as several nodes."""
     return sum(match(node.outputs[0], _GELU) is not None for node in model.graph)

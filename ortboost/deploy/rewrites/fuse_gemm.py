@@ -1,7 +1,8 @@
-"""MatMul and Add of a bias become one Gemm, if both operands have two dimensions.
+"""Fuse MatMul and the Add of a bias into one Gemm, if both operands have two dimensions.
 
 With more dimensions they are kept: a Gemm would need a Reshape on either side, and ONNX Runtime
-fuses MatMul and Add itself.
+    fuses
+MatMul and Add itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ortboost.graph.rewriting import Refusal, Site, rewrite_nodes
 
 __all__ = ["fuse_gemm"]
 
-# Nearly infinite in float16: as the bias of a Gemm it would keep the whole product in float32.
+# Nearly infinite in float16: as the bias of a Gemm it would force the product into float32.
 _MASK = 6e4
 
 
@@ -50,12 +51,12 @@ def _obstacle(product: ir.Node, bias: ir.Value) -> str | None:
             return "it multiplies integers"
     stored = constant(bias)
     if stored is None:
-        return "what is added is computed"
+        return "the added tensor is computed, not stored"
     if not bool((np.abs(stored) < _MASK).all()):
-        return "what is added is a mask, which is better kept apart"
+        return "the added tensor is a mask, which is better kept separate"
     columns = product.inputs[1].shape[1]  # type: ignore[union-attr,index]
     if stored.ndim > 2 or (stored.ndim == 2 and stored.shape[0] != 1):
-        return "what is added is no bias"
+        return "the added tensor is not a bias"
     if stored.ndim and stored.shape[-1] not in (1, columns):
-        return "what is added is no bias"
+        return "the added tensor is not a bias"
     return None

@@ -1,4 +1,4 @@
-"""Fuse a layer normalization that is written out into one LayerNormalization (opset 17).
+"""Fuse a layer normalization written as several nodes into LayerNormalization (opset 17).
 
     d = x - mean(x);  y = d / sqrt(mean(d^2) + eps) * scale + shift
 
@@ -62,7 +62,7 @@ def _without_shift(site: Site) -> list[ir.Value | None] | None:
     if _found(out, _normalized()) is not None:
         consumer = sole_consumer(out)
         if consumer is None or _found(consumer.outputs[0], _scaled()) is None:
-            raise Refusal("no scale of the right length follows")
+            raise Refusal("it is not followed by a scale of the right length")
     return None
 
 
@@ -100,6 +100,6 @@ def _over_last(node: ir.Node) -> bool:
 
 
 def _is_weight(value: ir.Value, x: ir.Value) -> bool:
-    """Whether a value is constant, with one number for each position of the last axis of ``x``."""
+    """Whether a value is constant with the length of the last axis of ``x``."""
     stored = None if x.shape is None else constant(value)
     return stored is not None and x.shape is not None and stored.shape == (x.shape[-1],)

@@ -1,4 +1,4 @@
-"""Make a Pad with zeros part of the padding of the convolution after it.
+"""Merge a zero Pad into the padding of the convolution after it.
 
     Conv(Pad(x, p), w, pads=q) = Conv(x, w, pads=p+q)
 
@@ -18,7 +18,7 @@ __all__ = ["fuse_pad"]
 
 
 def fuse_pad(model: ir.Model) -> Report:
-    """Fuse, in place, subgraphs included; a Pad that something else reads too is kept."""
+    """Fuse in place, including subgraphs; a Pad with other readers is kept."""
     return rewrite_nodes(model, "fuse_pad", {"Conv": _fuse}, subgraphs=True)
 
 
@@ -46,7 +46,7 @@ def _fuse(site: Site) -> list[ir.Value | None] | None:
 
 
 def _zeros(pad: ir.Node) -> list[int] | None:
-    """The padding of a Pad that puts zeros around the image alone, never less than nothing."""
+    """The non-negative pads of a Pad that adds zeros to spatial axes only, else ``None``."""
     if pad.attributes.get_string("mode", "constant") != "constant":
         return None
     source = pad.inputs[0]

@@ -15,14 +15,14 @@ _GELU = 20
 
 
 def lift_opset(model: ir.Model, *, limit: int) -> Report:
-    """Convert to opset 20, in place, if the model writes a Gelu out and ``limit`` allows it.
+    """Convert to opset 20, in place, if the model has an unfused Gelu and ``limit`` allows it.
 
     Args:
         model: The model.
         limit: Newest opset to convert to.
 
     Returns:
-        The report; a model that cannot be converted stays at its opset.
+        The report. A model that cannot be converted keeps its opset.
     """
     report = Report("lift_opset")
     opset = model.opset_imports.get("", _GELU)

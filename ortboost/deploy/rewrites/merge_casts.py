@@ -1,4 +1,4 @@
-"""Merge ``Cast(Cast(x: A -> B) -> C)`` to ``Cast(x -> C)`` if B holds every value of A.
+"""Merge ``Cast(Cast(x: A -> B) -> C)`` into ``Cast(x -> C)`` if B represents every value of A.
 
 float32 to float16 and back is kept, because it rounds.
 """
@@ -24,11 +24,11 @@ _HOLDS = {
     _T.BFLOAT16: {_T.FLOAT, _T.DOUBLE},
     _T.FLOAT: {_T.DOUBLE},
 }
-"""Type to the types that hold all its values exactly."""
+"""Type to the types that represent all its values exactly."""
 
 
 def merge_casts(model: ir.Model) -> Report:
-    """Merge pairs of Cast nodes, in place, subgraphs included."""
+    """Merge pairs of Cast nodes, in place, including subgraphs."""
     return rewrite_nodes(model, "merge_casts", {"Cast": _merge}, subgraphs=True, bypass=True)
 
 
@@ -39,7 +39,7 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
         return None
     middle, wanted = (ir.DataType(n.attributes.get_int("to", 0)) for n in (first, site.node))
     if middle not in _HOLDS.get(source.dtype, set()):
-        raise Refusal(f"{source.dtype.name} does not fit into {middle.name} unchanged")
+        raise Refusal(f"{middle.name} cannot represent every {source.dtype.name} value")
     if source.dtype == wanted:
         site.note = f"undoes '{label(first)}'"
         return [source]

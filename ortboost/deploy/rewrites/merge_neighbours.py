@@ -1,4 +1,4 @@
-"""Merge two nodes of which one can do the work of both.
+"""Merge two adjacent nodes if one of them can do the work of both.
 
 * ``Slice(Slice(x))`` over different axes is one Slice.
 * ``Concat(Concat(a, b), c)`` along one axis is one Concat.
@@ -37,7 +37,7 @@ def merge_neighbours(model: ir.Model) -> Report:
 
 
 def _concat(site: Site) -> list[ir.Value | None] | None:
-    """Replace inputs that a Concat along the same axis made for this node alone by its inputs."""
+    """Replace inputs that come from a Concat along the same axis by the inputs of that Concat."""
     node, axis = site.node, _axis(site.node)
     inner = {id(v): made for v in node.inputs if (made := _merged(site, v, axis)) is not None}
     if axis is None or not inner:
@@ -69,7 +69,7 @@ def _axis(node: ir.Node) -> int | None:
 
 
 def _slice(site: Site) -> list[ir.Value | None] | None:
-    """Let the second Slice cut all axes, if only such Slices read the first."""
+    """Make the second Slice cut all axes, if only such Slices read the first."""
     node, middle = site.node, site.input(0)
     first = producer_of(middle, "Slice")
     if first is None or first.graph is not node.graph or middle.is_graph_output():
@@ -88,7 +88,7 @@ def _slice(site: Site) -> list[ir.Value | None] | None:
 
 
 def _bounds(node: ir.Node) -> list[list[int]] | None:
-    """Starts, ends, axes (not negative) and steps, where all are stored."""
+    """Starts, ends, non-negative axes and steps, if all are stored."""
     value = node.inputs[0]
     given = [input_at(node, place) for place in range(1, 5)]
     arrays = [constant(value) for value in given]
@@ -103,7 +103,7 @@ def _bounds(node: ir.Node) -> list[list[int]] | None:
 
 
 def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
-    """Let a Gather or a reduction keep the dimension that the Unsqueeze restores."""
+    """Make a Gather or a reduction keep the dimension that the Unsqueeze restores."""
     first, out, inserted = producer_of(site.input(0)), site.node.outputs[0], site.array(1)
     if first is None or first.graph is not site.node.graph:
         return None
@@ -131,7 +131,7 @@ def _unsqueeze(site: Site) -> list[ir.Value | None] | None:
 
 
 def _reduced(node: ir.Node) -> list[int] | None:
-    """The axes that a reduction drops, where they are known."""
+    """The axes that a reduction drops, if known."""
     if not is_standard(node, *_REDUCING) or node.attributes.get_int("keepdims", 1) != 0:
         return None
     if node.op_type in ("ArgMax", "ArgMin"):

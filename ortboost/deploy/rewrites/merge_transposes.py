@@ -1,10 +1,9 @@
-"""Merge consecutive Transposes, and remove pairs that undo each other.
+"""Merge consecutive Transposes, and remove pairs that cancel.
 
     Transpose_q(Transpose_p(x)) = Transpose_r(x)   with r[i] = p[q[i]]
 
-Exporters also write the transposition of the last two axes by way of three dimensions,
-``Reshape [n, h, s, d] -> [n h, s, d]``, ``Transpose (0, 2, 1)``, ``Reshape -> [n, h, d, s]``: that
-is one Transpose (0, 1, 3, 2).
+Exporters also transpose the last two axes in three dimensions, ``Reshape [n, h, s, d] -> [n h, s,
+d]``, ``Transpose (0, 2, 1)``, ``Reshape -> [n, h, d, s]``: that is one Transpose (0, 1, 3, 2).
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _perm(node: ir.Node) -> list[int] | None:
 
 
 def _detour(site: Site) -> list[ir.Value | None] | None:
-    """The last Reshape of a transposition by way of three dimensions."""
+    """Replace the last Reshape of a transposition done in three dimensions."""
     last, out = site.node, site.node.outputs[0]
     turn = producer_of(site.input(0), "Transpose")
     first = (
@@ -75,5 +74,5 @@ def _detour(site: Site) -> list[ir.Value | None] | None:
         return None
     rank = len(before)
     perm = [*range(rank - 2), rank - 1, rank - 2]
-    site.note = "a transposition by way of three dimensions became a plain one"
+    site.note = "a transposition in three dimensions became a plain one"
     return [site.op("Transpose", source, dtype=out.dtype, shape=out.shape, perm=perm)]

@@ -1,7 +1,7 @@
-"""Merge consecutive Reshape, Squeeze, Unsqueeze and Flatten nodes into one Reshape, or none.
+"""Merge consecutive Reshape, Squeeze, Unsqueeze and Flatten nodes into at most one Reshape.
 
-None of them moves an element, nor does a Transpose that moves only dimensions of length 1. Of a
-chain ``x -> view -> view`` the last shape alone counts, so the last view reads ``x`` directly if
+None of them reorders elements, nor does a Transpose that moves only dimensions of length 1. Only
+the last shape of a chain ``x -> view -> view`` matters, so the last view reads ``x`` directly if
 constants can express its shape in terms of ``x``.
 """
 
@@ -39,12 +39,12 @@ def _merge(site: Site) -> list[ir.Value | None] | None:
         site.note = f"undoes '{label(first)}'"
         return [source]
     if middle.is_graph_output() or not all(_is_view(use.node) for use in middle.uses()):
-        return None  # the first stays, so nothing would be won
+        return None  # the first view stays, so nothing would be saved
     shape = None if have is None or want is None else as_reshape(want, have, claimed=claimed)
     if shape is None:
         shape = _of_the_last(node)
     if shape is None:
-        raise Refusal("the shape cannot be said with constants")
+        raise Refusal("constants cannot express the shape")
     site.note = f"merged with '{label(first)}'"
     return [site.op("Reshape", source, site.ints(*shape), dtype=out.dtype, shape=out.shape)]
 

@@ -1,13 +1,13 @@
-"""Separate a float16 MatMul with a stored matrix from the Transpose of the batch axes before it.
+"""Separate a float16 MatMul with a stored matrix from a preceding Transpose of batch axes.
 
-onnxruntime fuses the two for ``Transpose (1, 0, 2)`` or ``(1, 2, 0)`` and the like with more axes,
-and 1.31 then crashes while it opens the file on a CPU; torch's attention layers begin like this.
-So:
+onnxruntime fuses the two for ``Transpose (1, 0, 2)`` or ``(1, 2, 0)`` (likewise with more axes),
+and 1.31 then crashes on opening the file on a CPU. torch's attention layers begin this way.
+Therefore:
 
-    MatMul(Transpose_p(x), W) = Transpose_p(MatMul(x, W))     if p leaves the last axis in place
-    MatMul(Transpose_p(x), W) = MatMul(Transpose_p(x), W[None])     else, and with W on the left
+    MatMul(Transpose_p(x), W) = Transpose_p(MatMul(x, W))     if p keeps the last axis last
+    MatMul(Transpose_p(x), W) = MatMul(Transpose_p(x), W[None])   otherwise, and with W on the left
 
-The second form is not fused, but takes onnxruntime twice the time of the first.
+The second form is not fused either, but onnxruntime takes twice as long for it as for the first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Keep ONNX Runtime's CPU provider from fusing a residual Add into the normalization after it.
+"""Prevent ONNX Runtime's CPU provider from fusing a residual Add into the next normalization.
 
-Its fused kernel, SkipLayerNormalization, is slower there than Add and LayerNormalization: an
-encoder of the size of BERT base with 24 of them took 7 % longer (onnxruntime 1.31, one thread; 1.19
-shows no difference). The fusion looks for Add, so the residual is written as Sum, which is the same
-for two operands. This is done for the CPU only; on a GPU the fused kernel is faster.
+The fused kernel, SkipLayerNormalization, is slower there than Add and LayerNormalization: an
+    encoder
+of the size of BERT base, with 24 of them, took 7 % longer (onnxruntime 1.31, one thread; 1.19 shows
+no difference). The fusion matches Add, so the residual is written as Sum, which is equal for two
+operands. This is done for the CPU only; on a GPU the fused kernel is faster.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["split_skip_norm"]
 
 
 def split_skip_norm(model: ir.Model) -> Report:
-    """Write each Add that only a LayerNormalization reads as Sum, in place, in the main graph."""
+    """Replace each Add that only a LayerNormalization reads by Sum, in place, in the main graph."""
     return rewrite_nodes(model, "split_skip_norm", {"Add": _as_sum})
 
 

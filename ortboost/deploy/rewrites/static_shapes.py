@@ -5,8 +5,8 @@ nodes and more, where ``Reshape(x, [0, 0, 12, 64])`` means the same: 0 copies th
 same index. A shape that constants cannot express is still computed with fewer nodes:
 ``Concat(Shape<0:2>(x), [12])``.
 
-Shape inference, with symbolic dimensions kept, tells which dimensions are equal. Nodes that become
-unused are left for the removal of dead code.
+Shape inference with symbolic dimensions shows which dimensions are equal. Nodes that become unused
+are left to dead-code elimination.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def static_shapes(model: ir.Model) -> Report:
             report.kept[label(node)] = "its shape depends on more than shapes"
             continue
         if all(isinstance(key, int) for key in keys):
-            node.replace_input_with(place, builder.ints(*(int(key) for key in keys)))  # type: ignore[call-overload]
+            lengths = [int(key) for key in keys if isinstance(key, int)]
+            node.replace_input_with(place, builder.ints(*lengths))
             report.changed[label(node)] = f"shape {keys}"
             continue
         if node.op_type == "Reshape" and (shape := _reshape(node, keys)) is not None:
@@ -70,12 +71,12 @@ def static_shapes(model: ir.Model) -> Report:
             )
         model.graph.insert_before(node, builder.take())
         node.replace_input_with(place, shorter)
-        report.changed[label(node)] = "shape read off in one go"
+        report.changed[label(node)] = "shape computed with fewer nodes"
     return report
 
 
 def _correct_rank(value: ir.Value, shape: list[int], report: Report) -> None:
-    """Give an output that is declared with another rank the one it has: checkers see that now."""
+    """Correct the declared rank of a model output, which checkers can now verify."""
     if value.is_graph_output() and value.shape is not None and len(value.shape) != len(shape):
         report.notes.append(
             f"'{value.name}' was declared as {value.shape}, and has {len(shape)} axes"
@@ -84,10 +85,10 @@ def _correct_rank(value: ir.Value, shape: list[int], report: Report) -> None:
 
 
 def _name_lengths(model: ir.Model) -> None:
-    """Give lengths that shape inference calls ``unk__3`` the name of the length that they equal.
+    """Rename lengths that shape inference calls ``unk__3`` to the known length that they equal.
 
-    These are the -1 of a Reshape that can only be one length of its input, as in [n, 1, 8] to
-    [-1, 8], and the rows of a Gemm, whose input got its shape after it.
+    These are the -1 of a Reshape that can only be one dimension of its input, as in [n, 1, 8] to
+    [-1, 8], and the rows of a Gemm whose input shape was found later.
     """
     ends = (*model.graph.inputs, *model.graph.outputs)
     claimed = {key for value in ends for key in dimensions(value) or ()}
@@ -108,7 +109,7 @@ def _name_lengths(model: ir.Model) -> None:
 
 
 def _equal_lengths(node: ir.Node) -> tuple[Key, Key]:
-    """A length of the output of a node, and the same length of its first input."""
+    """A dimension of the output of a node, and the equal dimension of its first input."""
     unknown = (None, None)
     if not is_standard(node, "Gemm", "Reshape"):
         return unknown
@@ -129,7 +130,7 @@ def _name(key: Key) -> str | None:
 
 
 def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
-    """Store integers that follow from shapes, whatever reads them."""
+    """Store integers that shapes determine, whatever reads them."""
     for node in list(graph):
         out = node.outputs[0] if is_standard(node, *_COMPUTING) else None
         if out is None or out.shape is None or out.dtype not in _WHOLE or not out.uses():
@@ -145,12 +146,12 @@ def _store_numbers(graph: ir.Graph, builder: Builder, report: Report) -> None:
 
 
 def _computes(node: ir.Node) -> bool:
-    """Whether a node computes whole numbers that may be stored in its place."""
+    """Whether a node computes integers that may be stored in its place."""
     return is_standard(node, *_COMPUTING) and node.outputs[0].dtype in _WHOLE
 
 
 def _reshape(node: ir.Node, keys: list[Key]) -> list[int] | None:
-    """The target of a Reshape as constants, unless a zero or minus one already has a meaning."""
+    """The target of a Reshape as constants; ``None`` if a 0 or -1 would be ambiguous."""
     source = dimensions(node.inputs[0])
     if source is None:
         return None
@@ -200,7 +201,7 @@ def _pieces(graph: ir.Graph, node: ir.Node, keys: list[Key]) -> list[Piece] | No
 
 
 def _nodes(pieces: list[Piece], parts: bool) -> int:
-    """How many nodes the pieces come to."""
+    """The number of nodes that the pieces need."""
     read = [piece for piece in pieces if isinstance(piece, tuple)]
     joined = int(len(pieces) > 1)
     if parts:
@@ -226,7 +227,7 @@ def _piece(builder: Builder, piece: Piece, parts: bool) -> ir.Value:
 
 
 def _cone(value: ir.Value) -> int:
-    """How many nodes would be unused if nothing read this value."""
+    """The number of nodes that would be unused if nothing read this value."""
     gone: set[int] = set()
     pending = [value]
     while pending:

@@ -22,14 +22,14 @@ _OLDEST: Final = 10
 
 @dataclass(frozen=True)
 class Toolkit:
-    """The modules that are needed, and the device.
+    """The loaded modules, and the device.
 
     Args:
         trt: The ``tensorrt`` module.
         cudart: The CUDA runtime of ``cuda-python``.
         version: Version of TensorRT.
         gpu: Name of the device.
-        capability: Its compute capability, as ``9.0``.
+        capability: Its compute capability, such as ``9.0``.
     """
 
     trt: Any
@@ -58,7 +58,7 @@ class Built:
 
 
 def load_toolkit() -> Toolkit:
-    """Import TensorRT and the CUDA runtime, and look at the device.
+    """Import TensorRT and the CUDA runtime, and query the device.
 
     Raises:
         DependencyError: A package or the GPU is missing, or TensorRT is older than 10.
@@ -94,24 +94,24 @@ def build_plan(
     workspace: int | None = None,
     timings: bytes = b"",
 ) -> Built:
-    """Parse an ONNX file and build an engine, strongly typed.
+    """Parse an ONNX file and build a strongly typed engine.
 
     Args:
         kit: See :func:`load_toolkit`.
-        model: Path of the file: external data are found beside it.
+        model: Path of the file; external data must be beside it.
         profiles: One for each dynamic input.
         workspace: Bytes of scratch memory; TensorRT's choice if not given.
         timings: Timing cache to start from.
 
     Raises:
-        ModelError: The parser refuses the model, an input is a shape tensor, or the build fails.
+        ModelError: The parser rejects the model, an input is a shape tensor, or the build fails.
         DependencyError: TensorRT cannot start on this device.
     """
     trt = kit.trt
     logger = trt.Logger(trt.Logger.WARNING)
     try:
         builder = trt.Builder(logger)
-    except Exception as error:  # the binding raises a bare error where CUDA does not start
+    except Exception as error:  # the binding raises a bare error if CUDA cannot start
         raise DependencyError(
             "TensorRT could not start.",
             where=f"{kit.gpu}: {error}",
@@ -129,7 +129,7 @@ def build_plan(
             f"TensorRT {kit.version} does not accept the model"
             + (f": {first.desc()}" if first is not None else "."),
             where=f"{model}{node}",
-            fix="ortboost check MODEL --for tensorrt lists what stands in the way, and what to do.",
+            fix="ortboost check MODEL --for tensorrt lists the problems and how to fix them.",
         )
     config = builder.create_builder_config()
     if workspace is not None:
@@ -182,11 +182,11 @@ def _import(name: str, install: str) -> Any:
 
 
 def call_cuda(answer: tuple[Any, ...], function: str) -> Any:
-    """The result of a call of cuda-python, which returns (error, results...)."""
+    """Unwrap the result of a cuda-python call, which returns (error, results...)."""
     status, *results = answer
     if (
         int(getattr(status, "value", status)) != 0
-    ):  # an enumeration, of several kinds over the years
+    ):  # an enumeration, whose type varies between releases
         raise DependencyError(
             "The GPU does not answer.",
             where=f"{function}: {status}",

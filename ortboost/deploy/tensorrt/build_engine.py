@@ -41,7 +41,7 @@ class EngineFile:
         path: The engine.
         sidecar: The JSON file beside it.
         bytes: Its size.
-        metadata: What stands in the sidecar.
+        metadata: Content of the sidecar.
         parity: The comparison with the ONNX file.
     """
 
@@ -83,15 +83,15 @@ def build_engine(
         workspace: Bytes of scratch memory.
         timing_cache: File with timings, read if it exists, and written afterwards.
         major: Major version for the printed recipe, if TensorRT is missing.
-        tolerance: Allowed difference; 1 % of the largest value if not given, as an engine sums in
-            another order and may use TF32.
+        tolerance: Allowed difference; 1 % of the largest value if not given, because an engine may
+            sum in another order and use TF32.
         toolkit: TensorRT and CUDA; loaded if not given.
 
     Raises:
         UsageError: A profile is missing or wrong.
         DependencyError: TensorRT, cuda-python or the GPU is missing; ``fix`` holds the command line
             that builds the engine elsewhere.
-        ModelError: TensorRT does not accept the model.
+        ModelError: TensorRT rejects the model.
         ParityError: The engine gives other results; nothing was written.
         FileError: The folder cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Run all rules over a model: one row for each finding, the most severe first."""
+"""Run all rules over a model; findings are sorted by severity."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["TargetReport", "check_release", "check_tensorrt", "open_lazily", "so
 
 @dataclass(frozen=True, repr=False)
 class TargetReport(Shown):
-    """What a check for a target found.
+    """The findings of a check for a target.
 
     Args:
-        target: The target, for people.
-        source: Where its table comes from; empty if the target itself was asked.
-        findings: Worst first.
+        target: Display name of the target.
+        source: Source of its table; empty if the target itself was run.
+        findings: The most severe first.
     """
 
     target: str
@@ -44,12 +44,12 @@ class TargetReport(Shown):
 
     @property
     def errors(self) -> int:
-        """Number of findings that forbid the target."""
+        """Number of findings that rule out the target."""
         return sum(finding.severity == "error" for finding in self.findings)
 
     @property
     def ok(self) -> bool:
-        """Whether nothing forbids the target."""
+        """Whether no finding rules out the target."""
         return not self.errors
 
     @property
@@ -70,14 +70,14 @@ class TargetReport(Shown):
 
 
 def check_release(source: ModelSource, target: str, profiles: Iterable[Profile]) -> TargetReport:
-    """:func:`check_tensorrt` for a version that is given as text; the checker of ``tensorrt``."""
+    """Parse the version and call :func:`check_tensorrt`; the checker of the target ``tensorrt``."""
     return check_tensorrt(source, parse_release(target), profiles=list(profiles) or None)
 
 
 def check_tensorrt(
     source: ModelSource, target: Release, *, profiles: Iterable[Profile] | None = None
 ) -> TargetReport:
-    """Find what TensorRT's parser will not accept, without TensorRT.
+    """Find what TensorRT's parser would reject, without TensorRT.
 
     Args:
         source: The model. Of a file only the graph is read; weights are read if a rule needs them.
@@ -118,13 +118,13 @@ def check_tensorrt(
 
 
 def sorted_findings(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Each finding once, the most severe first, then by rule, then in graph order."""
+    """Deduplicate findings, and sort them by severity, rule and graph order."""
     once = dict.fromkeys(found)
     return tuple(sorted(once, key=lambda f: (SEVERITIES.index(f.severity), f.rule)))
 
 
 def open_lazily(source: ModelSource) -> tuple[ir.Model, Path | None]:
-    """Open a model with its external weights left where they are, missing ones included.
+    """Open a model without reading external weights, which may even be missing.
 
     Raises:
         FileError: The file is not a readable model.

@@ -29,8 +29,8 @@ from ortboost.runtime.model_evaluator import ModelEvaluator
 
 __all__ = ["FixedModel", "fix_for_tensorrt"]
 
-# What every supported ONNX Runtime reads; the number changes no answer, so it is lowered to
-# compare.
+# Every supported ONNX Runtime reads this version; it does not affect results, so the comparison
+# lowers it.
 _RUNNABLE_IR = 10
 
 
@@ -40,12 +40,12 @@ class FixedModel:
 
     Args:
         path: The file written.
-        before: What the check found.
-        after: What it finds in the new file.
+        before: Findings in the original.
+        after: Findings in the new file.
         reports: What the fixes changed.
         parity: The comparison with the original.
-        stripped: Whether the original was compared without its training parts: they are random, or
-            answer by the batch.
+        stripped: Whether the original was compared without its training parts, which are random or
+            depend on the batch.
     """
 
     path: Path
@@ -79,7 +79,7 @@ def fix_for_tensorrt(
     rtol: float = 1e-3,
     atol: float = 1e-4,
 ) -> FixedModel:
-    """Apply the fixes, compare by ONNX Runtime, and write.
+    """Apply the fixes, compare with ONNX Runtime, and write.
 
     Args:
         source: The model.
@@ -111,7 +111,7 @@ def fix_for_tensorrt(
     fixed = original.clone()
     reports = apply_fixes(fixed, target)
     if not path.parent.is_dir():
-        save_model(fixed, path)  # says that the folder is missing
+        save_model(fixed, path)  # raises the error for a missing folder
     with temporary_folder(path.parent) as workshop:
         files = [workshop / name for name in ("original.onnx", path.name)]
         for model, file in zip((original.clone(), fixed.clone()), files, strict=True):

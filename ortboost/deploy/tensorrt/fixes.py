@@ -1,8 +1,8 @@
-"""Fixes that keep the results of a model; the results are compared before writing.
+"""Fixes that preserve the results of a model, as a comparison before writing verifies.
 
-Each fix is a rewrite with a report. Fixes that change results on purpose (a Dropout that no longer
-drops, a BatchNormalization that uses its stored statistics) run first, and the graph after them is
-the reference for all others.
+Each fix is a rewrite with a report. Fixes that change results on purpose (disabling Dropout,
+switching BatchNormalization to its stored statistics) run first; their result is the reference for
+all others.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def apply_fixes(model: ir.Model, target: Release) -> list[Report]:
 
 
 def strip_training_mode(model: ir.Model) -> Report:
-    """Take operators out of training mode and losses out of the graph, in place.
+    """Switch operators to inference mode and remove losses, in place.
 
     Returns:
-        What was changed. A loss that is the only output is kept: nothing would be left.
+        The report. A loss that is the only output is kept: nothing else would be left.
     """
     report = Report("strip_training_mode")
     graph = model.graph
@@ -122,9 +122,9 @@ def strip_training_mode(model: ir.Model) -> Report:
 
 
 def doubles_to_floats(model: ir.Model) -> Report:
-    """Make every DOUBLE tensor FLOAT, inputs and outputs too, in place.
+    """Convert every DOUBLE tensor to FLOAT, including inputs and outputs, in place.
 
-    TensorRT does the same by itself, clamping to the largest FLOAT; here it can be compared.
+    TensorRT does the same itself, clamping to the largest FLOAT; doing it here makes it verifiable.
     """
     report = Report("doubles_to_floats")
     double, single = ir.DataType.DOUBLE, ir.DataType.FLOAT
@@ -169,7 +169,7 @@ def _lift(model: ir.Model) -> Report:
 
 
 def unique_names(model: ir.Model) -> Report:
-    """Give every node and tensor a name of its own, in place."""
+    """Give every node and tensor a unique name, in place."""
     report = Report("unique_names")
     before = [node.name for node in model.graph.all_nodes()]
     common.NameFixPass()(model)

@@ -1,8 +1,8 @@
-"""Shape profiles: ``x:1,8,32x3x224x224`` is input ``x`` with a batch of 1, 8 or 32 (min, opt, max).
+"""Shape profiles: ``x:1,8,32x3x224x224`` is input ``x`` with batch 1, 8, 32 (min, opt, max).
 
-Each dimension is one number, or three separated by commas. A profile that TensorRT would refuse is
-refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension
-of 0, a number that contradicts the model.
+Each dimension is one number, or three separated by commas. Profiles that TensorRT would reject are
+refused here, before minutes of building: a dynamic input without one, ``min > opt``, a dimension of
+0, or a number that contradicts the model.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Profile:
 
 
 def parse_shape(text: str) -> Profile:
-    """Read one ``--shape``.
+    """Parse one ``--shape``.
 
     Raises:
-        UsageError: It is not of the form, has a zero, or is not in the order min, opt, max.
+        UsageError: The text is malformed, has a zero, or is not in the order min, opt, max.
 
     Example:
         >>> parse_shape("x:1,8,32x3x4").maximum
@@ -56,7 +56,7 @@ def parse_shape(text: str) -> Profile:
     where = f"--shape {text}"
     example = "Write NAME:DIMxDIM..., a DIM being N or MIN,OPT,MAX: x:1,8,32x3x224x224."
     if not colon or not name or not re.fullmatch(r"[0-9,xX]+", dims):
-        raise UsageError("A shape is not of the right form.", where=where, fix=example)
+        raise UsageError("A shape is malformed.", where=where, fix=example)
     columns: list[tuple[int, int, int]] = []
     for part in dims.lower().split("x"):
         numbers = [int(n) for n in part.split(",") if n]
@@ -96,8 +96,8 @@ def settle_profiles(
         One profile for each dynamic input, in the order of the inputs.
 
     Raises:
-        UsageError: A name that is no input, twice the same input, a rank or number that contradicts
-            the model, or a dynamic input without a profile.
+        UsageError: A name is not an input or is given twice, a rank or number contradicts the
+            model, or a dynamic input has no profile.
     """
     named: dict[str, Profile] = {}
     for profile in given:
@@ -129,7 +129,7 @@ def settle_profiles(
 
 
 def suggestion(name: str, dims: Sequence[int | str | None] | None) -> str:
-    """A ``--shape`` that fits an input; the first dynamic dimension is taken for the batch.
+    """Suggest a ``--shape`` for an input, assuming that its first dynamic dimension is the batch.
 
     Example:
         >>> suggestion("x", ("batch", 3, None))
@@ -165,7 +165,7 @@ def _fits(profile: Profile, dims: Dims | None, where: str) -> None:
 
 
 def _symbols_agree(inputs: Mapping[str, Dims | None], profiles: Mapping[str, Profile]) -> None:
-    """A symbolic dimension of two inputs is one number, so its ranges must be equal."""
+    """Check that a symbolic dimension shared by inputs has one range."""
     seen: dict[str, tuple[str, tuple[int, int, int]]] = {}
     for name, profile in profiles.items():
         for position, dim in enumerate(inputs[name] or ()):

@@ -20,10 +20,10 @@ def recipe(
     workspace: int | None = None,
     timing_cache: str | os.PathLike[str] | None = None,
 ) -> str:
-    """The command line for a machine that has TensorRT.
+    """Format the command line for a machine with TensorRT.
 
-    Precision is in the graph (casts and Q/DQ pairs), so no precision flag is given: TensorRT 10 has
-    to be told that the network is strongly typed, TensorRT 11 knows nothing else.
+    The graph itself contains the precision (casts and Q/DQ pairs), so there is no precision flag.
+    TensorRT 10 needs a flag for a strongly typed network; in TensorRT 11 every network is.
 
     Args:
         model: The ONNX file.

@@ -34,7 +34,7 @@ class EngineSession:
         plan: The serialized engine.
 
     Raises:
-        DependencyError: The engine was built by another TensorRT or for another GPU.
+        DependencyError: The engine was built by another TensorRT version or for another GPU.
     """
 
     def __init__(self, kit: Toolkit, plan: bytes) -> None:
@@ -46,7 +46,8 @@ class EngineSession:
             raise DependencyError(
                 "The engine cannot be loaded here.",
                 where=f"TensorRT {kit.version} on {kit.gpu}",
-                fix="Build it again on this machine: an engine belongs to its TensorRT and its GPU.",
+                fix="Build it again on this machine: an engine belongs to its TensorRT and its "
+                "GPU.",
             )
         self._context = self._engine.create_execution_context()
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
@@ -55,10 +56,10 @@ class EngineSession:
         self.outputs = tuple(n for n in names if modes[n] == trt.TensorIOMode.OUTPUT)
 
     def evaluate(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs by name.
+        """Compute the outputs, by name.
 
         Args:
-            feeds: Input name to array; cast to what the engine takes.
+            feeds: Input name to array; cast to the engine's types.
 
         Raises:
             UsageError: An input is missing, or its shape is outside of the profile.
@@ -76,7 +77,7 @@ class EngineSession:
                     raise ModelError(
                         f"The size of the output '{name}' depends on the data.",
                         where=f"output '{name}' {shape}",
-                        fix="Compare such an output with a program of your own: it needs an output "
+                        fix="Compare such an output in your own program: it needs an output "
                         "allocator.",
                     )
                 array = np.empty(shape, self._dtype(name))
@@ -104,7 +105,7 @@ class EngineSession:
             raise UsageError(
                 f"The shape {array.shape} is outside of the profile of the input '{name}'.",
                 where=f"input '{name}'",
-                fix="Feed what lies between the minimum and the maximum of --shape.",
+                fix="Feed shapes between the minimum and the maximum of --shape.",
             )
         address = self._allocate(name, array.nbytes, buffers)
         self._copy(address, array.ctypes.data, array.nbytes, "cudaMemcpyHostToDevice")

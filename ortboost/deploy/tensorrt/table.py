@@ -1,7 +1,7 @@
-"""What TensorRT's ONNX parser accepts, by release: operators, types, restrictions, plugins.
+"""What TensorRT's ONNX parser supports, by release: operators, types, restrictions, plugins.
 
-``tools/make_trt_table.py`` makes the data in ``trt_ops.json``; the file names the sources and their
-commits. A version between two recorded releases is judged by the older one.
+``tools/make_trt_table.py`` generates ``trt_ops.json``, which names its sources and their commits. A
+version between two recorded releases is treated as the older one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FILE = Path(__file__).with_name("trt_ops.json")
 
 @dataclass(frozen=True)
 class Operator:
-    """What is known of one operator.
+    """The table entry of one operator.
 
     Args:
-        supported: Whether the parser knows it.
+        supported: Whether the parser supports it.
         types: Element types by TensorRT's names (``FP32``, ``INT64``...); empty if not supported.
         limits: Restrictions as codes, for example ``constant:axes``.
     """
@@ -36,7 +36,7 @@ class Operator:
     limits: tuple[str, ...] = ()
 
     def named(self, kind: str) -> list[str]:
-        """What follows ``kind:`` in the restrictions.
+        """The restrictions of one kind, without the prefix ``kind:``.
 
         Example:
             >>> Operator(True, limits=("constant:axes", "one-output")).named("constant")
@@ -51,7 +51,7 @@ class Release:
 
     Args:
         major: Its major version.
-        release: The recorded release that it is judged by.
+        release: The recorded release that it is treated as.
     """
 
     major: int
@@ -68,7 +68,7 @@ class Release:
 
     @property
     def guide_opset(self) -> int:
-        """The newest opset that NVIDIA's "ONNX Opset Guide" claims; the parser's table may end before."""
+        """The newest opset in NVIDIA's "ONNX Opset Guide"; the parser's table may end earlier."""
         return max(self.opsets[1], self._target.opsets[-1])
 
     @property
@@ -81,7 +81,7 @@ class Release:
         return get_target(f"tensorrt={self.major}")
 
     def operator(self, op: str) -> Operator | None:
-        """What is known of a standard operator; ``None`` if the table does not have it."""
+        """The table entry of a standard operator, or ``None``."""
         found = None
         for entry in _data()["operators"].get(op, ()):
             if _key(entry["since"]) <= _key(self.release):
@@ -110,10 +110,10 @@ def releases() -> dict[str, dict[str, Any]]:
 
 
 def parse_release(text: str) -> Release:
-    """Read ``tensorrt``, ``tensorrt=11`` or ``trt=10.3``; the newest release without a version.
+    """Parse ``tensorrt``, ``tensorrt=11`` or ``trt=10.3``; without a version, the newest release.
 
     Raises:
-        UsageError: Not TensorRT, or a version that nothing is recorded about.
+        UsageError: The text is not a TensorRT version, or the table does not have it.
 
     Example:
         >>> parse_release("tensorrt=10.3")
@@ -123,13 +123,13 @@ def parse_release(text: str) -> Release:
     matched = re.fullmatch(r"(?:tensorrt|trt)(?:=(\d+(?:\.\d+)*))?", text.strip().lower())
     fix = "Write tensorrt, tensorrt=11 or tensorrt=10; the table knows " + ", ".join(known) + "."
     if matched is None:
-        raise UsageError(f"'{text}' is no version of TensorRT.", where="target", fix=fix)
+        raise UsageError(f"'{text}' is not a version of TensorRT.", where="target", fix=fix)
     wanted = matched[1] or known[-1]
     major = int(wanted.split(".")[0])
     same = [release for release in known if int(release.split(".")[0]) == major]
     if not same:
         raise UsageError(
-            f"Nothing is recorded about TensorRT {wanted}.", where=f"target '{text}'", fix=fix
+            f"The table has no entry for TensorRT {wanted}.", where=f"target '{text}'", fix=fix
         )
     if "." not in wanted:
         return Release(major, same[-1])

@@ -1,8 +1,8 @@
-"""MindSpore Boost's names.
+"""MindSpore Boost's API.
 
 Each boost is a rewrite or a form of the step graph (:mod:`ortboost.transforms`,
-:mod:`ortboost.program`); the classes here are thin. What carries over and what differs:
-docs/mindspore.md and the cards in docs/cards.
+:mod:`ortboost.program`); the classes here are thin wrappers. docs/mindspore.md and the cards in
+docs/cards list the differences.
 """
 
 from __future__ import annotations

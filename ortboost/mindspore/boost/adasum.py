@@ -1,4 +1,4 @@
-"""``AdaSum``: join what servers subtract from their parameters, in a training loop of one's own."""
+"""``AdaSum``: combine the updates of several servers in a custom training loop."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["AdaSum"]
 
 
 class AdaSum:
-    """AdaSum between servers of ``device_number`` processes, see :mod:`ortboost.boosts.adasum`.
+    """AdaSum between servers of ``device_number`` processes; see :mod:`ortboost.boosts.adasum`.
 
-    A program does the same in its steps with the boost ``adasum``.
+    In a program, the boost ``adasum`` does the same within its steps.
 
     Args:
-        rank: This process.
-        device_number: Processes of a server.
-        group_number: Servers, a power of two from 2 on.
+        rank: Rank of this process.
+        device_number: Processes per server.
+        group_number: Number of servers, a power of two from 2 on.
         parameter_tuple: The parameters.
 
     Raises:
-        ArgumentValueError: The numbers are not those of the processes.
-        ArgumentRuntimeError: The processes have not met.
+        ArgumentValueError: The numbers do not match the processes.
+        ArgumentRuntimeError: The processes are not connected.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class AdaSum:
         group = shared_group()
         if group is None:
             raise ArgumentValueError(
-                "Each process is by itself.",
+                "The processes run in stand-alone mode.",
                 where="AdaSum",
                 fix="Call set_auto_parallel_context(parallel_mode='data_parallel') first.",
             )
@@ -58,7 +58,7 @@ class AdaSum:
         parameters: Sequence[Parameter],
         old_parameters: Sequence[Tensor],
     ) -> None:
-        """Set the parameters to what all servers agree on.
+        """Set the parameters to their old values minus the combined updates.
 
         Args:
             delta_weights: Old minus new weights of this server.

@@ -1,4 +1,4 @@
-"""``AutoBoost``: a network and its optimizer boosted by level."""
+"""``AutoBoost``: boost a network and its optimizer by level."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from ortboost.program.boosted import ADASUM_IDLE, SCALE_GROUPS_GIVEN
 
 __all__ = ["AutoBoost", "warn_of_unused"]
 
-_UNUSED: WeakSet[AutoBoost] = WeakSet()  # for a warning only: nothing reads a configuration here
+_UNUSED: WeakSet[AutoBoost] = WeakSet()  # only for a warning: no configuration is read from here
 
 
 class AutoBoost:
-    """Boosts by level, each instance by itself.
+    """Boosts by level, independent for each instance.
 
     Levels: ``O0`` nothing; ``O1`` LessBN (with the full-normalization head and gradient
-    centralization) and gradient freeze; ``O2`` also AdaSum, which does nothing with one process. A
-    dictionary or a JSON file says more, see :mod:`ortboost.program.boost_config`.
+    centralization) and gradient freeze; ``O2`` also AdaSum, which has no effect with one process. A
+    dictionary or a JSON file configures details, see :mod:`ortboost.program.boost_config`.
 
-    Unlike MindSpore's, instances do not share a configuration, nothing is written into the tables of
-    the levels, and what is unknown or out of range is an error.
+    Unlike in MindSpore, instances do not share a configuration, the tables of the levels are never
+    modified, and unknown or out-of-range values are errors.
 
     Args:
         level: ``O0``, ``O1`` or ``O2``.
-        boost_config_dict: The dictionary, or the path of a JSON file of it.
+        boost_config_dict: The dictionary, or the path of a JSON file with it.
 
     Attributes:
         level: The level.
         config: The resolved configuration, :class:`ortboost.program.boost_config.BoostConfig`.
-        reports: What the last :meth:`network_auto_process_train` did, and why not.
+        reports: What the last :meth:`network_auto_process_train` did and did not do, with reasons.
 
     Raises:
-        ArgumentValueError: An unknown level, mode, section or key, or a value that makes no sense.
+        ArgumentValueError: A level, mode, section or key is unknown, or a value is invalid.
         FileError: The file cannot be read.
 
     Example:
@@ -76,22 +76,22 @@ class AutoBoost:
 
     @property
     def boost_config(self) -> dict[str, bool]:
-        """Name of a boost to whether it is on; a copy."""
+        """A copy of the mapping from boost name to whether it is enabled."""
         return dict(vars(self.config.on))
 
     @property
     def grad_accumulation_step(self) -> int:
-        """Steps of a window of accumulation."""
+        """Steps per window of accumulation."""
         return self.config.grad_accumulation.grad_accumulation_step
 
     @property
     def device_number(self) -> int:
-        """Devices of a server."""
+        """Devices per server."""
         return self.config.common.device_number
 
     @property
     def gradient_groups(self) -> list[int] | None:
-        """Positions at which a new group for the exchange of gradients starts."""
+        """Indices at which a new group for the exchange of gradients starts."""
         points = self.config.common.gradient_split_groups
         return None if points is None else list(points)
 
@@ -101,20 +101,20 @@ class AutoBoost:
     ) -> tuple[Cell, Optimizer | OptimizerWrapper]:
         """Boost a network and its optimizer for training.
 
-        With LessBN the network is a new one with weights of its own: train, call and save the one
-        that is given back. Parameters keep their rates and decays, by name.
+        With LessBN the network is a new one with its own weights: train, call and save the returned
+        one. Parameters keep their learning rates and weight decays, by name.
 
         Args:
             network: A network, or one with its loss.
             optimizer: An optimizer with its parameters.
 
         Returns:
-            The network (of the kind that was given) and what to give a training cell as optimizer.
+            The network (of the same kind as the argument), and the optimizer for a training cell.
 
-        With fewer layers than groups nothing is frozen, and a warning says so.
+        With fewer layers than groups nothing is frozen, and a warning is issued.
 
         Raises:
-            NotInThisVersionError: A boost is on that is not in this version.
+            NotInThisVersionError: An enabled boost is not in this version.
             ModelError: There is no layer for the full-normalization head.
         """
         owner = "AutoBoost.network_auto_process_train"
@@ -127,7 +127,7 @@ class AutoBoost:
         if on.dim_reduce:  # alone, as in MindSpore
             others = [name for name in self.boost_config if getattr(on, name)]
             others.remove("dim_reduce")
-            report.kept.update(dict.fromkeys(others, "dim_reduce takes the whole step"))
+            report.kept.update(dict.fromkeys(others, "dim_reduce replaces the whole step"))
             report.kept.update(self.config.idle)
             report.changed["dim_reduce"] = f"{self.config.dim_reduce.n_components} components"
             self.reports = (report,)
@@ -138,7 +138,7 @@ class AutoBoost:
             network = _around(less, network)
             self._boosted[backbone] = less
             reports += less.reports
-            report.changed["less_bn"] = "a new network, its optimizer with it"
+            report.changed["less_bn"] = "a new network and optimizer"
         if on.grad_freeze:
             freeze = GradientFreeze.of_config(self.config.grad_freeze)
             network, result = freeze.freeze_generate(network, optimizer)
@@ -158,13 +158,14 @@ class AutoBoost:
         return network, result
 
     def network_auto_process_eval(self, network: Cell) -> Cell:
-        """The network to evaluate with.
+        """Get the network for evaluation.
 
-        For a network that was boosted for training by this object it is the one that is trained, head
-        included. (MindSpore makes one that has no such head and cannot take its weights.)
+        For a network that this object boosted for training, it is the trained one, including its
+        head. (MindSpore makes one without the head, which cannot load its weights.)
 
         Args:
-            network: A network, or one with its loss, in a :class:`ortboost.mindspore.nn.WithLossCell` or a
+            network: A network, or one with its loss, in a
+                :class:`ortboost.mindspore.nn.WithLossCell` or a
                 :class:`ortboost.mindspore.nn.WithEvalCell`.
         """
         if not self.config.on.less_bn:
@@ -181,7 +182,7 @@ class AutoBoost:
         return LessBN(network, fn_flag=self.config.less_bn.fn_flag)
 
     def _remade(self, old: Network, new: Network, optimizer: Optimizer) -> Optimizer:
-        """The optimizer for a new network: what it trained, and what is new."""
+        """Make the optimizer of a new network: for the parameters trained before, and new ones."""
         less = self.config.less_bn
         trained, known = {p.name for p in optimizer.parameters}, old.parameters_dict()
         parameters = [p for p in new.trainable_params() if p.name in trained or p.name not in known]
@@ -193,7 +194,7 @@ class AutoBoost:
         return process.generate_new_optimizer()
 
     def _reduced(self, network: Network, optimizer: Optimizer) -> DimReduce:
-        """The optimizer with the step of dimension reduction in place of its own."""
+        """Replace the step of the optimizer by that of dimension reduction."""
         section, group = self.config.dim_reduce, shared_group()
         return DimReduce(
             network,
@@ -215,22 +216,23 @@ class AutoBoost:
             raise NotInThisVersionError(
                 "The boost 'adasum' is not in this version of training cells.",
                 where=f"{owner}, level {self.level}, {group.size} processes",
-                fix="Convert the model to a program with --boost adasum, or call boost.AdaSum yourself; "
+                fix="Convert the model to a program with --boost adasum, or call boost.AdaSum "
+                "yourself; "
                 "{'boost': {'mode': 'manual', 'adasum': False}} turns it off.",
             )
 
 
 def warn_of_unused(cell: str) -> None:
-    """Warn that a training cell is made and an :class:`AutoBoost` was not applied to anything.
+    """Warn that a training cell is made while an :class:`AutoBoost` has not been applied.
 
-    MindSpore's cells read what ``AutoBoost`` has on from a singleton. Here boosts come with network and
-    optimizer, so that code ported from there would train without them.
+    MindSpore's cells read the enabled boosts from a singleton. Here boosts come with network and
+    optimizer, so that ported code might train without them.
 
     Args:
-        cell: The kind of the cell.
+        cell: Class name of the cell.
     """
     if _UNUSED:
-        gc.collect()  # those of calls that failed are gone
+        gc.collect()  # drop those of failed calls
     for boost in _UNUSED:
         warnings.warn(
             f"AutoBoost({boost.level!r}) was not applied, so this {cell} trains without it; call "
@@ -240,7 +242,7 @@ def warn_of_unused(cell: str) -> None:
 
 
 def _around(network: Network, like: Cell) -> Cell:
-    """A network in a cell of the kind that another one is in."""
+    """Wrap a network in the same kind of cell as another one."""
     if isinstance(like, WithEvalCell):
         return WithEvalCell(network, like.loss_fn, like.add_cast_fp32)
     _, loss = parts_of("AutoBoost", like)

@@ -1,4 +1,4 @@
-"""``DimReduce``: an optimizer that steps in the space of the principal components of past weights."""
+"""``DimReduce``: an optimizer that steps in the space of principal components of past weights."""
 
 from __future__ import annotations
 
@@ -41,36 +41,38 @@ _Share = Annotated[float, Range(0, below=1)]
 
 
 class DimReduce(OptimizerWrapper):
-    """Dimension-reduced training, see :mod:`ortboost.boosts.dim_reduce`.
+    """Dimension-reduced training; see :mod:`ortboost.boosts.dim_reduce`.
 
-    Give it to a training cell in place of the optimizer: gradients never leave the graph, so the projection,
-    the line search and the update are graphs, too. Rates, momentum and decay of the optimizer have no part in it;
-    its parameters are what is trained.
+    Pass it to a training cell in place of the optimizer: gradients never leave the graph, so the
+    projection, the line search and the update are graphs too. Of the optimizer only the parameters
+    are used, not its rates, momentum and decay.
 
     Args:
         network: The network, or one with its loss.
         optimizer: The optimizer.
         weight: The trained parameters, in the order of the columns of ``pca_mat_local``.
-        pca_mat_local: The principal components, ``[n_components, n]``. (In MindSpore each of several processes gives
-            some of the rows; here each gives all.)
-        n_components: Their number.
+        pca_mat_local: The principal components, ``[n_components, n]``. (In MindSpore each process
+            passes some of the rows; here each passes all.)
+        n_components: Number of components.
         rho: Rate of the second trial.
         gamma: Decay of the momentum of the residual.
         alpha: Rate of the residual.
-        sigma: Share of the slope that a trial must win.
-        rank: This process.
+        sigma: Share of the slope that a trial must gain.
+        rank: Rank of this process.
         rank_size: Number of processes.
 
     Raises:
-        ArgumentTypeError: An argument is of another type.
-        ArgumentValueError: The components do not fit the parameters, the parameters are not those of optimizer and
-            network, a number is out of range or none of the processes.
+        ArgumentTypeError: An argument has the wrong type.
+        ArgumentValueError: The components do not fit the parameters, the parameters are not those
+            of optimizer and network, a number is out of range or does not match the processes.
 
     Example:
-        >>> p = np.load("p.npy")                                                      # doctest: +SKIP
-        >>> opt = nn.SGD(net.trainable_params(), 1.0)                                 # doctest: +SKIP
-        >>> opt = DimReduce(net, opt, tuple(net.trainable_params()), p, len(p), 0.55, 0.9, 0.001, 0.4, 0, 1)  # doctest: +SKIP
-        >>> loss = BoostTrainOneStepCell(WithLossCell(net, loss_fn), opt)(data, label)  # doctest: +SKIP
+        >>> p = np.load("p.npy")  # doctest: +SKIP
+        >>> opt = nn.SGD(net.trainable_params(), 1.0)  # doctest: +SKIP
+        >>> own = tuple(net.trainable_params())  # doctest: +SKIP
+        >>> opt = DimReduce(net, opt, own, p, len(p), 0.55, 0.9, 0.001, 0.4, 0, 1)  # doctest: +SKIP
+        >>> step = BoostTrainOneStepCell(WithLossCell(net, loss_fn), opt)  # doctest: +SKIP
+        >>> loss = step(data, label)  # doctest: +SKIP
     """
 
     @checked
@@ -102,14 +104,16 @@ class DimReduce(OptimizerWrapper):
         wanted = (n_components, sum(sizes))
         if pca_mat_local.shape != wanted or pca_mat_local.dtype.kind != "f":
             raise ArgumentValueError(
-                f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of the "
+                f"The components are {pca_mat_local.dtype}{list(pca_mat_local.shape)}; floats of "
+                "the "
                 f"shape {list(wanted)} are needed.",
                 where="DimReduce, pca_mat_local",
                 fix="Give all components of these weights: ortboost pca makes them.",
             )
         columns = np.split(pca_mat_local, np.cumsum(sizes)[:-1], axis=1)
         by_name = {p.name: part for p, part in zip(weight, columns, strict=True)}
-        # The boost reads a file and copies it into the program; this one lives as long as the object.
+        # The boost reads a file and copies it into the program; the file exists as long as this
+        # object.
         folder = tempfile.mkdtemp(prefix="ortboost-components-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = str(Path(folder) / "components.npy")
@@ -118,11 +122,11 @@ class DimReduce(OptimizerWrapper):
             self._boost = DimReduceBoost(path, n_components, rho, gamma, alpha, sigma)
 
     def updates(self) -> Updates:
-        """What a training step makes of it."""
+        """How a training step applies it."""
         return dataclasses.replace(super().updates(), taker=self._boost, order=tuple(self._order))
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """Not here: gradients are part of the step graphs."""
+        """Not supported: gradients are part of the step graphs."""
         raise NotInThisVersionError(
             "DimReduce cannot be called with gradients.",
             where="DimReduce",
@@ -131,7 +135,7 @@ class DimReduce(OptimizerWrapper):
 
 
 def read_components(section: DimReduceSection, network: Network) -> NDArray[np.float32]:
-    """The components that a configuration names: of a file, or of the checkpoints in a folder.
+    """Get the components of a configuration: from a file, or from checkpoints in a folder.
 
     Args:
         section: ``pca_mat_path`` of a ``.npy`` file, or else ``weight_load_dir`` with files of
@@ -139,7 +143,8 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
         network: The network whose weights they are, in the order of its trainable parameters.
 
     Raises:
-        ArgumentValueError: Neither is given, there is no such file, or there are too few checkpoints.
+        ArgumentValueError: Neither is given, the file does not exist, or there are too few
+            checkpoints.
         FileError: A checkpoint is damaged.
     """
     where = "AutoBoost, dim_reduce"
@@ -156,9 +161,12 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
         return found[: section.n_components] if found.ndim == 2 else found
     if section.weight_load_dir is None:
         raise ArgumentValueError(
-            "There is no such file." if path else "Dimension reduction needs principal components.",
+            "The file does not exist."
+            if path
+            else "Dimension reduction needs principal components.",
             where=f"{where}, pca_mat_path = {path}",
-            fix="Give the .npy file that 'ortboost pca RUN' makes, or weight_load_dir, a folder of checkpoints.",
+            fix="Give the .npy file that 'ortboost pca RUN' makes, or weight_load_dir, a folder of "
+            "checkpoints.",
         )
     folder = Path(section.weight_load_dir)
     files = sorted(file for file in folder.glob("*") if file.suffix == ".safetensors")
@@ -176,14 +184,14 @@ def read_components(section: DimReduceSection, network: Network) -> NDArray[np.f
             raise ArgumentValueError(
                 f"{len(files)} checkpoints are too few for {section.n_components} components.",
                 where=f"{where}, weight_load_dir = {folder}: {error.what}",
-                fix="Save more of them with ortboost.save_checkpoint, or lower n_components.",
+                fix="Save more with ortboost.save_checkpoint, or lower n_components.",
             ) from error
         made: NDArray[np.float32] = np.load(out)
     return made
 
 
 def _in_order(network: Network, weight: Sequence[Parameter]) -> list[Parameter]:
-    """The weights in the order of the network, which is that of its step graph."""
+    """The weights in the order of the network, which is also that of its step graph."""
     given = {parameter.name for parameter in weight if parameter.state is network.state}
     if len(given) != len(weight):
         raise ArgumentValueError(

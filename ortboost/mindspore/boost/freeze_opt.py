@@ -1,4 +1,4 @@
-"""``FreezeOpt``: an optimizer whose groups of parameters are trained in turns."""
+"""``FreezeOpt``: an optimizer that trains groups of parameters in turns."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ __all__ = ["FreezeOpt"]
 class FreezeOpt(OptimizerWrapper):
     """An optimizer that trains one group of parameters at each update.
 
-    Give it to a training cell in place of the optimizer. For each group there is a step graph whose
-    backward pass ends at the group's first layer; all share the weights, and each group has an optimizer
-    state of its own, as in MindSpore: a layer that is in three groups has three momenta, each of which
-    moves only on the updates of its group. Learning rates are those of ``opt`` by the count of all
-    updates, for lists and for schedules (MindSpore: for lists that are no longer than the strategy).
+    Pass it to a training cell in place of the optimizer. Each group has a step graph whose backward
+    pass ends at the group's first layer. All share the weights, and each group has its own
+    optimizer state, as in MindSpore: a layer in three groups has three momenta, each of which
+    changes only on updates of its group. Learning rates are those of ``opt`` by the count of all
+    updates, for lists and schedules (MindSpore: for lists that are not longer than the strategy).
 
     Args:
-        opt: The optimizer. Rates and weight decays stay those of its parameters.
+        opt: The optimizer; its parameters keep their rates and weight decays.
         train_parameter_groups: A list or tuple of groups, each a list or tuple of parameters (or of
             dicts with ``params``); all parameters of ``opt`` in one group if not given.
-        train_strategy: Number of the group of each update, a list, tuple or 1-D array of whole
-            numbers; after the last one it starts again. Without it the groups take turns.
+        train_strategy: Index of the group of each update, a list, tuple or 1-D array of integers,
+            which repeats. If not given, the groups take turns.
 
     Attributes:
         train_parameter_groups: The groups, tuples of parameters.
-        train_strategy: The numbers as a list, or ``None``.
-        separate_state: Whether each group has an optimizer state of its own; set it to False before
-            the first step for one that all share (ours).
+        train_strategy: The indices as a list, or ``None``.
+        separate_state: Whether each group has its own optimizer state; set it to False before the
+            first step for a shared one (not in MindSpore).
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also for a group that is
-            empty or holds a parameter that ``opt`` has not, and a number that is no group's.
+        ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if a group is empty
+            or contains a parameter that ``opt`` lacks, or an index is out of range.
 
     Example:
-        >>> own = net.trainable_params()                                            # doctest: +SKIP
-        >>> opt = FreezeOpt(nn.Momentum(own, 0.1, 0.9), [own, own[-2:]], [0, 1, 1])  # doctest: +SKIP
-        >>> step = BoostTrainOneStepCell(net_with_loss, opt)                        # doctest: +SKIP
+        >>> own = net.trainable_params()  # doctest: +SKIP
+        >>> opt = nn.Momentum(own, 0.1, 0.9)  # doctest: +SKIP
+        >>> opt = FreezeOpt(opt, [own, own[-2:]], [0, 1, 1])  # doctest: +SKIP
+        >>> step = BoostTrainOneStepCell(net_with_loss, opt)  # doctest: +SKIP
     """
 
     in_words: ClassVar[str] = "a FreezeOpt"
@@ -59,7 +60,7 @@ class FreezeOpt(OptimizerWrapper):
     ) -> None:
         if train_strategy is not None and train_parameter_groups is None:
             raise ArgumentValueError(
-                "There is a 'train_strategy' and there are no groups.",
+                "'train_strategy' is given without groups.",
                 where="FreezeOpt",
                 fix="Give train_parameter_groups too.",
             )
@@ -76,7 +77,7 @@ class FreezeOpt(OptimizerWrapper):
         self._opts: list[Optimizer] | None = None
 
     def updates(self) -> Updates:
-        """What a training step makes of it."""
+        """How a training step applies it."""
         groups = tuple(tuple(p.name for p in group) for group in self.train_parameter_groups)
         freeze = FreezeConfig(
             groups=groups, sequence=self._sequence(), separate_state=self.separate_state
@@ -85,7 +86,7 @@ class FreezeOpt(OptimizerWrapper):
 
     @property
     def opts(self) -> list[Optimizer]:
-        """An optimizer for each group, for :func:`freeze_cell`; they know nothing of one another."""
+        """An independent optimizer for each group, for :func:`freeze_cell`."""
         if self._opts is None:
             self._opts = [self._of_group(number) for number in range(self.groups_num)]
         return self._opts
@@ -115,14 +116,14 @@ class FreezeOpt(OptimizerWrapper):
 
 
 class _RateOfGroup(LearningRateSchedule):
-    """A rate by the count of all updates, told by the count of one group's own."""
+    """A schedule over all updates, evaluated by the count of updates of one group."""
 
     def __init__(self, rate: Any, places: Sequence[int], period: int) -> None:
         super().__init__()
         self.rate, self.places, self.period = rate, places, period
 
     def construct(self, global_step: int) -> float:
-        """The rate of the group's update number ``global_step``."""
+        """The learning rate of update ``global_step`` of the group."""
         rounds, index = divmod(global_step, len(self.places))
         return rate_at(self.rate, rounds * self.period + self.places[index])
 
@@ -166,12 +167,12 @@ def _read_groups(opt: Optimizer, groups: Any) -> tuple[tuple[Parameter, ...], ..
 
 
 def _same_settings(opt: Optimizer, item: Mapping[str, Any], where: str) -> None:
-    """Rates and decays belong to the optimizer; a group cannot have others."""
+    """Refuse settings in groups: rates and decays are those of the optimizer."""
     if not (opt.is_group or set(item) <= {"params"}):
         raise ArgumentValueError(
-            f"A group brings {', '.join(sorted(set(item) - {'params'}))} of its own.",
+            f"A group has its own {', '.join(sorted(set(item) - {'params'}))}.",
             where=where,
-            fix="Give rates, decays and centralization to the optimizer inside.",
+            fix="Set rates, decays and centralization in the inner optimizer.",
         )
 
 
@@ -185,14 +186,14 @@ def _read_strategy(strategy: Any, number: int) -> list[int] | None:
         whole = all(isinstance(n, int | np.integer) and n is not True for n in strategy)
     if not whole or not len(strategy):
         raise ArgumentValueError(
-            "'train_strategy' is no list of whole numbers.",
+            "'train_strategy' is not a list of integers.",
             where="FreezeOpt, train_strategy",
-            fix="Give the number of a group for each update: [0, 1, 0, 2].",
+            fix="Give the index of a group for each update: [0, 1, 0, 2].",
         )
     stray = [int(index) for index in strategy if not 0 <= index < number]
     if stray:
         raise ArgumentValueError(
-            f"'train_strategy' names the group {stray[0]}; there are {number}.",
+            f"'train_strategy' contains group {stray[0]}, but there are {number} groups.",
             where="FreezeOpt, train_strategy",
             fix=f"Use 0 to {number - 1}.",
         )

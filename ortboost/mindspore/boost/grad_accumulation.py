@@ -1,4 +1,4 @@
-"""``GradientAccumulation``: an optimizer that updates once for several micro-batches."""
+"""``GradientAccumulation``: an optimizer that updates once per several micro-batches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ __all__ = ["GradientAccumulation"]
 class GradientAccumulation(OptimizerWrapper):
     """Update with the mean of the gradients of several steps.
 
-    Give it to a training cell in place of the optimizer: the gradients never leave the graph, so the
+    Pass it to a training cell in place of the optimizer: the gradients never leave the graph, so
+        the
     window is part of it, see :mod:`ortboost.program.step`. A step whose gradients overflow is not
-    counted; the learning rate is per update; windows go on over the ends of epochs. What is left of the
-    last one is applied by the training cell's ``flush()``.
+    counted; the learning rate is per update; windows continue across epochs. The training cell's
+    ``flush()`` applies an incomplete last window.
 
     Args:
-        max_accumulation_step: Steps of a window, at least 1.
+        max_accumulation_step: Steps per window, at least 1.
         optimizer: An optimizer, or a :class:`ortboost.mindspore.boost.FreezeOpt`.
 
     Example:
-        >>> opt = GradientAccumulation(4, nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
-        >>> step = BoostTrainOneStepCell(net_with_loss, opt)                              # doctest: +SKIP
+        >>> opt = nn.Momentum(net.trainable_params(), 0.1, 0.9)  # doctest: +SKIP
+        >>> opt = GradientAccumulation(4, opt)  # doctest: +SKIP
+        >>> step = BoostTrainOneStepCell(net_with_loss, opt)  # doctest: +SKIP
     """
 
     @checked
@@ -41,18 +43,18 @@ class GradientAccumulation(OptimizerWrapper):
         super().__init__(optimizer)
         if super().updates().accumulate > 1:
             raise ArgumentValueError(
-                "The optimizer accumulates already.",
+                "The optimizer already accumulates.",
                 where="GradientAccumulation, optimizer",
                 fix="Give the optimizer itself, and the whole window here.",
             )
         self.max_accumulation_step = max_accumulation_step
 
     def updates(self) -> Updates:
-        """What a training step makes of it."""
+        """How a training step applies it."""
         return dataclasses.replace(super().updates(), accumulate=self.max_accumulation_step)
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """Not here: gradients are part of the step graph."""
+        """Not supported: gradients are part of the step graph."""
         raise NotInThisVersionError(
             "GradientAccumulation cannot be called with gradients.",
             where="GradientAccumulation",

@@ -1,4 +1,4 @@
-"""``GradientFreeze`` and ``freeze_cell``: train only a part of the network at some of the updates."""
+"""``GradientFreeze`` and ``freeze_cell``: train only a part of the network at some updates."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _Groups = Sequence[Sequence[Parameter]]
 
 
 class GradientFreeze:
-    """Makes a :class:`FreezeOpt`: divides a network into groups and draws the strategy.
+    """Divides a network into groups, draws the strategy, and makes a :class:`FreezeOpt`.
 
     Args:
-        param_groups: Number of groups; or the groups themselves, lists of parameters, the first with all that
-            are trained where nothing is frozen.
-        freeze_type: 0 (continuous), 1 (interval) or 2 (by cost, ours); see
+        param_groups: Number of groups; or the groups themselves, lists of parameters, the first
+            with all trained parameters.
+        freeze_type: 0 (continuous), 1 (interval) or 2 (by cost, not in MindSpore); see
             :mod:`ortboost.boosts.freeze_schedule`.
         freeze_p: Share of the updates that train everything (MindSpore's documentation calls it the
             freezing probability).
         total_steps: Length of the strategy in updates.
-        seed: Seed of the draws of type 1. (MindSpore draws from numpy's global generator: ``np.random.seed``
-            has no part in it here, and the same ``seed`` gives the same strategy, whatever was drawn before.)
+        seed: Seed of the random draws. (MindSpore draws from numpy's global generator; here
+            ``np.random.seed`` has no effect, and the same ``seed`` always gives the same strategy.)
 
     Example:
         >>> freeze = GradientFreeze(10, 1, 0.7, 2000)                  # doctest: +SKIP
@@ -74,7 +74,7 @@ class GradientFreeze:
 
     @classmethod
     def of_config(cls, config: FreezeConfig) -> GradientFreeze:
-        """The same from a configuration, with what only that can say."""
+        """Make it from a configuration, which has more settings."""
         freeze = cls(1, 0, 0.0, 1)
         freeze.config = config
         return freeze
@@ -83,13 +83,13 @@ class GradientFreeze:
     def split_parameters_groups(
         self, net: Cell, freeze_para_groups_number: int
     ) -> list[list[Parameter]]:
-        """Groups of parameters: the first holds all, each next one leaves out more of the front.
+        """Split parameters into groups: the first has all, each next one drops more of the front.
 
         The groups follow the layers of the graph, see :mod:`ortboost.boosts.freeze_groups`. For a
-        cell that is no network and has none in it they follow the names, by MindSpore's rule: a
-        parameter with 'bn' or 'bias' in its name belongs to the one before, any other begins a new
-        part if the present one has three or more. With fewer layers (or parts) than groups each
-        group holds all: nothing is frozen.
+        cell without a network they follow the names, by MindSpore's rule: a parameter with 'bn' or
+        'bias' in its name belongs to the one before; any other begins a new part if the current
+        part has three or more. With fewer layers (or parts) than groups each group contains all:
+        nothing is frozen.
 
         Args:
             net: The network.
@@ -129,16 +129,17 @@ class GradientFreeze:
 
     @checked
     def freeze_generate(self, network: Cell, optimizer: Optimizer) -> tuple[Cell, FreezeOpt]:
-        """The network as it is, and the optimizer that freezes.
+        """Return the unchanged network, and the optimizer that freezes.
 
-        With fewer layers than groups there is one group: nothing is frozen, and a warning says so.
+        With fewer layers than groups there is one group: nothing is frozen, and a warning is
+            issued.
 
         Args:
             network: The network, or one with its loss.
             optimizer: The optimizer, made with its parameters.
 
         Raises:
-            ArgumentValueError: The optimizer trains nothing of a group.
+            ArgumentValueError: The optimizer trains no parameter of a group.
         """
         owner, config, notes = "GradientFreeze.freeze_generate", self.config, list[str]()
         known = {id(p) for p in optimizer.parameters}
@@ -168,21 +169,22 @@ def freeze_cell(
     degree: Any = None,
     max_accumulation_step: int = 1,
 ) -> tuple[TrainOneStepCell, ...]:
-    """A training cell for each group of a :class:`FreezeOpt`, to be called in turns by the user.
+    """Make a training cell for each group of a :class:`FreezeOpt`, for the user to call in turns.
 
-    ``BoostTrainOneStepCell`` does that by itself, with one state for all; the cells here have their own
-    optimizers (``optimizer.opts``) and counts of updates and share the weights.
+    ``BoostTrainOneStepCell`` does this automatically with a common state; the cells here share the
+    weights, but have their own optimizers (``optimizer.opts``) and counts of updates.
 
     Args:
-        reducer_flag: Must be False: there is one process.
+        reducer_flag: Must be False: only one process is supported.
         network: The network with its loss.
         optimizer: The groups.
         sens: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
-        grad: For compatibility; gradients are made in the graph.
-        use_grad_accumulation: Accumulate in windows of ``max_accumulation_step``, each cell its own.
+        grad: For compatibility; gradients are computed in the graph.
+        use_grad_accumulation: Accumulate in windows of ``max_accumulation_step``, separately in
+            each cell.
         mean: For compatibility, with ``reducer_flag``.
         degree: For compatibility, with ``reducer_flag``.
-        max_accumulation_step: Steps of a window.
+        max_accumulation_step: Steps per window.
 
     Raises:
         NotInThisVersionError: ``reducer_flag`` is True.
@@ -202,7 +204,7 @@ def freeze_cell(
 def _divided(
     owner: str, cell: Cell, config: FreezeConfig
 ) -> tuple[list[list[Parameter]], list[str]]:
-    """The groups, and why there is only one, if there are too few layers or parts."""
+    """The groups; and if there is only one for lack of layers or parts, a note."""
     if not holds_network(cell):
         return _by_names(owner, cell.trainable_params(), config.param_groups)
     network = network_of(owner, cell)
@@ -236,7 +238,10 @@ def _by_names(
             "The network has nothing to train.", where=owner, fix="Is everything frozen?"
         )
     if len(parts) < number:
-        few = f"nothing is frozen: {number} groups are wanted, and there are {len(parts)} parts to train"
+        few = (
+            f"nothing is frozen: {number} groups are requested, but there are {len(parts)} parts "
+            "to train"
+        )
         return [list(parameters)], [few]
     stride = len(parts) // number
     return [[p for part in parts[index * stride :] for p in part] for index in range(number)], []

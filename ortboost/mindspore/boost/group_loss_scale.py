@@ -1,7 +1,7 @@
-"""``GroupLossScaleManager``: a loss scale for each group of layers.
+"""``GroupLossScaleManager``: one loss scale per group of layers.
 
-The policy and the boundaries between the groups are :mod:`ortboost.core.loss_scale` and
-:mod:`ortboost.boosts.group_loss_scale`; what is here names the groups and shows the scales.
+:mod:`ortboost.core.loss_scale` has the policy, and :mod:`ortboost.boosts.group_loss_scale` the
+boundaries between the groups; this module defines the groups and exposes the scales.
 """
 
 from __future__ import annotations
@@ -42,22 +42,23 @@ _OWNER = "GroupLossScaleManager"
 
 
 class GroupLossScaleManager(GroupedScaleCell):
-    """A loss scale for each group of layers, and each moves by itself.
+    """One loss scale per group of layers, updated independently.
 
-    After every step the scale of a group that overflowed is multiplied by 2^(-1/2), those of the others
-    by 2^(1/1000). Any overflow skips the update. It is given to a training cell as ``scale_sense``, or to
-    :class:`ortboost.Model` as ``loss_scale_manager``.
+    After every step the scale of a group that overflowed is multiplied by 2^(-1/2), those of the
+    others by 2^(1/1000). Any overflow skips the update. Pass it to a training cell as
+    ``scale_sense``, or to :class:`ortboost.Model` as ``loss_scale_manager``.
 
-    The groups are enough: where the scale must change follows from the graph. Who wants to say it calls
-    the manager with a tensor, which marks it: see :meth:`construct`.
+    The groups suffice: the graph determines where the scale must change. To specify this
+        explicitly,
+    call the manager with a tensor to mark it: see :meth:`construct`.
 
     Args:
-        init_loss_scale: First scale of all groups, or a list with one for each.
-        loss_scale_groups: The groups in the order of the network, input first: lists of parameters (or
-            of shell-style patterns of their names), together all that are trained. A number asks for so
-            many ranges of layers. It may be set later, before the training cell is made.
-        min_scale: No scale falls below; ``None`` for no limit, as in MindSpore.
-        max_scale: No scale rises above; ``None`` for no limit, as in MindSpore.
+        init_loss_scale: Initial scale of all groups, or a list with one per group.
+        loss_scale_groups: The groups in the order of the network, input first: lists of parameters
+            (or of shell-style patterns of their names) that together cover all trained ones; or a
+            number of ranges of layers. It may be set later, before the training cell is made.
+        min_scale: Lower bound of all scales; ``None`` for no limit, as in MindSpore.
+        max_scale: Upper bound of all scales; ``None`` for no limit, as in MindSpore.
 
     Example:
         >>> manager = GroupLossScaleManager(4096, [])
@@ -88,28 +89,28 @@ class GroupLossScaleManager(GroupedScaleCell):
     # ---- marks --------------------------------------------------------------------------------
 
     def construct(self, *args: Any) -> Any:
-        """Mark a boundary between two groups: ``manager(x, layer1, layer2)`` or ``manager(net, tensor, layer1, layer2)``.
+        """Mark a boundary between two groups.
 
-        The first form is that of MindSpore's pages, inside of ``construct``: it gives back `x`, and changes nothing, since
-        the groups say where the boundaries are.
+        Call ``manager(x, layer1, layer2)`` or ``manager(net, tensor, layer1, layer2)``. The first
+        form is that of MindSpore's documentation, within ``construct``: it returns `x` and has no
+        effect, since the groups determine the boundaries. The second form marks a tensor of the
+        network by name.
 
-        The second form marks a tensor of the network by its name.
-
-        In the forward pass nothing changes; the gradient is multiplied by the scale of ``layer1`` over that
-        of ``layer2``. With a mark all boundaries must be marked: ``(i, i + 1)`` between the groups and
-        ``(N, N + 1)`` at the output. ``(0, 1)`` at the input is taken and changes nothing, since no
-        gradient goes there.
+        The forward pass does not change; the gradient is multiplied by the scale of ``layer1`` over
+        that of ``layer2``. If one boundary is marked, all must be: ``(i, i + 1)`` between the
+        groups and ``(N, N + 1)`` at the output. ``(0, 1)`` at the input is accepted without effect,
+        since no gradient goes there.
 
         Args:
-            *args: The tensor; or the network (or a cell with it) and the name of the tensor. Then the group that it
-                leaves (from 1; 0 is outside) and the group that it enters.
+            *args: The tensor; or the network (or a cell with it) and the name of the tensor. Then
+                the group that it leaves (from 1; 0 is outside) and the group that it enters.
 
         Returns:
-            What was given first.
+            The first argument.
 
         Raises:
-            ArgumentTypeError: An argument of the wrong type, or a tensor that is an array.
-            ArgumentValueError: The network has no such tensor, or another network was marked before.
+            ArgumentTypeError: An argument has the wrong type.
+            ArgumentValueError: The tensor is unknown, or another network was marked before.
         """
         if len(args) == 3:
             check_argument(_OWNER, "layer1", args[1], CountOrZero)
@@ -121,9 +122,10 @@ class GroupLossScaleManager(GroupedScaleCell):
             )
         if len(args) != 4:
             raise ArgumentTypeError(
-                f"A mark takes 3 or 4 arguments and got {len(args)}.",
+                f"A mark needs 3 or 4 arguments, but {len(args)} were given.",
                 where=_OWNER,
-                fix="Write manager(x, 1, 2), or name a tensor of the network: manager(net, 'tensor', 1, 2).",
+                fix="Write manager(x, 1, 2), or name a tensor of the network: manager(net, "
+                "'tensor', 1, 2).",
             )
         given, tensor, before, after = args
         network = network_of(_OWNER, given)
@@ -142,9 +144,9 @@ class GroupLossScaleManager(GroupedScaleCell):
         if (tensor in inputs) != (before == 0):
             what = "is an input of the network" if tensor in inputs else "comes out of a layer"
             raise ArgumentValueError(
-                f"'{tensor}' {what}, and the mark says that it leaves group {before}.",
+                f"'{tensor}' {what}, but the mark says that it leaves group {before}.",
                 where=f"{_OWNER}, layer1",
-                fix="Mark inputs with 0 and 1, and what comes out of group 1 with 1 and 2.",
+                fix="Mark inputs with 0 and 1, and outputs of group 1 with 1 and 2.",
             )
         if self._marked is not None and self._marked() not in (None, network):
             raise ArgumentValueError(
@@ -162,7 +164,7 @@ class GroupLossScaleManager(GroupedScaleCell):
     def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """The policy for a network and the parameters that are trained.
+        """Get the policy for a network and its trained parameters.
 
         Args:
             owner: Name of the training cell, for errors.
@@ -170,9 +172,9 @@ class GroupLossScaleManager(GroupedScaleCell):
             parameters: The parameters of the optimizer.
 
         Raises:
-            ArgumentTypeError: ``loss_scale_groups`` is no list of lists.
-            ArgumentValueError: A parameter is in no group or in two, a group is empty or names what is not
-                trained, or the number of first scales is another one.
+            ArgumentTypeError: ``loss_scale_groups`` is not a list of lists.
+            ArgumentValueError: A parameter is in no group or in two, a group is empty or contains
+                an untrained name, or the number of initial scales differs from that of the groups.
         """
         inputs = {value.name for value in network.model.graph.inputs}
         groups = self.loss_scale_groups
@@ -188,18 +190,18 @@ class GroupLossScaleManager(GroupedScaleCell):
                 max_scale=self.max_scale,
                 marks=tuple(mark for mark in self._marks if mark[0] not in inputs),
             )
-        self._followed = False  # from now on it is the manager of this training cell
+        self._followed = False  # it now belongs to this training cell
         self.set_loss_scale_status(policy.number, policy.starts().tolist())
         return policy
 
     def follow(self, state: LiveState) -> None:
-        """Show and move the scales of a training cell from now on."""
+        """Bind the manager to the scales of a training cell."""
         self._state, self._followed = state, True
 
     # ---- MindSpore's methods ------------------------------------------------------------------
 
     def get_loss_scale(self) -> float | list[float]:
-        """The first scale as it was given; the present ones are :attr:`dynamic_loss_scale`."""
+        """The initial scale as given; :attr:`dynamic_loss_scale` has the current ones."""
         return self._loss_scale
 
     def get_update_cell(self) -> GroupLossScaleManager:
@@ -208,21 +210,21 @@ class GroupLossScaleManager(GroupedScaleCell):
 
     @property
     def dynamic_loss_scale(self) -> tuple[Tensor, ...]:
-        """The present scales, with the 1 of both outsides: group `i` has index `i`. Copies."""
+        """Copies of the current scales, with 1 for both outsides: group `i` has index `i`."""
         one = Tensor(np.float32(1))
         return (one, *(Tensor(scale) for scale in self._scales()), one)
 
     @checked
     def set_loss_scale_status(self, loss_scale_number: Count, init_loss_scale: Any) -> None:
-        """Set the number of groups and all scales; a training cell does it when it is made.
+        """Set the number of groups and all scales; a training cell does this when it is made.
 
         Args:
             loss_scale_number: Number of groups, at least 1.
-            init_loss_scale: The scale of all groups, or a list with one for each.
+            init_loss_scale: The scale of all groups, or a list with one per group.
 
         Raises:
-            ArgumentTypeError, ArgumentValueError: As documented by MindSpore, and another number than the
-                groups of the training cell.
+            ArgumentTypeError, ArgumentValueError: As documented by MindSpore; also if the number
+                differs from that of the training cell.
         """
         where = f"{_OWNER}.set_loss_scale_status"
         start = first_scales(_OWNER, init_loss_scale)
@@ -246,11 +248,11 @@ class GroupLossScaleManager(GroupedScaleCell):
 
     @checked
     def update_loss_scale_status(self, layer: int, update_ratio: Any) -> Tensor:
-        """Multiply the scale of one group, on top of what the steps do by themselves.
+        """Multiply the scale of one group, in addition to the updates by steps.
 
         Args:
             layer: The group, from 0.
-            update_ratio: Factor, above 0.
+            update_ratio: The factor, above 0.
 
         Returns:
             The new scale, float32.
@@ -272,7 +274,7 @@ class GroupLossScaleManager(GroupedScaleCell):
         return Tensor(scales[layer])
 
     def _scales(self) -> NDArray[np.float32]:
-        """A copy of the present scales, ``[groups]``."""
+        """A copy of the current scales, ``[groups]``."""
         if names.SCALE not in self._state:
             return np.zeros(0, np.float32)
         return self._state.read(names.SCALE)

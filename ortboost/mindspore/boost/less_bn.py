@@ -1,4 +1,4 @@
-"""``LessBN``: a network without the batch normalizations that its blocks make redundant."""
+"""``LessBN``: a network without redundant batch normalizations."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["LessBN"]
 
 
 class LessBN(Network):
-    """A network without redundant batch normalizations, and with a full-normalization head if asked.
+    """A network without redundant batch normalizations, optionally with a full-normalization head.
 
-    It is a network of its own: weights and statistics are copied from ``network`` as they are now, and
-    the two know nothing of each other afterwards. Make the optimizer with the parameters of this one.
-    Parameters keep their names; those of removed normalizations are gone (MindSpore keeps them and
-    never changes them). Calls and training steps run the same graph, head included.
+    It is independent of ``network``, from which the current weights and statistics are copied. Make
+    the optimizer with the parameters of this one. Parameters keep their names; those of removed
+    normalizations are removed (MindSpore keeps them unchanged). Calls and training steps run the
+    same graph, including the head.
 
     Args:
-        network: The network. One that is a ``LessBN`` already is only copied, but gets the head if
-            ``fn_flag`` asks for it and it has none.
-        fn_flag: Make the last fully connected layer a full-normalization head, see
-            :mod:`ortboost.boosts.full_norm_head`: its bias is dropped and a number ``multiplier`` is
-            trained with it. Without such a layer nothing changes, and a note in the report says so.
+        network: The network. A ``LessBN`` is only copied, with a head added if ``fn_flag`` is True
+            and it has none.
+        fn_flag: Convert the last fully connected layer to a full-normalization head, see
+            :mod:`ortboost.boosts.full_norm_head`: its bias is dropped, and a scalar ``multiplier``
+            is trained. Without such a layer nothing changes, and a note in the report says so.
 
     Attributes:
-        reports: What was removed and what was kept, each with its reason.
+        reports: What was removed and what was kept, with reasons.
 
     Example:
         >>> net = LessBN(ortboost.load("models/resnet20.onnx"))  # doctest: +SKIP

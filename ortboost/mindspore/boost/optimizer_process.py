@@ -1,4 +1,4 @@
-"""``OptimizerProcess``: the same optimizer anew, with centralized gradients if asked."""
+"""``OptimizerProcess``: rebuild an optimizer, optionally with centralized gradients."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ __all__ = ["OptimizerProcess"]
 
 
 class OptimizerProcess:
-    """Makes an optimizer of the same kind and settings, whose state starts anew.
+    """Makes an optimizer of the same kind and settings with a new state.
 
-    Works for every optimizer of :mod:`ortboost.mindspore.nn`, Adam and LARS too (MindSpore: only for those like
-    Momentum and SGD).
+    It supports every optimizer of :mod:`ortboost.mindspore.nn`, including Adam and LARS (MindSpore
+    only those like Momentum and SGD).
 
     Args:
         opt: The optimizer.
 
     Attributes:
-        origin_params: What the new one will be made with: parameters, or dicts; may be replaced.
+        origin_params: Parameters or dicts for the new optimizer; may be replaced.
 
     Example:
-        >>> process = OptimizerProcess(nn.Momentum(net.trainable_params(), 0.1, 0.9))  # doctest: +SKIP
-        >>> process.add_grad_centralization(net)                                       # doctest: +SKIP
-        >>> optimizer = process.generate_new_optimizer()                               # doctest: +SKIP
+        >>> optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)  # doctest: +SKIP
+        >>> process = OptimizerProcess(optimizer)  # doctest: +SKIP
+        >>> process.add_grad_centralization(net)  # doctest: +SKIP
+        >>> optimizer = process.generate_new_optimizer()  # doctest: +SKIP
     """
 
     @checked
@@ -49,17 +50,17 @@ class OptimizerProcess:
 
     @staticmethod
     def build_params_dict(network: Cell) -> dict[int, str | None]:
-        """What stands against centralizing the gradient of each parameter of a network.
+        """Find why the gradients of parameters of a network cannot be centralized.
 
-        MindSpore gives the cell that a parameter belongs to, to judge by it; here the graph is asked
-        how the parameter is used.
+        MindSpore returns the cell of each parameter, to decide by it; here the graph shows how the
+        parameter is used.
 
         Args:
             network: A network, or one with its loss.
 
         Returns:
-            ``id`` of the parameter to the reason (a bias, a grouped convolution, the weight of a
-            full-normalization head), ``None`` if there is none.
+            ``id`` of each parameter to the reason (a bias, a grouped convolution, the weight of a
+            full-normalization head), ``None`` if its gradient can be centralized.
         """
         backbone = network_of("OptimizerProcess", network)
         found = find_parameters(backbone.model)
@@ -72,17 +73,17 @@ class OptimizerProcess:
         params_dict: Mapping[int, str | None],
         parameters: Iterable[Mapping[str, Any]] | Iterable[Parameter],
     ) -> list[dict[str, Any]]:
-        """Split groups in what is centralized, which comes first, and the rest.
+        """Split groups into centralized parameters, which come first, and the rest.
 
         Args:
             params_dict: See :meth:`build_params_dict`.
-            parameters: Groups: dicts with ``params`` and other keys; or a list of parameters, one group.
+            parameters: Dicts with ``params`` and other keys; or a list of parameters as one group.
 
         Returns:
-            The new groups; those with ``grad_centralization: True`` are centralized.
+            The new groups; centralized ones have ``grad_centralization: True``.
 
         Raises:
-            ArgumentTypeError, ArgumentValueError: They are neither, or there are none.
+            ArgumentTypeError, ArgumentValueError: ``parameters`` are neither, or empty.
         """
         given: list[Any] = listed("OptimizerProcess.build_gc_params_group", list(parameters))
         if isinstance(given[0], Parameter):
@@ -103,15 +104,15 @@ class OptimizerProcess:
 
     @checked
     def add_grad_centralization(self, network: Cell, multiple_of: Count | None = None) -> None:
-        """Let the new optimizer centralize the gradients of weights.
+        """Make the new optimizer centralize the gradients of weights.
 
-        Works for a plain list too (MindSpore only warns there and changes nothing): the parameters
-        become groups.
+        A plain list is converted to groups (MindSpore only warns and changes nothing).
 
         Args:
-            network: The network that is trained, or one with its loss.
-            multiple_of: Only weights of layers with a multiple of this many inputs; that of the
-                optimizer if not given, 16 as in MindSpore. 1 is every weight.
+            network: The trained network, or one with its loss.
+            multiple_of: Centralize only weights of layers whose number of inputs is a multiple of
+                this; by default the value of the optimizer, 16 as in MindSpore. 1 selects every
+                weight.
 
         Raises:
             ArgumentValueError: There are no parameters, or ``multiple_of`` is below 1.
@@ -125,10 +126,10 @@ class OptimizerProcess:
         self.origin_params = self.build_gc_params_group(reasons, parameters)
 
     def generate_new_optimizer(self) -> Optimizer:
-        """The new optimizer.
+        """Make the new optimizer.
 
-        If a plain list became groups, what it spared from weight decay (the scale and shift of
-        normalizations) stays spared; MindSpore's groups begin to decay it.
+        If a plain list became groups, parameters exempt from weight decay (scale and shift of
+        normalizations) remain exempt; MindSpore's groups start to decay them.
 
         Raises:
             ArgumentTypeError, ArgumentValueError: :attr:`origin_params` cannot be parameters.
@@ -136,7 +137,7 @@ class OptimizerProcess:
         owner = "OptimizerProcess.generate_new_optimizer"
         parameters = listed(owner, self.origin_params)
         split = isinstance(parameters[0], Mapping) and not self._opt.is_group
-        if split and not self.is_lars:  # with LARS, its filter says who decays
+        if split and not self.is_lars:  # the filter of LARS decides which parameters decay
             parameters = [part for group in parameters for part in _spared(group)]
         fresh = self._opt.renewed(parameters)
         fresh.learning_rate = self.learning_rate
@@ -145,7 +146,7 @@ class OptimizerProcess:
 
 
 def _spared(group: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A group in what decays and what a plain list spares."""
+    """Split a group into parameters that decay and those exempt in a plain list."""
     if "order_params" in group or "weight_decay" in group:
         return [dict(group)]
     spared = [p for p in group["params"] if _no_decay(p)]

@@ -1,4 +1,4 @@
-"""``ParameterProcess``: lists and groups of parameters for a new optimizer."""
+"""``ParameterProcess``: parameter groups for a new optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ParameterProcess"]
 
 
 class ParameterProcess:
-    """Makes parameter groups for a new optimizer, and numbers parameters for the exchange of gradients.
+    """Makes parameter groups for a new optimizer, and numbers parameters for gradient exchange.
 
     Example:
         >>> new = net.trainable_params()[:2]                                # doctest: +SKIP
@@ -28,26 +28,27 @@ class ParameterProcess:
     def generate_group_params(
         parameters: Sequence[Parameter], origin_params: Any
     ) -> list[dict[str, Any]]:
-        """Put parameters into the groups that parameters of the same names were in.
+        """Assign parameters to the groups of old parameters with the same names.
 
         Args:
             parameters: The new parameters.
-            origin_params: What the old optimizer was made with: parameters, or dicts.
+            origin_params: The parameters or dicts that the old optimizer was made with.
 
         Returns:
-            One group for a plain list. Else the old groups with their keys and the new parameters in
-            the order of the old ones; ``order_params`` are ``parameters``; new parameters that were in
-            no group get one with the keys of the group that has most. Groups that are left without
-            parameters are left out (MindSpore keeps them, and its optimizers refuse them).
+            One group for a plain list. Otherwise the old groups with their keys, and the new
+            parameters in the order of the old ones; ``order_params`` are ``parameters``. Parameters
+            that were in no group form a group with the keys of the group that has the most keys.
+            Empty groups are dropped (MindSpore keeps them, and its optimizers refuse them).
 
         Raises:
             ArgumentValueError: ``origin_params`` is empty.
-            ArgumentTypeError: It holds neither parameters nor dicts.
+            ArgumentTypeError: It contains neither parameters nor dicts.
 
         Example:
             >>> import numpy as np
             >>> a, b = (Parameter(np.zeros(1, np.float32), name) for name in "ab")
-            >>> groups = ParameterProcess.generate_group_params([a, b], [{"params": [b], "lr": 0.1}])
+            >>> old = [{"params": [b], "lr": 0.1}]
+            >>> groups = ParameterProcess.generate_group_params([a, b], old)
             >>> [([p.name for p in group["params"]], group["lr"]) for group in groups]
             [(['b'], 0.1), (['a'], 0.1)]
         """
@@ -77,17 +78,17 @@ class ParameterProcess:
     def assign_parameter_group(
         self, parameters: Any, split_point: Sequence[int] | None = None
     ) -> Any:
-        """Number parameters with ``comm_fusion``: those of one number would be exchanged together.
+        """Set ``comm_fusion`` of parameters: those with equal numbers would be exchanged together.
 
-        The numbers start at 1 with the first call on an object and go on from there with the next. With
-        one process they change nothing.
+        The numbers start at 1 and continue over the calls on one object. With one process they have
+        no effect.
 
         Args:
             parameters: A list or tuple of parameters.
-            split_point: Positions at which a new number starts; the middle if not given.
+            split_point: Indices at which a new number starts; the middle if not given.
 
         Returns:
-            ``parameters``, what they are.
+            ``parameters``.
         """
         if not isinstance(parameters, list | tuple) or not parameters:
             return parameters

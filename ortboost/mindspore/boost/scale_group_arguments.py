@@ -1,4 +1,4 @@
-"""What :class:`ortboost.mindspore.boost.GroupLossScaleManager` makes of its arguments."""
+"""Arguments of :class:`ortboost.mindspore.boost.GroupLossScaleManager`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["exact_groups", "first_scales"]
 def exact_groups(
     owner: str, groups: Sequence[Any], trained: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """The groups as patterns that match one parameter each.
+    """Convert groups to patterns that match one parameter each.
 
     Args:
-        owner: For errors.
+        owner: Name of the caller, for errors.
         groups: Lists of parameters or of shell-style patterns.
         trained: Names of the optimizer's parameters.
 
     Raises:
-        ArgumentTypeError: A group is no list, or holds something else.
-        ArgumentValueError: The groups do not hold each of the parameters once, or one is empty.
+        ArgumentTypeError: A group is not a list, or has members of another type.
+        ArgumentValueError: A parameter is not in exactly one group, or a group is empty.
     """
     where = f"{owner}, loss_scale_groups"
     found: dict[str, int] = {}
@@ -40,7 +40,7 @@ def exact_groups(
             hits, _ = match_names(trained, patterns)
             if not hits:
                 raise ArgumentValueError(
-                    f"'{given}' is none of the optimizer's parameters.",
+                    f"'{given}' is not a parameter of the optimizer.",
                     where=f"{where}, group {number}",
                     fix=nearest(given, trained),
                 )
@@ -53,23 +53,23 @@ def exact_groups(
                     )
         if number not in found.values():
             raise ArgumentValueError(
-                "There is no parameter in it.",
+                "The group has no parameter.",
                 where=f"{where}, group {number}",
                 fix="Give each group the parameters of some layers.",
             )
     left = [name for name in trained if name not in found]
     if left:
         raise ArgumentValueError(
-            f"{len(left)} of the optimizer's parameters are in no group, '{left[0]}' for one.",
+            f"{len(left)} of the optimizer's parameters are in no group, for example '{left[0]}'.",
             where=where,
-            fix="Set manager.loss_scale_groups to lists that together hold them all, or to a number.",
+            fix="Set manager.loss_scale_groups to lists that cover all of them, or to a number.",
         )
     numbers = range(1, len(groups) + 1)
     return tuple(exact_patterns(n for n in trained if found[n] == number) for number in numbers)
 
 
 def first_scales(owner: str, value: Any) -> float | list[float]:
-    """A number, or a list of them, all above 0.
+    """Check a number or a list of numbers, all above 0.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: It is neither.

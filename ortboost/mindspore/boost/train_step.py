@@ -1,10 +1,10 @@
 """``BoostTrainOneStepCell`` and ``BoostTrainOneStepWithLossScaleCell``: training steps with boosts.
 
-What is boosted comes with the optimizer: an :class:`ortboost.mindspore.boost.FreezeOpt`, a
-:class:`ortboost.mindspore.boost.GradientAccumulation` around it or around a plain one. (MindSpore's cells read a
-singleton of ``AutoBoost``; here two cells of one process can differ.) The order is that of
-:mod:`ortboost.boosts.table`: the freeze says which gradients there are, the window sums them up, the
-optimizer takes their mean.
+The optimizer defines the boosts: an :class:`ortboost.mindspore.boost.FreezeOpt`, or a
+:class:`ortboost.mindspore.boost.GradientAccumulation` around it or around a plain one. (MindSpore's
+cells read a singleton of ``AutoBoost``; here two cells of one process can differ.) The order is
+that of :mod:`ortboost.boosts.table`: the freeze selects the gradients, the window sums them, and
+the optimizer uses their mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]
 
 
 class _Boosts:
-    """What the two cells share: which boosts there are, and MindSpore's methods for each."""
+    """Common base of both cells: the boosts, and MindSpore's methods for each."""
 
     optimizer: Any
     construct: Any
@@ -45,12 +45,12 @@ class _Boosts:
 
     @property
     def use_grad_accumulation(self) -> bool:
-        """Whether an update takes several steps."""
+        """Whether an update accumulates several steps."""
         return self._steps.accumulate > 1
 
     @property
     def max_accumulation_step(self) -> int:
-        """Steps of an update."""
+        """Steps per update."""
         return self._steps.accumulate
 
     @property
@@ -64,15 +64,15 @@ class _Boosts:
         return self.check_dim_reduce_enable()
 
     def check_adasum_enable(self) -> bool:
-        """Whether AdaSum joins the updates of several servers: False, there is one process."""
+        """Whether AdaSum combines the updates of several servers: always False here."""
         return False
 
     def check_dim_reduce_enable(self) -> bool:
-        """Whether the step is taken in a subspace: with a :class:`DimReduce` as optimizer."""
+        """Whether the optimizer is a :class:`DimReduce`, so that steps are taken in a subspace."""
         return self._steps.taker is not None
 
     def gradient_freeze_process(self, *inputs: Any) -> Any:
-        """One step of a cell with gradient freeze; the same as calling it.
+        """Run one step of a cell with gradient freeze; equivalent to calling it.
 
         Args:
             *inputs: Data of each input, then the labels.
@@ -84,11 +84,11 @@ class _Boosts:
         return self.construct(*inputs)
 
     def gradient_accumulation_process(self, loss: Any, grads: Any, sens: Any, *inputs: Any) -> Any:
-        """One step of a window of accumulation; the same as calling the cell.
+        """Run one step of a window of accumulation; equivalent to calling the cell.
 
         Args:
-            loss: Not read: the step computes it.
-            grads: ``None``: gradients are made in the graph, and others cannot take their place.
+            loss: Ignored: the step computes it.
+            grads: Must be ``None``: gradients are computed in the graph and cannot be replaced.
             sens: ``None``, or the ``sens`` of the cell.
             *inputs: Data of each input, then the labels.
 
@@ -102,16 +102,17 @@ class _Boosts:
         other_sens = sens is not None and (own is None or np.any(np.asarray(sens) != own))
         if grads is not None or other_sens:
             raise NotInThisVersionError(
-                "Gradients are made in the graph, with the scale that the cell has."
+                "Gradients are computed in the graph, with the loss scale of the cell."
                 if grads is not None
-                else f"sens is {sens}; that of the cell is {'its loss scale' if own is None else own}.",
+                else f"sens is {sens}; that of the cell is "
+                f"{'its loss scale' if own is None else own}.",
                 where=f"{type(self).__name__}.{method}, {'grads' if grads is not None else 'sens'}",
                 fix="Give None, or call the cell itself: step(data, label).",
             )
         return self.construct(*inputs)
 
     def adasum_process(self, *args: Any) -> NoReturn:
-        """Not in this version.
+        """Not supported in this version.
 
         Raises:
             NotInThisVersionError: Always.
@@ -119,10 +120,10 @@ class _Boosts:
         self._missing("AdaSum", "adasum_process")
 
     def flush(self) -> bool:
-        """Update with what a window of accumulation holds so far, as the mean of its steps.
+        """Update with an incomplete window of accumulation, as the mean of its steps.
 
         Returns:
-            Whether there was anything.
+            Whether there was anything to apply.
 
         Raises:
             ArgumentRuntimeError: The list of learning rates has ended.
@@ -146,22 +147,24 @@ class _Boosts:
 
 
 class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
-    """A training step with boosts and without a finite check.
+    """A training step with boosts, without a finite check.
 
-    It always answers the loss before the update, of this batch. (MindSpore's answers nothing if
+    It always returns the loss of the batch before the update. (MindSpore's returns nothing if
     ``sens`` is not given, and its documentation promises a tuple.)
 
     Args:
-        network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose one output is its loss.
+        network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose only output is
+            its loss.
         optimizer: An optimizer, a :class:`ortboost.mindspore.boost.FreezeOpt` or a
             :class:`ortboost.mindspore.boost.GradientAccumulation`.
         sens: See :class:`ortboost.mindspore.nn.TrainOneStepCell`.
 
     Example:
-        >>> step = BoostTrainOneStepCell(net_with_loss, GradientAccumulation(4, opt))  # doctest: +SKIP
-        >>> for images, labels in batches:                                             # doctest: +SKIP
+        >>> opt = GradientAccumulation(4, opt)  # doctest: +SKIP
+        >>> step = BoostTrainOneStepCell(net_with_loss, opt)  # doctest: +SKIP
+        >>> for images, labels in batches:  # doctest: +SKIP
         ...     loss = step(images, labels)
-        >>> step.flush()                                                               # doctest: +SKIP
+        >>> step.flush()  # doctest: +SKIP
         False
     """
 
@@ -173,18 +176,20 @@ class BoostTrainOneStepCell(_Boosts, TrainOneStepCell):
 class BoostTrainOneStepWithLossScaleCell(_Boosts, TrainOneStepWithLossScaleCell):
     """A training step with boosts and a loss scale: an overflow skips the update.
 
-    A step of a window that overflows is not counted: the update comes after so many good steps. The
-    group of gradient freeze moves on with the updates, so that an overflow tries the same group again.
+    A step that overflows does not count in a window of accumulation. The group of gradient freeze
+    advances with the updates, so that after an overflow the same group is tried again.
 
     Args:
-        network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose one output is its loss.
-        optimizer: See :class:`BoostTrainOneStepCell`. (MindSpore's cannot take a ``FreezeOpt``.)
+        network: A :class:`ortboost.mindspore.nn.WithLossCell`, or a network whose only output is
+            its loss.
+        optimizer: See :class:`BoostTrainOneStepCell`. (MindSpore's does not support a
+            ``FreezeOpt``.)
         scale_sense: See :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`.
 
     Example:
-        >>> manager = nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)                      # doctest: +SKIP
-        >>> step = BoostTrainOneStepWithLossScaleCell(net_with_loss, opt, manager)       # doctest: +SKIP
-        >>> loss, overflow, loss_scale = step(images, labels)                            # doctest: +SKIP
+        >>> manager = nn.DynamicLossScaleUpdateCell(2**12, 2, 1000)  # doctest: +SKIP
+        >>> step = BoostTrainOneStepWithLossScaleCell(net_with_loss, opt, manager)  # doctest: +SKIP
+        >>> loss, overflow, loss_scale = step(images, labels)  # doctest: +SKIP
     """
 
     def __init__(self, network: Any, optimizer: Any, scale_sense: Any) -> None:

@@ -1,1 +1,1 @@
-"""Networks, cells, parameters and tensors under MindSpore's names."""
+"""Networks, cells, parameters and tensors with MindSpore's API."""

@@ -1,7 +1,8 @@
-"""Kinds of arguments and their errors, under MindSpore's names.
+"""Types of arguments, and errors compatible with MindSpore's.
 
 MindSpore documents TypeError, ValueError, KeyError and RuntimeError; ortboost's errors say what,
-where and how to fix it. The errors here are both, so ported ``except ValueError`` keeps working.
+where and how to fix it. These errors are both, so that a ported ``except ValueError`` keeps
+working.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ __all__ = [
 _LARGEST: Final = 3.4e38  # float32
 
 Count: TypeAlias = Annotated[int, Range(1)]
-"""A number of things, at least 1."""
+"""A count of at least 1."""
 CountOrZero: TypeAlias = Annotated[int, Range(0)]
-"""A number of things, 0 or more."""
+"""A count of 0 or more."""
 PositiveFloat: TypeAlias = Annotated[float, OnlyFloat, Range(above=0)]
 """A float, not an int, above 0."""
 NotNegativeFloat: TypeAlias = Annotated[float, OnlyFloat, Range(0)]
 """A float, not an int, of 0 or more."""
 PositiveScale: TypeAlias = Annotated[float, Range(above=0, most=_LARGEST)]
-"""A loss scale that float32 holds."""
+"""A positive loss scale in the range of float32."""
 
 
 class ArgumentKeyError(UsageError, KeyError):
-    """A name that is not known."""
+    """An unknown name."""
 
 
 class ArgumentRuntimeError(UsageError, RuntimeError):
-    """Something went wrong during a run."""
+    """An error during a run."""
 
 
 class NotInThisVersionError(UsageError, NotImplementedError):
-    """MindSpore has it, this version of ortboost has not."""
+    """A feature of MindSpore that this version of ortboost lacks."""
 
 
 @contextlib.contextmanager
 def as_argument_error(owner: str) -> Iterator[None]:
-    """Raise what a configuration refuses as an argument that makes no sense.
+    """Convert configuration errors to argument errors.
 
     Raises:
         ArgumentValueError: In place of a :class:`ortboost.core.errors.ConfigError`.
@@ -74,7 +75,7 @@ def as_argument_error(owner: str) -> Iterator[None]:
 
 
 def positive(owner: str, name: str, value: Any) -> float:
-    """A number above 0 that float32 holds; an array with one element will do.
+    """Check a number above 0 in the range of float32; arrays with one element are accepted.
 
     Example:
         >>> positive("TrainOneStepCell", "sens", np.array([2.0]))

@@ -1,4 +1,4 @@
-"""``Cell``: what networks, losses, optimizers and training steps have in common."""
+"""``Cell``: the base class of networks, losses, optimizers and training steps."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Cell"]
 
 
 class Cell:
-    """Base of everything that can be called, with the parameter methods of MindSpore's ``Cell``.
+    """Base class of callables, with the parameter methods of MindSpore's ``Cell``.
 
-    The parameters of a cell are those of the cells among its attributes. Cells that compute are made
-    by :func:`ortboost.load` from ONNX files; a subclass that computes in Python runs on the host. It can be
+    The parameters of a cell are those of the cells among its attributes. :func:`ortboost.load`
+    makes networks from ONNX files; a subclass that computes in Python runs on the host, and can be
     trained if its ``construct`` is ``loss_fn(network(data), label)``.
 
     Args:
-        auto_prefix: Taken and without effect: parameters have the names of the ONNX file.
-        flags: Taken and without effect.
+        auto_prefix: Accepted without effect: parameters have the names of the ONNX file.
+        flags: Accepted without effect.
     """
 
     def __init__(self, auto_prefix: bool = True, flags: Mapping[str, Any] | None = None) -> None:
@@ -35,11 +35,11 @@ class Cell:
         return self.construct(*args, **kwargs)
 
     def traced(self, *args: Any, **kwargs: Any) -> Any:
-        """What a call with stand-ins gives, see :mod:`ortboost.mindspore.core.traced`."""
+        """Handle a call with traced values; see :mod:`ortboost.mindspore.core.traced`."""
         return self.construct(*args, **kwargs)
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
-        """What the cell computes; subclasses say."""
+        """Compute the result of the cell; defined by subclasses."""
         raise NotInThisVersionError(
             f"'{type(self).__name__}' has no construct method.",
             where=type(self).__name__,
@@ -47,7 +47,7 @@ class Cell:
         )
 
     def cells(self) -> Iterator[Cell]:
-        """The cells among the attributes, each once."""
+        """Iterate over the cells among the attributes, each once."""
         seen = set()
         for value in vars(self).values():
             if isinstance(value, Cell) and id(value) not in seen:
@@ -55,10 +55,10 @@ class Cell:
                 yield value
 
     def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
-        """All parameters, running statistics too, each once.
+        """Iterate over all parameters, including running statistics, each once.
 
         Args:
-            expand: Also those of the cells inside.
+            expand: Whether to include those of inner cells.
         """
         seen = set()
         for cell in self.cells() if expand else ():
@@ -68,7 +68,7 @@ class Cell:
                     yield parameter
 
     def trainable_params(self, recurse: bool = True) -> list[Parameter]:
-        """The parameters with ``requires_grad``, a list to give to an optimizer."""
+        """The parameters with ``requires_grad``, as a list for an optimizer."""
         return [p for p in self.get_parameters(recurse) if p.requires_grad]
 
     def untrainable_params(self, recurse: bool = True) -> list[Parameter]:
@@ -76,22 +76,23 @@ class Cell:
         return [p for p in self.get_parameters(recurse) if not p.requires_grad]
 
     def parameters_dict(self, recurse: bool = True) -> dict[str, Parameter]:
-        """Name to parameter."""
+        """The parameters by name."""
         return {p.name: p for p in self.get_parameters(recurse)}
 
     def parameters_and_names(
         self, name_prefix: str = "", expand: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Pairs of name and parameter; ``name_prefix`` goes before each name with a dot."""
+        """Iterate over pairs of name and parameter; ``name_prefix`` and a dot precede each name."""
         prefix = f"{name_prefix}." if name_prefix else ""
         for parameter in self.get_parameters(expand):
             yield prefix + parameter.name, parameter
 
     @checked
     def set_train(self, mode: bool = True) -> Cell:
-        """Note whether the user means to train.
+        """Set the training flag.
 
-        It changes no result: a training step always runs the training graph, and a forward call
+        It does not affect results: a training step always runs the training graph, and a forward
+            call
         always the inference graph.
 
         Returns:
@@ -104,7 +105,7 @@ class Cell:
 
     @checked
     def set_grad(self, requires_grad: bool = True) -> Cell:
-        """Accepted for compatibility; a training step differentiates what it must.
+        """Accepted for compatibility; a training step differentiates as needed.
 
         Returns:
             The cell itself.

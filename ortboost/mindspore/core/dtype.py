@@ -1,6 +1,6 @@
-"""``dtype``: MindSpore's names of element types, which are numpy's types here.
+"""``dtype``: MindSpore's names of element types, as numpy dtypes.
 
-``dtype.float32 == np.float32`` holds, and every array function of numpy takes them.
+``dtype.float32 == np.float32`` holds, and every array function of numpy accepts them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PYTHON: Final = {bool: bool_, int: int64, float: float64}
 
 
 def dtype_to_nptype(type_: np.dtype[Any]) -> type[Any]:
-    """The scalar type of numpy.
+    """Get the numpy scalar type.
 
     Example:
         >>> dtype_to_nptype(float32)
@@ -70,10 +70,10 @@ def dtype_to_nptype(type_: np.dtype[Any]) -> type[Any]:
 
 
 def pytype_to_dtype(obj: Any) -> np.dtype[Any]:
-    """The element type that stands for a Python type: int64 for ``int``, float64 for ``float``.
+    """Get the element type for a Python type: int64 for ``int``, float64 for ``float``.
 
     Raises:
-        ArgumentTypeError: No number is of that type.
+        ArgumentTypeError: It is not a numeric type.
 
     Example:
         >>> pytype_to_dtype(int)
@@ -83,8 +83,8 @@ def pytype_to_dtype(obj: Any) -> np.dtype[Any]:
         return np.dtype(obj)
     if obj not in _PYTHON:
         raise ArgumentTypeError(
-            f"{obj!r} is no type of numbers.",
+            f"{obj!r} is not a numeric type.",
             where="dtype.pytype_to_dtype",
-            fix="Give bool, int, float or a type of numpy.",
+            fix="Give bool, int, float or a numpy type.",
         )
     return _PYTHON[obj]

@@ -1,9 +1,9 @@
-"""Tensors that several compiled steps share.
+"""Tensors shared by several compiled steps.
 
 Each compiled step keeps its state on its device. When two steps train the same weights (a second
-optimizer, labels of another shape), the newest values must follow to the one that runs next. So the
-weights of a network, the slots of an optimizer and the scale of a training cell each are a
-:class:`LiveState`: values on the host, or lent to the step that used them last.
+optimizer, labels of another shape), the latest values must be passed to the one that runs next. The
+weights of a network, the slots of an optimizer and the scale of a training cell are therefore each
+a :class:`LiveState`: values on the host, or lent to the step that used them last.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["Holder", "LiveState"]
 
 
 class Holder(Protocol):
-    """What can hold the newest values: a :class:`ortboost.runtime.stepper.Stepper`."""
+    """A holder of the latest values: a :class:`ortboost.runtime.stepper.Stepper`."""
 
     def get(self, name: str) -> NDArray[Any]:
-        """A host copy of one tensor."""
+        """Copy one tensor to the host."""
 
     def set(self, name: str, value: NDArray[Any]) -> None:
         """Replace one tensor."""
 
 
 class LiveState:
-    """Named tensors with one holder of the newest values at a time.
+    """Named tensors whose latest values have one holder at a time.
 
     Args:
-        values: Name to value; the arrays are not copied and never written to.
+        values: Name to value; the arrays are neither copied nor modified.
 
     Example:
         >>> state = LiveState({"w": np.zeros(2, np.float32)})
@@ -46,26 +46,26 @@ class LiveState:
         self._held: frozenset[str] = frozenset()
         self._stale = False
         self.version = 0
-        """Grows whenever a value may have changed."""
+        """Incremented whenever a value may have changed."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._values or name in self._held
 
     def read(self, name: str) -> NDArray[Any]:
-        """A copy of the newest value of one tensor."""
+        """Copy the latest value of one tensor."""
         if self._stale and self._holder is not None and name in self._held:
             return self._holder.get(name)
         return np.array(self._values[name], copy=True)
 
     def write(self, name: str, value: NDArray[Any]) -> None:
-        """Replace one tensor, here and where it is lent to."""
+        """Replace one tensor, here and at the holder."""
         self._values[name] = np.array(value, copy=True)
         if self._holder is not None and name in self._held:
             self._holder.set(name, self._values[name])
         self.version += 1
 
     def values(self) -> Mapping[str, NDArray[Any]]:
-        """The newest values of all tensors; not to be written to."""
+        """The latest values of all tensors; must not be modified."""
         if self._stale and self._holder is not None:
             for name in self._held:
                 self._values[name] = self._holder.get(name)
@@ -73,9 +73,9 @@ class LiveState:
         return self._values
 
     def lend(self, holder: Holder, names: Iterable[str]) -> None:
-        """Give the newest values to a holder; it may change them from now on.
+        """Lend the latest values to a holder, which may change them from now on.
 
-        Names that are not known here yet keep the value that the holder starts with.
+        Names unknown here keep the initial value of the holder.
         """
         if self._holder is holder:
             return
@@ -86,6 +86,6 @@ class LiveState:
         self._stale = True
 
     def touch(self) -> None:
-        """The holder has changed the values."""
+        """Record that the holder has changed the values."""
         self._stale = True
         self.version += 1

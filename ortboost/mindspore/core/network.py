@@ -1,4 +1,4 @@
-"""``Network``: an ONNX model with the methods of MindSpore's cells."""
+"""``Network``: an ONNX model with the API of MindSpore's cells."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _OPSETS, _IR_VERSION = range(18, 22), 10
 class Network(Shown, Cell):
     """A model loaded from ONNX: its parameters, and its forward pass on numpy arrays.
 
-    Calling it always runs the inference graph (running statistics, no dropout), with the newest
-    weights. Training is what ``nn.TrainOneStepCell`` and its like do with it.
+    Calling it always runs the inference graph (running statistics, no dropout), with the latest
+    weights. Cells such as ``nn.TrainOneStepCell`` train it.
 
     Args:
         source: Path of an ``.onnx`` file, an :class:`onnx.ModelProto`, or an
             :class:`onnx_ir.Model`, which is copied.
         device: ``auto``, ``cpu`` or ``cuda``, for the forward pass and the training steps.
-        threads: Threads within an operator; the runtime's choice if not given.
+        threads: Intra-op threads; the runtime's choice if not given.
         seed: Seed of dropout in the training steps.
         engine: Engine of the gradients of the training steps: ``auto``, ``portable`` or ``native``.
 
     Raises:
         FileError: The file is missing or damaged.
-        ModelError: It cannot be brought to a supported form.
+        ModelError: It cannot be converted to a supported form.
     """
 
     in_words: ClassVar[str] = "a network loaded with ortboost.load(path)"
@@ -73,7 +73,7 @@ class Network(Shown, Cell):
         self.model = load_model(source)
         normalize(self.model, opsets=_OPSETS, ir_version=_IR_VERSION)
         store_weights(self.model)
-        # In and out of training form: shared running statistics get the names that they get there.
+        # To training form and back: gives shared running statistics the names of the training form.
         self._forward_model = self.model.clone()
         to_training(self._forward_model)
         to_inference(self._forward_model)
@@ -94,7 +94,7 @@ class Network(Shown, Cell):
         inputs = self._forward_model.graph.inputs
         self.inputs: Sequence[TensorSpec] = [TensorSpec.of(value) for value in inputs]
         self.output_shape = known_shape(self._forward_model.graph.outputs[0])
-        """Shape of the (first) output with names for symbolic axes; ``None`` if not known."""
+        """Shape of the (first) output with names for symbolic axes; ``None`` if unknown."""
         self.outputs = [value.name or "" for value in self._forward_model.graph.outputs]
 
     def _facts(self) -> dict[str, object]:
@@ -103,30 +103,30 @@ class Network(Shown, Cell):
             "of": source_name(self.model),
             "inputs": ", ".join(f"{s.name} {format_shape(s.shape)}" for s in self.inputs),
             "outputs": ", ".join(self.outputs),
-            "trained": f"{sum(p.size for p in trained):,} numbers in {len(trained)} tensors",
+            "trained": f"{sum(p.size for p in trained):,} elements in {len(trained)} tensors",
             "device": self.device,
         }
 
     def get_parameters(self, expand: bool = True) -> Iterator[Parameter]:
-        """All parameters in the order in which the graph uses them, running statistics too."""
+        """Iterate over all parameters, including running statistics, in order of their use."""
         return iter(self._parameters.values())
 
     def construct(self, *inputs: Any) -> Any:
-        """The forward pass in inference form.
+        """Run the forward pass in inference form.
 
         Args:
-            *inputs: One array for each input of the model, in its order.
+            *inputs: One array for each input of the model, in order.
 
         Returns:
             The output as a :class:`ortboost.Tensor`, or a tuple of them.
 
         Raises:
-            ArgumentTypeError: Their number or a dtype does not fit.
+            ArgumentTypeError: The number of inputs or a dtype does not fit.
             ArgumentValueError: A shape does not fit.
         """
         if len(inputs) != len(self.inputs):
             raise ArgumentTypeError(
-                f"The network takes {len(self.inputs)} inputs and got {len(inputs)}.",
+                f"The network needs {len(self.inputs)} inputs, but {len(inputs)} were given.",
                 where="network call",
                 fix=f"Give {', '.join(spec.name for spec in self.inputs)}.",
             )
@@ -138,10 +138,11 @@ class Network(Shown, Cell):
         return outputs if len(outputs) != 1 else outputs[0]
 
     def traced(self, *inputs: Any) -> Traced:
-        """The stand-in for the output."""
+        """The traced output."""
         if len(self.outputs) != 1:
             raise not_one_network_and_loss(
-                inputs[0].owner, f"the network has {len(self.outputs)} outputs, a loss takes one"
+                inputs[0].owner,
+                f"the network has {len(self.outputs)} outputs, but a loss needs one",
             )
         return Traced(inputs[0].owner, self, inputs)
 
@@ -180,7 +181,7 @@ class Network(Shown, Cell):
         return [value.numpy() for value in binding.get_outputs()]
 
     def to_model(self) -> ir.Model:
-        """The inference graph with the present weights as a new model."""
+        """Make a new model of the inference graph with the current weights."""
         model = self._forward_model.clone()
         for name, array in self.state.values().items():
             if name in model.graph.initializers:
@@ -188,7 +189,7 @@ class Network(Shown, Cell):
         return model
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the inference graph with the present weights, atomically.
+        """Write the inference graph with the current weights, atomically.
 
         Raises:
             FileError: It cannot be written.
@@ -216,16 +217,16 @@ def load(
 
 
 def as_input(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """An array in the dtype of a graph input, after checking that it fits.
+    """Convert an array to the dtype of a graph input, after checking that it fits.
 
     Raises:
-        ArgumentTypeError: No array, or floats where whole numbers are wanted.
+        ArgumentTypeError: It is not an array, or has floats where integers are needed.
         ArgumentValueError: The shape does not fit.
     """
     array = given_array("network call", spec.name, value)
     if array.dtype.kind == "f" and spec.dtype.kind != "f":
         raise ArgumentTypeError(
-            f"The input '{spec.name}' got {array.dtype}, it takes {spec.dtype}.",
+            f"The input '{spec.name}' got {array.dtype}, but needs {spec.dtype}.",
             where=f"input '{spec.name}'",
             fix=f"Give an array of {spec.dtype}.",
         )
@@ -250,7 +251,7 @@ def _initial(model: ir.Model, name: str) -> NDArray[Any]:
 
 
 def _lifted(model: ir.Model, names: Mapping[str, Parameter]) -> ir.Model:
-    """A copy whose parameters are graph inputs."""
+    """Copy a model, with its parameters as graph inputs."""
     copy = model.clone()
     for name, parameter in names.items():
         value = copy.graph.initializers.pop(name, None)

@@ -1,4 +1,4 @@
-"""``Parameter``: a named tensor of a network, wherever its value is at the moment."""
+"""``Parameter``: a named tensor of a network, wherever its value currently is."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Parameter"]
 
 
 class Parameter:
-    """A named tensor that is trained, or a running statistic (``requires_grad`` is False).
+    """A trained tensor, or a running statistic (``requires_grad`` is False).
 
-    Its value is that of the network wherever it is at the moment: before training that of the
-    file, after a step the trained one, read back from the device when asked for.
+    Its value is the current one of the network: before training that of the file, after a step the
+    trained one, read from the device on demand.
 
     Args:
         default_input: The value.
         name: Its name.
-        requires_grad: Whether it is to be trained. Read when a training step is compiled, so a
+        requires_grad: Whether to train it. Checked when a training step is compiled, so that a
             parameter can be frozen between two steps.
 
     Example:
@@ -52,13 +52,13 @@ class Parameter:
         self.name, self.state, self.shape, self.dtype = name, state, shape, dtype
         self.requires_grad, self.role = requires_grad, role
         self.comm_fusion = 1
-        """Which parameters several processes exchange together; with one it changes nothing."""
+        """Group of parameters that several processes exchange together; no effect with one."""
 
     @classmethod
     def of_state(
         cls, state: LiveState, name: str, *, requires_grad: bool = True, role: str = ""
     ) -> Parameter:
-        """The parameter that stands for one tensor of a state."""
+        """Make the parameter of one tensor of a state."""
         value = state.read(name)
         parameter = cls.__new__(cls)
         parameter._attach(name, state, value.shape, value.dtype, requires_grad, role)
@@ -66,7 +66,7 @@ class Parameter:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether it is trained; can be set."""
+        """Whether it is trained; settable."""
         return self._requires_grad
 
     @requires_grad.setter
@@ -85,12 +85,12 @@ class Parameter:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def asnumpy(self) -> NDArray[Any]:
-        """A copy of the present value."""
+        """A copy of the current value."""
         return self.state.read(self.name)
 
     @property
     def data(self) -> Tensor:
-        """The present value as a :class:`ortboost.Tensor`; a copy."""
+        """A copy of the current value as a :class:`ortboost.Tensor`."""
         return Tensor(self.asnumpy())
 
     def value(self) -> Tensor:
@@ -98,14 +98,14 @@ class Parameter:
         return self.data
 
     def set_data(self, data: Any, slice_shape: bool = False) -> Parameter:
-        """Replace the value, on the device too if the network is being trained.
+        """Replace the value, also on the device if the network is being trained.
 
         Args:
             data: Array or Tensor of this shape; another float precision is converted.
-            slice_shape: For compatibility; True is refused, shapes are fixed in the graph.
+            slice_shape: For compatibility; must be False, because shapes are fixed in the graph.
 
         Raises:
-            ArgumentTypeError: It is no array, or not of a kind that can be converted.
+            ArgumentTypeError: It is not an array, or its type cannot be converted.
             ArgumentValueError: It has another shape.
 
         Example:
@@ -139,7 +139,7 @@ class Parameter:
         return self
 
     def init_data(self) -> Parameter:
-        """For compatibility: the value is always there."""
+        """For compatibility: the value is always initialized."""
         return self
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

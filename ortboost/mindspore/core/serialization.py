@@ -1,7 +1,7 @@
-"""Saving and loading weights under MindSpore's names; the files are safetensors.
+"""Save and load weights with MindSpore's API; the files are safetensors.
 
-These are weights and running statistics. To resume a training run bit by bit, use the trainer
-(``ortboost train --resume``), whose checkpoints hold slots, counters and the data position too.
+They contain weights and running statistics. To resume a training run exactly, use the trainer
+(``ortboost train --resume``), whose checkpoints also contain slots, counters and the data position.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def save_checkpoint(save_obj: Any, ckpt_file_name: str | os.PathLike[str]) -> Pa
 
     Args:
         save_obj: A cell, or a dict from name to Parameter.
-        ckpt_file_name: The file; ``.safetensors`` is added if it has no such ending.
+        ckpt_file_name: The file; the suffix ``.safetensors`` is added if missing.
 
     Returns:
         The path written.
 
     Raises:
-        ArgumentTypeError: Nothing that can be saved.
+        ArgumentTypeError: The object cannot be saved.
         FileError: The file cannot be written.
     """
     if isinstance(save_obj, Cell):
@@ -68,7 +68,7 @@ def load_checkpoint(
 
     Args:
         ckpt_file_name: The file.
-        net: If given, the values go into it at once.
+        net: If given, load the values into it.
 
     Raises:
         FileError: The file is missing or damaged.
@@ -84,18 +84,18 @@ def load_checkpoint(
 def load_param_into_net(
     net: Cell, parameter_dict: Mapping[str, Parameter], strict_load: bool = False
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Put loaded values into a network, by name.
+    """Load values into a network, by name.
 
     Args:
         net: The network.
         parameter_dict: From :func:`load_checkpoint`.
-        strict_load: Refuse if a parameter of the network is missing.
+        strict_load: Raise if a parameter of the network is missing.
 
     Returns:
-        Names of the network that were not given, and names given that the network does not have.
+        Parameter names of the network without a value, and given names unknown to the network.
 
     Raises:
-        ArgumentTypeError: No network, or no dict of parameters.
+        ArgumentTypeError: An argument is not a network, or not a dict of parameters.
         ArgumentValueError: A shape differs, or with ``strict_load`` a parameter is missing.
     """
     own = net.parameters_dict()

@@ -1,4 +1,4 @@
-"""``Tensor``: a numpy array with the few methods that MindSpore code calls on tensors."""
+"""``Tensor``: a numpy array with the methods that MindSpore code commonly uses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Tensor", "given_array"]
 
 
 def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
-    """An array or tensor as an array; a bare number is none.
+    """Convert an array or tensor to an array; plain numbers are not accepted.
 
     Raises:
-        ArgumentTypeError: It is none.
+        ArgumentTypeError: It is neither.
     """
     if value is None or isinstance(value, bool | int | float | str):
         raise ArgumentTypeError(
@@ -29,18 +29,18 @@ def given_array(owner: str, name: str, value: Any) -> NDArray[Any]:
 
 
 class Tensor(np.ndarray[Any, np.dtype[Any]]):
-    """A numpy array that also answers to MindSpore's names.
+    """A numpy array with some of MindSpore's methods.
 
-    It *is* a numpy array: everything that takes one takes it, and its ``dtype`` is numpy's.
+    It *is* a numpy array, accepted wherever one is, and its ``dtype`` is numpy's.
 
     Args:
-        input_data: Number, list, array, or tensor of another framework. Not copied if it is an
-            array of the right dtype.
-        dtype: Element type, such as ``ob.float32``; without it Python floats become float32, as in
-            MindSpore, and arrays keep theirs.
+        input_data: Number, list, array, or tensor of another framework. An array of the right dtype
+            is not copied.
+        dtype: Element type, such as ``ob.float32``; by default Python floats become float32, as in
+            MindSpore, and arrays keep their type.
 
     Raises:
-        ArgumentTypeError: The data are not numbers.
+        ArgumentTypeError: The data are not numeric.
 
     Example:
         >>> Tensor([1.0, 2.0]).dtype
@@ -58,7 +58,7 @@ class Tensor(np.ndarray[Any, np.dtype[Any]]):
         return np.asarray(array, dtype=dtype).view(cls)
 
     def asnumpy(self) -> NDArray[Any]:
-        """The same values as a plain numpy array; memory is shared.
+        """View it as a plain numpy array, with shared memory.
 
         Example:
             >>> type(Tensor([1, 2]).asnumpy()).__name__

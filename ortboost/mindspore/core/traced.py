@@ -1,7 +1,7 @@
-"""What a user's ``construct`` is called with to see what it computes: stand-ins for its arguments.
+"""Placeholders with which a user's ``construct`` is called to trace what it computes.
 
-A cell that calls one network and one loss is trained as one graph. Nothing else can be done to a stand-in: the rest of a
-network belongs into the ONNX file, and is refused by name.
+A cell that calls one network and one loss is trained as one graph. Placeholders support nothing
+else: other computations belong in the ONNX file, and raise an error that names them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["Traced", "not_one_network_and_loss"]
 
 
 class Traced:
-    """A value that is not there yet.
+    """A placeholder for a value.
 
     Args:
         owner: Name of the cell whose ``construct`` runs.
-        cell: The network or loss that gives it; ``None`` for an argument of ``construct``.
-        inputs: What that was called with.
+        cell: The network or loss that returned it; ``None`` for an argument of ``construct``.
+        inputs: The arguments of that call.
     """
 
     def __init__(self, owner: str, cell: Any = None, inputs: tuple[Any, ...] = ()) -> None:
@@ -27,12 +27,12 @@ class Traced:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") or name == "_repr_html_":
-            raise AttributeError(name)  # what Python and notebooks ask every object for
+            raise AttributeError(name)  # looked up in every object
         raise not_one_network_and_loss(self.owner, f"'.{name}' of a tensor")
 
 
 def not_one_network_and_loss(owner: str, found: str) -> NotInThisVersionError:
-    """The error for a cell that does something else.
+    """Make the error for a cell that does something else.
 
     Args:
         owner: Name of the cell.
@@ -41,7 +41,7 @@ def not_one_network_and_loss(owner: str, found: str) -> NotInThisVersionError:
     return NotInThisVersionError(
         f"'{owner}' does more than calling one network and one loss: {found}.",
         where=f"{owner}.construct",
-        fix="Export that part with the network to the ONNX file; a cell can be loss_fn(network(data), label).",
+        fix="Export that part with the network; a cell can only be loss_fn(network(data), label).",
     )
 
 
@@ -59,4 +59,4 @@ def _refusing(name: str) -> Any:
 
 for _name in (*_ONE_SIDED.split(), *_TWO_SIDED.split(), *(f"r{n}" for n in _TWO_SIDED.split())):
     setattr(Traced, f"__{_name}__", _refusing(_name))
-Traced.__hash__ = object.__hash__  # type: ignore[method-assign]  # it went with __eq__
+Traced.__hash__ = object.__hash__  # type: ignore[method-assign]  # removed by __eq__

@@ -1,7 +1,7 @@
-"""Training cells, losses, optimizers and learning rates under the names that MindSpore users know.
+"""Training cells, losses, optimizers and learning rates with MindSpore's API.
 
-Everything here is thin: a training cell compiles its network, loss, optimizer and scale to one step
-graph at its first call. What carries over from MindSpore and what differs: docs/mindspore.md.
+A training cell compiles its network, loss, optimizer and scale to one step graph at its first call;
+the rest are thin wrappers. docs/mindspore.md lists the differences from MindSpore.
 """
 
 from __future__ import annotations

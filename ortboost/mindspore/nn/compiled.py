@@ -1,8 +1,8 @@
-"""From a training cell to a step graph: built at the first call, kept for the next ones.
+"""Compile a training cell to a step graph at its first call.
 
-What is only known at the first call: the form of the labels (they may broadcast against the
-predictions) and which parameters are frozen by then. Calls of another form build another graph; the
-newest weights, slots and scale go along (see :mod:`ortboost.mindspore.core.live_state`).
+Only the first call shows the shape of the labels (which may broadcast against the predictions) and
+which parameters are frozen. A call of another form builds another graph, which continues with the
+latest weights, slots and scale (see :mod:`ortboost.mindspore.core.live_state`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ortboost.transforms.attach_loss import LossConfig
 
 __all__ = ["CompiledSteps"]
 
-_OF_OPTIMIZER = (names.STEP, names.MICRO_STEPS)  # also the counts of freeze groups
+_OF_OPTIMIZER = (names.STEP, names.MICRO_STEPS)  # prefixes; also of the counters of freeze groups
 
 
 class CompiledSteps:
@@ -43,10 +43,10 @@ class CompiledSteps:
         owner: Name of the training cell, for errors.
         network: The network.
         loss: Its loss; ``None`` if the model computes its own.
-        updates: The optimizer and how it is applied; its parameters must be the network's.
-        scale: The policy of the scale.
+        updates: The optimizer, with parameters of this network, and how it is applied.
+        scale: The policy of the loss scale.
         check_finite: Whether an overflow skips the update.
-        divisor: Gradients are divided by this after un-scaling.
+        divisor: Gradients are divided by this after unscaling.
 
     Raises:
         ArgumentValueError: A parameter belongs to another network.
@@ -73,7 +73,7 @@ class CompiledSteps:
                 )
         self.network, self.loss, self.optimizer = network, loss, optimizer
         self.scale, self.check_finite = scale, check_finite
-        # What takes the step compares losses with slopes: its gradients are those of the loss itself.
+        # A step taker compares losses with slopes, so it needs the gradients of the loss itself.
         self.divisor = divisor if updates.taker is None else 1.0
         self.accumulate, self.freeze = updates.accumulate, updates.freeze
         self.taker, self._order = updates.taker, updates.order
@@ -83,12 +83,12 @@ class CompiledSteps:
         self._last: Any = None
 
     def step(self, *inputs: Any) -> StepResult:
-        """One step on a batch: data of each input of the network, then the labels.
+        """Run one step on a batch: data of each input of the network, then the labels.
 
         Raises:
             ArgumentTypeError, ArgumentValueError: The arrays do not fit.
             ArgumentRuntimeError: The list of learning rates has ended.
-            ModelError: The model cannot be trained so.
+            ModelError: The model cannot be trained in this form.
         """
         data, labels = self._arrays(inputs)
         hyper = self.optimizer.rates()
@@ -104,7 +104,7 @@ class CompiledSteps:
         return result
 
     def flush(self) -> bool:
-        """Update with what a window of accumulation holds so far; False if that is nothing.
+        """Update with an incomplete window of accumulation; False if there is none.
 
         Raises:
             ArgumentRuntimeError: The list of learning rates has ended.
@@ -118,13 +118,13 @@ class CompiledSteps:
         return True
 
     def _moved(self, stepper: Stepper, applied_steps: int) -> None:
-        """A stepper has changed the state."""
+        """Record that a stepper has changed the state."""
         for state in (self.network.state, self.optimizer.state, self.scale_state):
             state.touch()
         self.optimizer.applied_steps = applied_steps
 
     def stepper(self, labels: NDArray[Any] | None) -> Stepper:
-        """The compiled step for labels of this form, holding the newest state."""
+        """The compiled step for labels of this form, with the latest state."""
         trained = tuple(p.name for p in self.optimizer.parameters if p.requires_grad)
         config = self._loss_config(labels)
         key = (trained, config.label_shape, self.network.precision)
@@ -134,7 +134,7 @@ class CompiledSteps:
         return self._lent(key)
 
     def _lent(self, key: Any) -> Stepper:
-        """A compiled step, holding the newest state."""
+        """A compiled step, with the latest state."""
         stepper, names_of = self._built[key]
         self.network.state.lend(stepper, names_of["network"])
         self.optimizer.state.lend(stepper, names_of["optimizer"])
@@ -144,7 +144,7 @@ class CompiledSteps:
     def _build(
         self, trained: tuple[str, ...], loss: LossConfig
     ) -> tuple[Stepper, dict[str, list[str]]]:
-        """A compiled step, and which of its states belong to whom."""
+        """Compile a step, and assign its states to network, optimizer and scale."""
         stepper = Stepper(
             self._program(trained, loss),
             device=self.network.device,
@@ -154,9 +154,9 @@ class CompiledSteps:
         moved = tuple(e.name for e in stepper.catalogue.entries("parameter") if e.next is not None)
         if self.taker is not None and moved != self._order:
             raise ArgumentValueError(
-                "The trained parameters are not those that the components are of.",
+                "The trained parameters do not match those of the components.",
                 where=f"'{self.taker.name}', trained: {', '.join(moved)}",
-                fix="Set requires_grad before the optimizer is made, and leave it as it is.",
+                fix="Set requires_grad before the optimizer is made, and do not change it.",
             )
         names_of: dict[str, list[str]] = {"network": [], "optimizer": [], "scale": []}
         for entry in stepper.catalogue.state:
@@ -173,7 +173,7 @@ class CompiledSteps:
             raise ArgumentValueError(
                 "All parameters of the optimizer are frozen.",
                 where="requires_grad",
-                fix="Set requires_grad = True on those to train.",
+                fix="Set requires_grad = True on the parameters to train.",
             )
         optimizer = self.optimizer
         adapted = optimizer.adapted()
@@ -185,7 +185,7 @@ class CompiledSteps:
                 boosts=(*optimizer.boosts(), *([] if self.taker is None else [self.taker])),
                 learning_rate="by the host",
                 weight_decay=optimizer.weight_decay,
-                # With LARS the filter alone says who decays.
+                # With LARS only the filter decides which parameters decay.
                 decay="no-norm" if adapted is None else "all",
                 groups=optimizer.groups(),
                 loss_scale=self._scale(trained),
@@ -207,7 +207,7 @@ class CompiledSteps:
         return CentralizeConfig(patterns, self.optimizer.gc_multiple_of) if patterns else None
 
     def _scale(self, trained: tuple[str, ...]) -> ScaleConfig:
-        """The policy without what is frozen anyway; its groups name each parameter."""
+        """The policy without frozen parameters, which its groups list by name."""
         policy = self.scale
         if not isinstance(policy, GroupedScaleConfig) or isinstance(policy.groups, int):
             return policy
@@ -216,7 +216,7 @@ class CompiledSteps:
         return dataclasses.replace(policy, groups=groups)
 
     def _freeze(self, trained: tuple[str, ...]) -> FreezeConfig | None:
-        """The freeze without what is frozen anyway."""
+        """The freeze configuration without parameters that are frozen anyway."""
         if self.freeze is None or self.freeze.groups is None:
             return self.freeze
         groups = tuple(
@@ -229,7 +229,7 @@ class CompiledSteps:
         wanted = len(specs) + (self.loss is not None)
         if len(inputs) != wanted:
             raise ArgumentTypeError(
-                f"{wanted} arguments are needed and {len(inputs)} were given.",
+                f"{wanted} arguments are needed, but {len(inputs)} were given.",
                 where="training step",
                 fix=f"Give {', '.join(spec.name for spec in specs)}"
                 + (" and the labels." if self.loss is not None else "."),
@@ -245,7 +245,7 @@ class CompiledSteps:
         return self.loss.config(None if self._usual(labels) else labels.shape)
 
     def _usual(self, labels: NDArray[Any]) -> bool:
-        """Whether the shape of the labels follows from that of the prediction."""
+        """Whether the labels have the shape that follows from that of the prediction."""
         prediction = self.network.output_shape
         if prediction is None:
             return False

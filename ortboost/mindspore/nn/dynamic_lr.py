@@ -1,8 +1,10 @@
-"""Learning rates as lists, one number a step; a step counts in the epoch `e = floor(i / steps)`.
+"""Learning rates as lists with one value per step, by the epoch `e = floor(i / steps)` of step `i`.
 
-The rates are those of :mod:`ortboost.mindspore.nn.learning_rate_schedule`, with the time in epochs. Indices count *applied* updates: a
-step that is skipped for an overflow uses up no entry. All functions raise ``ArgumentTypeError`` for a wrong
-type (numbers of epochs and steps are int, rates float) and ``ArgumentValueError`` for a number out of range.
+The rates are those of :mod:`ortboost.mindspore.nn.learning_rate_schedule`, with the time in epochs.
+Indices count *applied* updates: a step skipped for an overflow does not consume an entry. All
+    functions
+raise ``ArgumentTypeError`` for a wrong type (numbers of epochs and steps are int, rates float) and
+``ArgumentValueError`` for a number out of range.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ def exponential_decay_lr(
     """Exponential decay.
 
     Args:
-        learning_rate: First rate, above 0.
-        decay_rate: Factor of ``decay_epoch`` epochs, above 0.
+        learning_rate: Initial rate, above 0.
+        decay_rate: Factor per ``decay_epoch`` epochs, above 0.
         total_step: Length of the list.
-        step_per_epoch: Steps in an epoch.
-        decay_epoch: Epochs in which the rate falls by ``decay_rate``.
-        is_stair: Fall in jumps, every ``decay_epoch`` epochs.
+        step_per_epoch: Steps per epoch.
+        decay_epoch: Epochs in which the rate decays by ``decay_rate``.
+        is_stair: Decay in discrete steps, every ``decay_epoch`` epochs.
 
     Example:
         >>> exponential_decay_lr(1.0, 0.5, 4, 2, 1)
@@ -122,13 +124,14 @@ def polynomial_decay_lr(
     """Polynomial decay from one rate to another.
 
     Args:
-        learning_rate: First rate, above 0.
-        end_learning_rate: Last rate, 0 or more.
+        learning_rate: Initial rate, above 0.
+        end_learning_rate: Final rate, 0 or more.
         total_step: Length of the list.
-        step_per_epoch: Steps in an epoch.
-        decay_epoch: Epochs until the last rate.
+        step_per_epoch: Steps per epoch.
+        decay_epoch: Epochs until the final rate.
         power: Exponent, above 0.
-        update_decay_epoch: Stretch the span to a multiple of ``decay_epoch`` when it is passed.
+        update_decay_epoch: Extend the decay to the next multiple of ``decay_epoch`` once it is
+            over.
     """
     ends = learning_rate, end_learning_rate
     rate = PolynomialDecayLR(*ends, decay_epoch, power, update_decay_epoch)
@@ -156,7 +159,7 @@ def cosine_decay_lr(
 def warmup_lr(
     learning_rate: PositiveFloat, total_step: Count, step_per_epoch: Count, warmup_epoch: Count
 ) -> list[float]:
-    """Linear warm-up from 0; at ``learning_rate`` from epoch ``warmup_epoch`` on.
+    """Linear warm-up from 0, reaching ``learning_rate`` at epoch ``warmup_epoch``.
 
     Example:
         >>> warmup_lr(1.0, 4, 1, 2)
@@ -171,7 +174,7 @@ def piecewise_constant_lr(
 ) -> list[float]:
     """Constant rates; ``learning_rates[k]`` holds until step ``milestone[k]``, exclusive.
 
-    There must be as many rates as milestones, and the milestones must rise.
+    There must be as many rates as milestones, and the milestones must increase.
 
     Example:
         >>> piecewise_constant_lr([2, 3], [0.1, 0.05])
@@ -189,7 +192,7 @@ def piecewise_constant_lr(
             raise ArgumentValueError(
                 f"The milestone {end} is not above the one before.",
                 where="piecewise_constant_lr, milestone",
-                fix="List step numbers in rising order.",
+                fix="List step numbers in increasing order.",
             )
         rates += [rate] * (end - len(rates))
     return rates

@@ -1,7 +1,7 @@
-"""Learning rates as a function of the number of applied updates, from 0; formulas in ``training.decay``.
+"""Learning-rate schedules: functions of the number of applied updates, from 0.
 
-All raise ``ArgumentTypeError`` for a wrong type (numbers of steps are int, rates float) and
-``ArgumentValueError`` for a number out of range.
+:mod:`ortboost.training.decay` has the formulas. All raise ``ArgumentTypeError`` for a wrong type
+(numbers of steps are int, rates float) and ``ArgumentValueError`` for a number out of range.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ __all__ = [
 
 
 class LearningRateSchedule(Cell):
-    """Base of the schedules. Subclasses define ``construct(global_step)``.
+    """Base class of the schedules. Subclasses define ``construct(global_step)``.
 
-    ``global_step`` is an int here; the answer may be a float or a 0-d array.
+    ``global_step`` is an int here; the result may be a float or a 0-d array.
     """
 
     def __call__(self, global_step: Any) -> Any:
-        """The rate of a step as a float32 Tensor."""
+        """The learning rate of a step as a float32 Tensor."""
         return Tensor(np.float32(self.construct(int(np.asarray(global_step).item()))))
 
 
 class _Decay(LearningRateSchedule):
-    """What three of the schedules share.
+    """Common base of three of the schedules.
 
     Args:
-        learning_rate: First rate, above 0.
+        learning_rate: Initial rate, above 0.
         decay_rate: Strength of the decay, above 0.
-        decay_steps: Steps of one decay.
-        is_stair: Fall in jumps.
+        decay_steps: Steps per decay.
+        is_stair: Decay in discrete steps.
     """
 
     _formula: ClassVar[Callable[..., float]]
@@ -69,7 +69,7 @@ class _Decay(LearningRateSchedule):
         self.decay_steps, self.is_stair = decay_steps, is_stair
 
     def construct(self, global_step: int) -> float:
-        """The rate of one step."""
+        """The learning rate of one step."""
         settings = self.learning_rate, self.decay_rate, self.decay_steps, self.is_stair
         return type(self)._formula(global_step, *settings)
 
@@ -101,11 +101,12 @@ class PolynomialDecayLR(LearningRateSchedule):
     """Polynomial decay from one rate to another.
 
     Args:
-        learning_rate: First rate, above 0.
-        end_learning_rate: Last rate, 0 or more.
-        decay_steps: Steps until the last rate.
+        learning_rate: Initial rate, above 0.
+        end_learning_rate: Final rate, 0 or more.
+        decay_steps: Steps until the final rate.
         power: Exponent, above 0.
-        update_decay_steps: Stretch the span to a multiple of ``decay_steps`` when it is passed.
+        update_decay_steps: Extend the decay to the next multiple of ``decay_steps`` once it is
+            over.
     """
 
     @checked
@@ -123,7 +124,7 @@ class PolynomialDecayLR(LearningRateSchedule):
         self.update_decay_steps = update_decay_steps
 
     def construct(self, global_step: int) -> float:
-        """The rate of one step."""
+        """The learning rate of one step."""
         ends, span = (self.learning_rate, self.end_learning_rate), self.decay_steps
         return decay.polynomial(global_step, *ends, span, self.power, self.update_decay_steps)
 
@@ -136,14 +137,14 @@ class CosineDecayLR(LearningRateSchedule):
         super().__init__()
         if min_lr >= max_lr:
             raise ArgumentValueError(
-                f"'min_lr' is {min_lr} and 'max_lr' {max_lr}.",
+                f"'min_lr' is {min_lr}, but 'max_lr' is {max_lr}.",
                 where="cosine decay, min_lr",
                 fix="Use min_lr < max_lr.",
             )
         self.min_lr, self.max_lr, self.decay_steps = min_lr, max_lr, decay_steps
 
     def construct(self, global_step: int) -> float:
-        """The rate of one step."""
+        """The learning rate of one step."""
         return decay.cosine(global_step, self.min_lr, self.max_lr, self.decay_steps)
 
 
@@ -156,5 +157,5 @@ class WarmUpLR(LearningRateSchedule):
         self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
 
     def construct(self, global_step: int) -> float:
-        """The rate of one step."""
+        """The learning rate of one step."""
         return decay.linear_warmup(global_step, self.learning_rate, self.warmup_steps)

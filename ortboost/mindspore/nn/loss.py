@@ -1,7 +1,7 @@
-"""Losses with MindSpore's names and arguments.
+"""Losses with MindSpore's API.
 
 In a training step they become part of the graph (see :mod:`ortboost.transforms.attach_loss` for the
-formulas); called directly they compute the same in numpy.
+formulas); called directly, they compute the same in numpy.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _Reduction = Literal["mean", "sum", "none"]
 
 
 class LossBase(Cell):
-    """Base of the losses.
+    """Base class of the losses.
 
     Args:
-        reduction: ``mean``, ``sum`` or ``none``. A training step differentiates the sum of a loss
-            of reduction ``none`` and answers all its values.
+        reduction: ``mean``, ``sum`` or ``none``. With ``none``, a training step differentiates the
+            sum and returns all values.
     """
 
     kind = ""
@@ -50,40 +50,40 @@ class LossBase(Cell):
         self.reduction = reduction
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
-        """The loss as the graph layer knows it.
+        """The configuration of the loss in a program.
 
         Args:
-            label_shape: Shape of the labels where it does not follow from the model's output.
+            label_shape: Shape of the labels if it does not follow from the model's output.
         """
         return LossConfig(
             name=self.kind, reduction=self.reduction, label_shape=label_shape, broadcast=True
         )
 
     def labels(self, value: Any) -> _Array:
-        """Labels in the dtype that the graph takes.
+        """Convert labels to the dtype of the graph.
 
         Raises:
-            ArgumentTypeError: They are no array, or of the wrong kind.
+            ArgumentTypeError: They are not an array, or of the wrong type.
         """
         return _float(value, "labels", type(self).__name__)
 
     def traced(self, logits: Any, labels: Any) -> Traced:
-        """The stand-in for the loss."""
+        """The traced loss."""
         owner = next(value.owner for value in (logits, labels) if isinstance(value, Traced))
         return Traced(owner, self, (logits, labels))
 
     def construct(self, logits: Any, labels: Any) -> Tensor:
-        """The loss of numpy arrays.
+        """Compute the loss of numpy arrays.
 
         Args:
             logits: Predictions, float.
-            labels: What they should be.
+            labels: Targets.
 
         Returns:
             float32 Tensor: a scalar, or all values for the reduction ``none``.
 
         Raises:
-            ArgumentTypeError: An argument is no array, or of the wrong kind.
+            ArgumentTypeError: An argument is not an array, or of the wrong type.
             ArgumentValueError: The shapes do not fit.
         """
         predicted = _float(logits, "logits", type(self).__name__).astype(np.float64)
@@ -109,7 +109,7 @@ class LossBase(Cell):
         return ArgumentValueError(
             f"Predictions {list(logits.shape)} and labels {list(labels.shape)} do not fit.",
             where=type(self).__name__,
-            fix="Check what the network and the data give.",
+            fix="Check the shapes of the network's output and of the labels.",
         )
 
 
@@ -117,8 +117,8 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
     """Softmax cross entropy of logits ``[N, C]``.
 
     Args:
-        sparse: Labels are class numbers ``[N]`` (int32 or int64) instead of rows ``[N, C]`` of
-            probabilities.
+        sparse: Whether labels are class indices ``[N]`` (int32 or int64) instead of probabilities
+            ``[N, C]``.
         reduction: ``none`` (MindSpore's default), ``mean`` or ``sum`` over the rows.
 
     Example:
@@ -135,18 +135,18 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
         self.sparse = sparse
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
-        """The loss as the graph layer knows it."""
+        """The configuration of the loss in a program."""
         plain = super().config(label_shape)
         return dataclasses.replace(plain, sparse=self.sparse, class_axis=1)
 
     def labels(self, value: Any) -> _Array:
-        """Class numbers as int64, or probabilities as float32."""
+        """Convert class indices to int64, or probabilities to float32."""
         array = given_array(type(self).__name__, "labels", value)
         if self.sparse != (array.dtype.kind in "iu"):
             raise ArgumentTypeError(
-                f"The labels are {array.dtype} and 'sparse' is {self.sparse}.",
+                f"The labels are {array.dtype}, but 'sparse' is {self.sparse}.",
                 where=f"{type(self).__name__}, labels",
-                fix="Class numbers (int32) need sparse=True, float probabilities sparse=False.",
+                fix="Class indices (int32) need sparse=True, float probabilities sparse=False.",
             )
         return array.astype(np.int64 if self.sparse else np.float32)
 
@@ -156,7 +156,8 @@ class SoftmaxCrossEntropyWithLogits(LossBase):
             raise self._misfit(logits, labels)
         if self.sparse and labels.size and not 0 <= labels.min() <= labels.max() < logits.shape[1]:
             raise ArgumentValueError(
-                f"Labels go from {labels.min()} to {labels.max()}; there are {logits.shape[1]} classes.",
+                f"Labels range from {labels.min()} to {labels.max()}, "
+                f"but there are {logits.shape[1]} classes.",
                 where=type(self).__name__,
                 fix="Count classes from 0.",
             )
@@ -194,15 +195,15 @@ class L1Loss(LossBase):
 
 
 class BCEWithLogitsLoss(LossBase):
-    """Binary cross entropy of logits, numerically safe.
+    """Numerically stable binary cross entropy of logits.
 
     Args:
-        reduction: ``mean`` (over elements, whatever the weights), ``sum`` or ``none``.
-        weight: Factor of each element, an array that broadcasts against the logits.
-        pos_weight: Factor of the positive part, an array that broadcasts likewise.
+        reduction: ``mean`` (over elements, regardless of weights), ``sum`` or ``none``.
+        weight: Weight of each element, an array that broadcasts against the logits.
+        pos_weight: Weight of the positive term, an array that broadcasts likewise.
 
     Raises:
-        ArgumentTypeError: A weight is no array.
+        ArgumentTypeError: A weight is not an array.
     """
 
     kind = "bce-with-logits"
@@ -216,7 +217,7 @@ class BCEWithLogitsLoss(LossBase):
         self.pos_weight = None if pos_weight is None else _float(pos_weight, "pos_weight", owner)
 
     def config(self, label_shape: tuple[int, ...] | None = None) -> LossConfig:
-        """The loss as the graph layer knows it."""
+        """The configuration of the loss in a program."""
         plain = super().config(label_shape)
         return dataclasses.replace(plain, weight=self.weight, pos_weight=self.pos_weight)
 

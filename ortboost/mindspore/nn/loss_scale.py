@@ -1,8 +1,8 @@
 """The loss-scale update cells.
 
-They say how the scale moves; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell` builds that policy into
-its graph. Called directly, they move a scale on the host by the same policy, see
-:mod:`ortboost.core.loss_scale`.
+They define how the scale changes; :class:`ortboost.mindspore.nn.TrainOneStepWithLossScaleCell`
+builds that policy into its graph. Called directly, they update a scale on the host by the same
+policy, see :mod:`ortboost.core.loss_scale`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 
 
 class LossScaleUpdateCell(Cell):
-    """Base of the two: a policy for the scale.
+    """Base class of both cells: a policy for the loss scale.
 
     Args:
         config: The policy.
-        loss_scale_value: The scale at the start.
+        loss_scale_value: The initial scale.
     """
 
     def __init__(self, config: ScaleConfig, loss_scale_value: float) -> None:
@@ -52,22 +52,22 @@ class LossScaleUpdateCell(Cell):
         self._state = initial_state(config)
 
     def get_loss_scale(self) -> float:
-        """The scale at the *start*, as in MindSpore; the present one is the training cell's."""
+        """The *initial* scale, as in MindSpore; the training cell has the current one."""
         return self.loss_scale_value
 
     @checked
     def construct(self, loss_scale: Parameter | NDArray[Any], overflow: Any) -> Any:
-        """Move a scale on the host.
+        """Update a scale on the host.
 
         Args:
-            loss_scale: :class:`ortboost.Parameter` or Tensor of one float with the scale; it is changed.
+            loss_scale: :class:`ortboost.Parameter` or Tensor with the scale as one float; modified.
             overflow: Whether the gradients overflowed.
 
         Returns:
             ``overflow``, unchanged.
 
         Raises:
-            ArgumentValueError: The scale is not one float that can be written.
+            ArgumentValueError: The scale is not one writable float.
         """
         value = np.asarray(loss_scale)
         writable = isinstance(loss_scale, Parameter) or value.flags.writeable
@@ -92,12 +92,12 @@ class LossScaleUpdateCell(Cell):
 
 
 class GroupedScaleCell(Cell):
-    """Base of what gives each group of layers a scale: :class:`ortboost.mindspore.boost.GroupLossScaleManager`."""
+    """Base class of :class:`ortboost.mindspore.boost.GroupLossScaleManager`."""
 
     def policy(
         self, owner: str, network: Network, parameters: Iterable[Parameter]
     ) -> GroupedScaleConfig:
-        """The policy for a network and the parameters that are trained.
+        """Get the policy for a network and its trained parameters.
 
         Args:
             owner: Name of the training cell, for errors.
@@ -107,22 +107,22 @@ class GroupedScaleCell(Cell):
         raise NotImplementedError
 
     def follow(self, state: LiveState) -> None:
-        """Show and move the scales of this state from now on: those of a training cell."""
+        """Bind to the scales of a training cell."""
         raise NotImplementedError
 
 
 class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
-    """A scale that shrinks on overflow and grows after a window of good steps.
+    """A loss scale that shrinks on overflow and grows after a window of good steps.
 
-    The policy is MindSpore's to the bit: it never shrinks below 1, and it has no upper bound.
+    The policy is exactly MindSpore's: it never shrinks below 1, and has no upper bound.
 
     Args:
-        loss_scale_value: The scale at the start, above 0.
-        scale_factor: It shrinks and grows by this, above 1.
+        loss_scale_value: The initial scale, above 0.
+        scale_factor: Factor by which it shrinks and grows, above 1.
         scale_window: Good steps before it grows, at least 1.
-        hysteresis: It shrinks only at this many overflows, see
-            :class:`ortboost.core.loss_scale.DynamicScaleConfig`. MindSpore has only 1, at once.
-        consecutive_hysteresis: Whether every good step takes back the overflows that were counted.
+        hysteresis: Number of overflows before it shrinks, see
+            :class:`ortboost.core.loss_scale.DynamicScaleConfig`. MindSpore supports only 1.
+        consecutive_hysteresis: Whether every good step resets the count of overflows.
 
     Example:
         >>> cell = DynamicLossScaleUpdateCell(2**12, scale_factor=2, scale_window=1000)
@@ -156,7 +156,7 @@ class DynamicLossScaleUpdateCell(LossScaleUpdateCell):
 
 
 class FixedLossScaleUpdateCell(LossScaleUpdateCell):
-    """A scale that stays; an overflow still skips the update.
+    """A constant loss scale; an overflow still skips the update.
 
     Args:
         loss_scale_value: The scale, above 0.

@@ -1,4 +1,4 @@
-"""Metrics with MindSpore's names: ``clear``, then ``update`` for each batch, then ``eval``."""
+"""Metrics with MindSpore's API: ``clear``, then ``update`` for each batch, then ``eval``."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 
 
 class Metric:
-    """Base of the metrics: a mean over samples."""
+    """Base class of the metrics: a mean over samples."""
 
     def __init__(self) -> None:
         self.indexes: Sequence[int] | None = None
         self.clear()
 
     def clear(self) -> None:
-        """Start anew."""
+        """Reset the metric."""
         self._mean = Mean()
 
     def update(self, *inputs: Any) -> None:
@@ -52,10 +52,10 @@ class Metric:
         raise NotImplementedError
 
     def eval(self) -> float:
-        """The mean over all samples so far.
+        """Compute the mean over all samples since the last reset.
 
         Raises:
-            ArgumentRuntimeError: There were none.
+            ArgumentRuntimeError: There were no samples.
         """
         if not self._mean.count:
             raise ArgumentRuntimeError(
@@ -66,7 +66,7 @@ class Metric:
         return self._mean.value
 
     def set_indexes(self, indexes: Sequence[int]) -> Metric:
-        """Say which of the outputs of the evaluation network it takes."""
+        """Select the outputs of the evaluation network that the metric uses."""
         self.indexes = list(indexes)
         return self
 
@@ -76,13 +76,13 @@ class Metric:
 
 
 class Accuracy(Metric):
-    """Share of samples whose highest score is the label's.
+    """Share of samples whose label has the highest score.
 
     Args:
         eval_type: ``classification``; ``multilabel`` is not in this version.
 
     Raises:
-        ArgumentTypeError: Another type, as in MindSpore.
+        ArgumentTypeError: The type is unknown, as in MindSpore.
 
     Example:
         >>> metric = Accuracy()
@@ -126,14 +126,14 @@ class TopKCategoricalAccuracy(Metric):
 
 
 class Top1CategoricalAccuracy(TopKCategoricalAccuracy):
-    """:class:`TopKCategoricalAccuracy` of 1."""
+    """:class:`TopKCategoricalAccuracy` with `k` = 1."""
 
     def __init__(self) -> None:
         super().__init__(1)
 
 
 class Top5CategoricalAccuracy(TopKCategoricalAccuracy):
-    """:class:`TopKCategoricalAccuracy` of 5."""
+    """:class:`TopKCategoricalAccuracy` with `k` = 5."""
 
     def __init__(self) -> None:
         super().__init__(5)
@@ -158,7 +158,7 @@ class MAE(Metric):
 
 
 class Loss(Metric):
-    """Mean of the losses of the batches, each batch counting the same, as in MindSpore."""
+    """Unweighted mean of the losses of all batches, as in MindSpore."""
 
     def update(self, *inputs: Any) -> None:
         """Add the loss of one batch, a scalar."""
@@ -190,21 +190,21 @@ def names() -> list[str]:
 
 
 def get_metric_fn(name: str, *args: Any, **kwargs: Any) -> Metric:
-    """A metric by name; further arguments go to it.
+    """Make a metric by name; further arguments are passed to it.
 
     Raises:
-        ArgumentKeyError: The name is unknown; the nearest one is named.
+        ArgumentKeyError: The name is unknown; the message suggests the nearest.
     """
-    require_known(name, _METRICS, f"There is no metric '{name}'.", "metrics", ArgumentKeyError)
+    require_known(name, _METRICS, f"Unknown metric '{name}'.", "metrics", ArgumentKeyError)
     return _METRICS[name](*args, **kwargs)
 
 
 def get_metrics(metrics: Any) -> dict[str, Metric]:
-    """The metrics of a model: a set of names, or a dict from a name to a metric.
+    """Make the metrics of a model from a set of names, or a dict from name to metric.
 
     Raises:
-        ArgumentTypeError: Something else.
-        ArgumentKeyError: An unknown name.
+        ArgumentTypeError: It is neither.
+        ArgumentKeyError: A name is unknown.
     """
     if metrics is None:
         return {}
@@ -224,7 +224,7 @@ def get_metrics(metrics: Any) -> dict[str, Metric]:
 def _pair(metric: Metric, inputs: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     if len(inputs) != 2:
         raise ArgumentValueError(
-            f"'{type(metric).__name__}' takes predictions and labels, not {len(inputs)} arrays.",
+            f"'{type(metric).__name__}' needs predictions and labels, not {len(inputs)} arrays.",
             where=type(metric).__name__,
             fix="Give two, or set eval_indexes.",
         )

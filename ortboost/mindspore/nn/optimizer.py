@@ -1,8 +1,8 @@
-"""The base of the optimizers: parameter groups, learning rates, and the optimizer's own state.
+"""Base class of the optimizers: parameter groups, learning rates, and optimizer state.
 
 An optimizer here is a description. The training step that uses it builds the update rule into its
-graph; the slots (moments) and the count of applied updates belong to the optimizer and follow it to
-another training step.
+graph; the slots (moments) and the count of applied updates belong to the optimizer and move with it
+to another training step.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _Self = TypeVar("_Self", bound="Optimizer")
 
 
 class Optimizer(Cell):
-    """Base of the optimizers.
+    """Base class of the optimizers.
 
     Args:
-        learning_rate: A number; a list, tuple or 1-D array with one number for each applied
-            update; or a :class:`LearningRateSchedule`.
+        learning_rate: A number; a list, tuple or 1-D array with one value per applied update; or a
+            :class:`LearningRateSchedule`.
         parameters: A list of parameters, or of dicts with the keys ``params``, ``lr``,
-            ``weight_decay``, ``grad_centralization`` and, in one of them alone, ``order_params``.
-            What a group leaves out is as the optimizer's own, and not centralized.
-        weight_decay: Coefficient `wd`, 0 or more. With a plain list it spares the scale and shift of
-            normalizations and names with ``beta`` or ``gamma``; in groups it takes all.
-        loss_scale: Gradients are divided by it; for a fixed scale whose step does not un-scale
+            ``weight_decay``, ``grad_centralization`` and, as the only key of a dict,
+            ``order_params``. Missing keys default to the optimizer's values, and no centralization.
+        weight_decay: Coefficient `wd`, 0 or more. With a plain list the scale and shift of
+            normalizations and names with ``beta`` or ``gamma`` are exempt; groups decay entirely.
+        loss_scale: Gradients are divided by it; for a fixed scale whose step does not unscale
             (``TrainOneStepCell(sens=...)``).
 
     Raises:
@@ -72,14 +72,14 @@ class Optimizer(Cell):
         self.is_group, self._groups, self.parameters, self._ordered = read
         self.state = LiveState()
         self.applied_steps = 0
-        """Updates applied so far; skipped steps do not count."""
+        """Number of applied updates; skipped steps do not count."""
         self.gc_multiple_of = 16
-        """Only weights of layers with a multiple of this many inputs are centralized; 1 is every weight."""
+        """Only weights of layers with a multiple of this many inputs are centralized."""
 
-    # ---- what a training step asks for --------------------------------------------------------
+    # ---- for training steps -------------------------------------------------------------------
 
     def rule(self) -> Rule:
-        """The update rule that goes into the graph."""
+        """The update rule to build into the graph."""
         raise NotInThisVersionError(
             f"'{type(self).__name__}' has no update rule.",
             where=type(self).__name__,
@@ -87,15 +87,15 @@ class Optimizer(Cell):
         )
 
     def adapted(self) -> tuple[str, ...] | None:
-        """Patterns of the parameters that LARS adapts; ``None`` without LARS."""
+        """Patterns of the parameters adapted by LARS; ``None`` without LARS."""
         return None
 
     def boosts(self) -> tuple[Boost, ...]:
-        """Boosts that belong to the rule."""
+        """Boosts that are part of the rule."""
         return ()
 
     def groups(self) -> tuple[ParameterGroup, ...]:
-        """The parameter groups as the program knows them."""
+        """The parameter groups in the form of a program."""
         if self.is_group:
             return tuple(
                 ParameterGroup(
@@ -114,7 +114,7 @@ class Optimizer(Cell):
         return (ParameterGroup("spared", exact_patterns(spared), weight_decay=0.0),)
 
     def rates(self) -> dict[str, float]:
-        """Learning-rate input to its number for the next update.
+        """The value of each learning-rate input for the next update.
 
         Raises:
             ArgumentRuntimeError: A list of rates has no entry for it.
@@ -130,11 +130,11 @@ class Optimizer(Cell):
         """Names of the parameters in groups with ``grad_centralization``."""
         return tuple(p.name for group in self._groups if group.centralize for p in group.params)
 
-    # ---- what users ask for -------------------------------------------------------------------
+    # ---- for users ----------------------------------------------------------------------------
 
     @property
     def init_params(self) -> dict[str, Any]:
-        """Under ``params`` what it was made with, as a list of parameters or of dicts."""
+        """The constructor's parameters as ``params``: a list of parameters or of dicts."""
         if not self.is_group:
             return {"params": list(self.parameters)}
         groups = [
@@ -151,7 +151,7 @@ class Optimizer(Cell):
         return {"params": groups}
 
     def renewed(self: _Self, parameters: Any) -> _Self:
-        """One of the same kind and settings for other parameters; its state starts anew.
+        """Make an optimizer of the same kind and settings for other parameters, with a new state.
 
         Args:
             parameters: A list of parameters or of dicts, as for :class:`Optimizer`.
@@ -165,7 +165,7 @@ class Optimizer(Cell):
 
     @property
     def learning_rate(self) -> Any:
-        """The rate as it was given; can be replaced by another of any form."""
+        """The learning rate as given; may be replaced by any form of rate."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -174,22 +174,22 @@ class Optimizer(Cell):
 
     @property
     def global_step(self) -> int:
-        """Updates applied so far."""
+        """Number of applied updates."""
         return self.applied_steps
 
     def get_lr(self) -> float | tuple[float, ...]:
-        """The rate of the next update; with groups one for each parameter, in their order."""
+        """The learning rate of the next update; with groups one per parameter, in order."""
         rates = self.rates()
         own = rates[names.LEARNING_RATE]
         keys = [names.learning_rate_name(f"group{index}") for index in range(len(self._groups))]
         return self._each(own, [rates.get(key) for key in keys])
 
     def get_weight_decay(self) -> float | tuple[float, ...]:
-        """The weight decay; with groups one for each parameter, in their order."""
+        """The weight decay; with groups one per parameter, in order."""
         return self._each(self.weight_decay, [group.weight_decay for group in self._groups])
 
     def _each(self, own: float, values: Sequence[float | None]) -> float | tuple[float, ...]:
-        """The optimizer's own value, or that of each parameter by the values of the groups."""
+        """The value of the optimizer; with groups a value per parameter."""
         if not self.is_group:
             return own
         by_name = {
@@ -200,7 +200,7 @@ class Optimizer(Cell):
         return tuple(by_name[p.name] for p in self.parameters)
 
     def construct(self, *gradients: Any) -> Any:
-        """Not here: the update is part of the step graph."""
+        """Not supported: the update is part of the step graph."""
         raise NotInThisVersionError(
             "An optimizer cannot be called with gradients.",
             where=type(self).__name__,
@@ -209,5 +209,5 @@ class Optimizer(Cell):
 
 
 def exact_patterns(parameters: Iterable[str]) -> tuple[str, ...]:
-    """Patterns that match just these names, whatever characters they hold."""
+    """Patterns that match exactly these names, whatever characters they contain."""
     return tuple(glob.escape(name) for name in parameters)

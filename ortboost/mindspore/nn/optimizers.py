@@ -1,7 +1,7 @@
-"""The optimizers under MindSpore's names; the formulas are in :mod:`ortboost.optimizers`.
+"""The optimizers with MindSpore's API; the formulas are in :mod:`ortboost.optimizers`.
 
-What their docstrings do not list (``params``, ``learning_rate``, ``weight_decay``, ``loss_scale``) is that of
-:class:`~ortboost.mindspore.nn.optimizer.Optimizer`.
+Arguments that their docstrings omit (``params``, ``learning_rate``, ``weight_decay``,
+``loss_scale``) are those of :class:`~ortboost.mindspore.nn.optimizer.Optimizer`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _Beta: TypeAlias = Annotated[float, OnlyFloat, Range(above=0, below=1)]
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, :mod:`ortboost.optimizers.sgd`.
+    """Stochastic gradient descent; see :mod:`ortboost.optimizers.sgd`.
 
     Args:
         momentum: 0 or more.
         dampening: 0 to 1; not applied on the first update.
-        nesterov: Needs a momentum and no dampening.
+        nesterov: Whether to use Nesterov momentum; needs a momentum and no dampening.
     """
 
     @checked
@@ -65,11 +65,11 @@ class SGD(Optimizer):
 
 
 class Momentum(Optimizer):
-    """Momentum, :mod:`ortboost.optimizers.sgd`.
+    """SGD with momentum; see :mod:`ortboost.optimizers.sgd`.
 
     Args:
         momentum: A float, 0 or more.
-        use_nesterov: Look ahead. It works here; MindSpore 2.10 ignores it on the CPU.
+        use_nesterov: Whether to use Nesterov momentum. MindSpore 2.10 ignores it on the CPU.
     """
 
     @checked
@@ -91,23 +91,24 @@ class Momentum(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam with MindSpore's place of `eps`: ``ortboost.Adam(eps_hat=True)``, :mod:`ortboost.optimizers.adam`.
+    """Adam with `eps` as in MindSpore: ``ortboost.Adam(eps_hat=True)``.
 
-    It is not the update rule of ``ortboost.Adam()``, ``{"name": "adam"}`` and ``--optimizer adam``, which is PyTorch's: there `eps` is added
-    after the bias correction. They differ while `t` is small and where gradients are not much above `eps`.
+    See :mod:`ortboost.optimizers.adam`. The rule of ``ortboost.Adam()``, ``{"name": "adam"}`` and
+    ``--optimizer adam`` is PyTorch's instead, which adds `eps` after the bias correction. They
+    differ while `t` is small, and for gradients not much larger than `eps`.
 
     Args:
         beta1: Between 0 and 1, exclusive.
         beta2: Between 0 and 1, exclusive.
         eps: Above 0; added to the square root before any bias correction.
         use_locking: For compatibility; updates never interleave here.
-        use_nesterov: Nesterov's form.
+        use_nesterov: Whether to use Nesterov momentum.
         weight_decay: Added to the gradient; see :class:`Optimizer`.
-        use_amsgrad: Divide by the largest second moment so far.
-        **kwargs: ``use_lazy`` and ``use_offload``, only as False.
+        use_amsgrad: Divide by the running maximum of the second moment.
+        **kwargs: ``use_lazy`` and ``use_offload``, which must be False.
 
     Raises:
-        ArgumentKeyError: An unknown argument.
+        ArgumentKeyError: An argument is unknown.
     """
 
     @checked
@@ -156,7 +157,8 @@ class Adam(Optimizer):
 class AdamWeightDecay(Optimizer):
     """Adam with decoupled weight decay and, as in MindSpore, without bias correction.
 
-    That is ``ortboost.AdamW(bias_correction=False)``; ``{"name": "adamw"}`` corrects it, as PyTorch does.
+    This is ``ortboost.AdamW(bias_correction=False)``; ``{"name": "adamw"}`` corrects the bias, as
+    PyTorch does.
 
     Args:
         beta1: Between 0 and 1, exclusive.
@@ -184,17 +186,16 @@ class AdamWeightDecay(Optimizer):
 
 
 class LARS(Optimizer):
-    """LARS around another optimizer, :mod:`ortboost.optimizers.lars`.
+    """LARS around another optimizer; see :mod:`ortboost.optimizers.lars`.
 
     Args:
-        optimizer: The optimizer that takes the adapted gradients; its weight decay becomes LARS's.
-            Its parameters, rates and count of updates are shared.
+        optimizer: The optimizer that receives the adapted gradients. LARS takes over its weight
+            decay, and shares its parameters, rates and count of updates.
         epsilon: Added to the denominator, a float.
         coefficient: Trust coefficient, a float above 0.
         use_clip: Bound the adapted rate by the learning rate.
-        lars_filter: Says of a parameter whether it is adapted; others get their plain gradient and
-            no weight decay. By default all but biases and normalizations, judged by use and by
-            name.
+        lars_filter: Whether a parameter is adapted; others get their plain gradient and no weight
+            decay. By default all but biases and normalizations, determined by use and by name.
     """
 
     @checked
@@ -208,7 +209,7 @@ class LARS(Optimizer):
     ) -> None:
         if isinstance(optimizer, LARS):
             raise ArgumentTypeError(
-                "LARS cannot stand around LARS.", where="LARS, optimizer", fix="Give its optimizer."
+                "LARS cannot wrap LARS.", where="LARS, optimizer", fix="Give its optimizer."
             )
         super().__init__(0.0, optimizer.parameters, loss_scale=optimizer.loss_scale)
         self.optimizer, self.epsilon, self.coefficient = optimizer, epsilon, coefficient
@@ -219,7 +220,7 @@ class LARS(Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """That of the inner optimizer."""
+        """The learning rate of the inner optimizer."""
         return self.optimizer.learning_rate
 
     @learning_rate.setter
@@ -227,7 +228,7 @@ class LARS(Optimizer):
         self.optimizer.learning_rate = value
 
     def renewed(self, parameters: Any) -> LARS:
-        """One around a renewed inner optimizer."""
+        """Make a new LARS around a renewed inner optimizer."""
         fresh = super().renewed(parameters)
         fresh.optimizer = self.optimizer.renewed(parameters)
         fresh._groups = fresh.optimizer._groups
@@ -238,11 +239,11 @@ class LARS(Optimizer):
         return rules.Lars(self.optimizer.rule(), self.coefficient, self.epsilon, self.use_clip)
 
     def groups(self) -> tuple[ParameterGroup, ...]:
-        """Those of the inner optimizer; a plain list has none, the filter says who decays."""
+        """The groups of the inner optimizer; none for a plain list, where the filter decides."""
         return self.optimizer.groups() if self.is_group else ()
 
     def rates(self) -> dict[str, float]:
-        """Those of the inner optimizer at this one's count of updates."""
+        """The rates of the inner optimizer at this optimizer's count of updates."""
         self.optimizer.applied_steps = self.applied_steps
         return self.optimizer.rates()
 

@@ -1,4 +1,4 @@
-"""What an optimizer is given: parameters in a list or in groups, rates, weight decays."""
+"""Arguments of optimizers: parameters in a list or in groups, rates, weight decays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _GROUP_KEYS = ("params", "lr", "weight_decay", "order_params", "grad_centralizat
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a rate and a decay; ``None`` is the optimizer's own."""
+    """Parameters that share a rate and a decay; ``None`` stands for the optimizer's value."""
 
     params: list[Parameter]
     rate: Any = None
@@ -48,14 +48,14 @@ class Group:
 
 
 def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], list[Parameter], bool]:
-    """Whether groups were given, the groups, all parameters in order, whether the order was given.
+    """Parse the parameters of an optimizer.
 
     Args:
         owner: Name of the optimizer, for errors.
         parameters: Parameters, or dicts; see :class:`ortboost.mindspore.nn.Optimizer`.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: Neither of the two, empty, or given twice in a list.
+        ArgumentTypeError, ArgumentValueError: They are neither, or empty, or repeated in a list.
         ArgumentKeyError: A group lacks ``params`` or has an unknown key.
         ArgumentRuntimeError: A parameter is in two groups.
     """
@@ -67,11 +67,11 @@ def read_parameters(owner: str, parameters: Any) -> tuple[bool, list[Group], lis
 
 
 def listed(owner: str, value: Any) -> list[Any]:
-    """A list of parameters or of dicts, not empty.
+    """Check a non-empty list of parameters or of dicts.
 
     Raises:
         ArgumentValueError: It is empty.
-        ArgumentTypeError: It holds something else.
+        ArgumentTypeError: It contains something else.
     """
     items = list(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
     if not items:
@@ -100,7 +100,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
         if "order_params" in item:
             if len(item) > 1:
                 raise ArgumentValueError(
-                    "'order_params' stands in a dict of its own.", where=where, fix="Split it."
+                    "'order_params' needs a separate dict.", where=where, fix="Split the dict."
                 )
             order = list(item["order_params"])
             _check_parameters(where, order)
@@ -131,7 +131,7 @@ def _read_groups(owner: str, items: Sequence[Any]) -> tuple[list[Group], list[Pa
     _check_unique(owner, everything, ArgumentRuntimeError)
     if order is not None and {id(p) for p in order} != {id(p) for p in everything}:
         raise ArgumentValueError(
-            "'order_params' does not list just the parameters of the groups.",
+            "'order_params' does not list exactly the parameters of the groups.",
             where=owner,
             fix="Give net.trainable_params() there.",
         )
@@ -156,7 +156,7 @@ def _check_unique(owner: str, items: Sequence[Parameter], kind: type[UsageError]
 
 
 def check_decay(owner: str, value: Any) -> float:
-    """A weight decay as float, if it is 0 or more."""
+    """Check that a weight decay is 0 or more, and return it as float."""
     if isinstance(value, Cell):
         raise NotInThisVersionError(
             "A weight decay that is a Cell is not in this version.",
@@ -168,7 +168,7 @@ def check_decay(owner: str, value: Any) -> float:
 
 
 def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
-    """A number, a 1-D float array, or a schedule."""
+    """Check a learning rate; returns a float, a 1-D float array, or a schedule."""
     if isinstance(value, LearningRateSchedule):
         return value
     single = isinstance(value, numbers.Real)
@@ -181,20 +181,20 @@ def check_rate(owner: str, value: Any, name: str = "learning_rate") -> Any:
     array = np.asarray(value if single or hasattr(value, "shape") else list(value))
     if array.dtype.kind not in "iuf" and array.size:
         raise ArgumentTypeError(
-            f"'{name}' holds no numbers.", where=owner, fix="Give numbers of 0 or more."
+            f"'{name}' is not numeric.", where=owner, fix="Give numbers of 0 or more."
         )
     if array.ndim > 1 or not array.size:
         raise ArgumentValueError(
             f"'{name}' has the shape {array.shape}.",
             where=owner,
-            fix="Give a number, or one number for each step.",
+            fix="Give a number, or one number per step.",
         )
     check_argument(owner, name, float(array.min()), _NotNegative)
     return float(array) if array.ndim == 0 else array.astype(np.float64)
 
 
 def rate_at(rate: Any, step: int) -> float:
-    """The number of one update, counted from 0.
+    """The learning rate of one update, counted from 0.
 
     Raises:
         ArgumentRuntimeError: The list has ended.
@@ -213,5 +213,5 @@ def rate_at(rate: Any, step: int) -> float:
 
 
 def shown_rate(rate: Any) -> Any:
-    """What the program's manifest says of a rate that the host feeds."""
+    """The text for a rate in the manifest of a program; the host feeds the values."""
     return rate if isinstance(rate, float) else f"by the host: {type(rate).__name__}"

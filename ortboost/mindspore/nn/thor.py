@@ -28,25 +28,29 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
 
     Args:
         net: The network; its trainable parameters are trained.
-        learning_rate: A Tensor, one number or one for each update.
-        damping: A Tensor with one number for each update, or a number.
+        learning_rate: A Tensor with one value, or one per update.
+        damping: A number, or a Tensor with one value per update.
         momentum: A float, 0 or more.
-        weight_decay: Coefficient; scale and shift of normalizations decay as well.
-        loss_scale: Gradients are divided by it; for a fixed scale whose step does not un-scale.
-        batch_size: Samples of a batch; only ``mode="mindspore"`` needs it, otherwise the graph counts.
-        use_nesterov: Look ahead.
-        decay_filter: Says of a parameter whether it decays; all by default.
-        split_indices: Which layers MindSpore sends together between devices; checked, and without effect.
-        enable_clip_grad: Shorten each update to a norm of 1 at most, after the weight decay.
-        frequency: Updates from one computation of factors and inverses to the next, 2 or more.
-        **ours: ``mode``, ``block``, ``factor_decay``, ``pi`` and ``damping_decay`` of :class:`ortboost.boosts.Thor`.
+        weight_decay: Coefficient; scale and shift of normalizations decay too.
+        loss_scale: Gradients are divided by it; for a fixed scale whose step does not unscale.
+        batch_size: Samples per batch; used only with ``mode="mindspore"``, otherwise the graph
+            counts.
+        use_nesterov: Whether to use Nesterov momentum.
+        decay_filter: Whether a parameter decays; all by default.
+        split_indices: Layers that MindSpore exchanges together between devices; checked, but
+            without effect.
+        enable_clip_grad: Clip each update to a norm of 1, after the weight decay.
+        frequency: Number of updates between computations of factors and inverses, 2 or more.
+        **ours: ``mode``, ``block``, ``factor_decay``, ``pi`` and ``damping_decay`` of
+            :class:`ortboost.boosts.Thor`.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: As documented by MindSpore.
 
     Example:
-        >>> opt = thor(net, Tensor(0.05), Tensor(0.03), momentum=0.9, frequency=50)  # doctest: +SKIP
-        >>> Model(net, loss, opt).train(2, data)                                     # doctest: +SKIP
+        >>> rate, damping = Tensor(0.05), Tensor(0.03)  # doctest: +SKIP
+        >>> opt = thor(net, rate, damping, momentum=0.9, frequency=50)  # doctest: +SKIP
+        >>> Model(net, loss, opt).train(2, data)  # doctest: +SKIP
     """
 
     @checked
@@ -82,19 +86,19 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
             )
 
     def get_frequency(self) -> int:
-        """Updates from one computation of factors and inverses to the next."""
+        """Number of updates between computations of factors and inverses."""
         return self._boost.frequency
 
     def rule(self) -> Rule:
-        """The rule that takes the preconditioned gradients."""
+        """The rule applied to the preconditioned gradients."""
         return MomentumRule(self.momentum, nesterov=self.use_nesterov and self.momentum > 0)
 
     def boosts(self) -> tuple[Boost, ...]:
-        """What preconditions them."""
+        """The boost that preconditions the gradients."""
         return (self._boost,)
 
     def groups(self) -> tuple[ParameterGroup, ...]:
-        """Who decays, and who does not."""
+        """The parameters with and without weight decay."""
         chosen = {True: list[str](), False: list[str]()}
         for parameter in self.parameters if self.weight_decay else ():
             chosen[bool(self.decay_filter(parameter))].append(parameter.name)
@@ -107,14 +111,14 @@ class thor(Optimizer):  # noqa: N801  MindSpore's name
 
 
 class ConvertNetUtils:
-    """Makes a network ready for THOR, which every network is: its layers are found in the graph."""
+    """For compatibility: every network is ready for THOR, which finds layers in the graph."""
 
     @checked
     def convert_to_thor_net(self, net: Network) -> None:
-        """Check that it is a network; it stays as it is.
+        """Check that it is a network, without changing it.
 
         Raises:
-            ArgumentTypeError: It is none.
+            ArgumentTypeError: It is not a network.
         """
 
 
@@ -124,6 +128,6 @@ def _damping(value: Any) -> Any:
         raise ArgumentTypeError(
             f"'damping' is {type(value).__name__}, {array.ndim} axes.",
             where="thor, damping",
-            fix="Give a number, or a Tensor with one for each update.",
+            fix="Give a number, or a Tensor with one value per update.",
         )
     return tuple(array.tolist()) if array.ndim else float(array)

@@ -1,6 +1,6 @@
 """``TrainOneStepCell`` and ``TrainOneStepWithLossScaleCell``: one call is one step.
 
-The whole step (forward, loss, backward, un-scaling, finite check, update, scale) is one graph; see
+The whole step (forward, loss, backward, unscaling, finite check, update, scale) is one graph; see
 :mod:`ortboost.program.step`.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["TrainOneStepCell", "TrainOneStepWithLossScaleCell"]
 
 
 class _TrainStep(Cell):
-    """What the two cells share: the step graphs of a network and an optimizer."""
+    """Common base of both cells: the step graphs of a network and an optimizer."""
 
     def _compile(
         self,
@@ -44,7 +44,7 @@ class _TrainStep(Cell):
         finite: bool,
         divisor: float = 1.0,
     ) -> None:
-        """Prepare the steps; ``divisor`` takes back the un-scaling where none is wanted."""
+        """Prepare the steps; ``divisor`` undoes the unscaling if it is not wanted."""
         self.network, self.optimizer = network, optimizer
         owner, updates = type(self).__name__, updates_of(optimizer)
         self._steps = CompiledSteps(
@@ -61,15 +61,15 @@ class TrainOneStepCell(_TrainStep):
     """A training step without a finite check.
 
     Args:
-        network: A :class:`WithLossCell`, or a network whose one output is its loss.
+        network: A :class:`WithLossCell`, or a network whose only output is its loss.
         optimizer: The optimizer, made with the parameters of that network.
-        sens: The loss is multiplied by it before the backward pass. Nothing divides by it again but
-            the optimizer's ``loss_scale``. ``None`` is 1.
-        return_grad: Must be False; True is not in this version.
+        sens: Factor of the loss before the backward pass. Only the optimizer's ``loss_scale``
+            divides by it again. ``None`` is 1.
+        return_grad: Must be False; True is not supported in this version.
 
     Raises:
-        ArgumentTypeError, ArgumentValueError: An argument of the wrong type, ``sens`` not above 0,
-            or parameters of another network.
+        ArgumentTypeError, ArgumentValueError: An argument has the wrong type, ``sens`` is not above
+            0, or the parameters belong to another network.
 
     Example:
         >>> step = TrainOneStepCell(WithLossCell(net, loss), opt)  # doctest: +SKIP
@@ -98,10 +98,10 @@ class TrainOneStepCell(_TrainStep):
         self._compile(network, optimizer, scale, finite=False, divisor=1 / self.sens)
 
     def construct(self, *inputs: Any) -> Tensor:
-        """One step: data of each input, then the labels.
+        """Run one step: data of each input, then the labels.
 
         Returns:
-            The loss before the update, float32; with a loss of reduction ``none`` all its values.
+            The loss before the update, float32; with the reduction ``none`` all its values.
         """
         return _loss(self._steps.step(*inputs))
 
@@ -110,14 +110,15 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
     """A training step with a loss scale: an overflow skips the update.
 
     Order: loss times scale, backward, gradients divided by the scale, finite check, update of the
-    scale, and if all was finite the optimizer (whose ``loss_scale`` divides once more).
+    scale, and if all gradients are finite the optimizer (which divides by its own ``loss_scale``).
 
     Args:
-        network: A :class:`WithLossCell`, or a network whose one output is its loss.
+        network: A :class:`WithLossCell`, or a network whose only output is its loss.
         optimizer: The optimizer, made with the parameters of that network.
         scale_sense: An update cell (``nn.DynamicLossScaleUpdateCell``,
-            ``nn.FixedLossScaleUpdateCell``), a :class:`ortboost.mindspore.boost.GroupLossScaleManager`, or an
-            array of shape ``()`` or ``(1,)`` for a fixed scale that :meth:`set_sense_scale` moves.
+            ``nn.FixedLossScaleUpdateCell``), a
+            :class:`ortboost.mindspore.boost.GroupLossScaleManager`, or an array of shape ``()`` or
+            ``(1,)`` for a fixed scale that :meth:`set_sense_scale` sets.
 
     Raises:
         ArgumentValueError: ``scale_sense`` has another shape or is not above 0.
@@ -160,19 +161,18 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
 
     @property
     def scale_sense(self) -> Parameter:
-        """The present scale, as a parameter; with groups ``[groups]``."""
+        """The current scale as a parameter; with groups ``[groups]``."""
         return Parameter.of_state(self._steps.scale_state, names.SCALE, requires_grad=False)
 
     def set_sense_scale(self, sens: Any) -> None:
         """Set the scale of the next step.
 
         Args:
-            sens: Array of shape ``()`` or ``(1,)``, above 0; with groups it may have a number for
-                each.
+            sens: Array of shape ``()`` or ``(1,)``, above 0; with groups also ``[groups]``.
 
         Raises:
-            ArgumentTypeError: No array.
-            ArgumentValueError: Another shape, or not above 0.
+            ArgumentTypeError: It is not an array.
+            ArgumentValueError: It has another shape, or is not above 0.
         """
         owner = type(self).__name__
         if not isinstance(sens, np.ndarray):
@@ -190,10 +190,10 @@ class TrainOneStepWithLossScaleCell(_TrainStep):
         self._steps.scale_state.write(names.SCALE, scale)
 
     def construct(self, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """One step: data of each input, then the labels.
+        """Run one step: data of each input, then the labels.
 
         Returns:
-            ``(loss, overflow, loss_scale)``: the un-scaled loss before the update, float32; whether
+            ``(loss, overflow, loss_scale)``: the unscaled loss before the update, float32; whether
             a gradient was not finite, bool; the scale *after* this step, float32, with groups that
             of the first.
         """

@@ -1,4 +1,4 @@
-"""How an optimizer is applied: at every step, to groups in turns, over windows of micro-batches."""
+"""How optimizers are applied: at every step, to groups in turns, over windows of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["OptimizerWrapper", "Updates", "updates_of"]
 
 @dataclass(frozen=True)
 class Updates:
-    """What a training step makes of its optimizer.
+    """How a training step applies its optimizer.
 
     Args:
-        optimizer: The update rule with its parameters and rates.
-        accumulate: Micro-batches an update.
-        freeze: Which parameters are trained at which update; ``None`` for all.
-        taker: What moves the parameters in place of the rule, if anything does.
-        order: The trained parameters as ``taker`` counts on them.
+        optimizer: The optimizer: update rule, parameters and rates.
+        accumulate: Micro-batches per update.
+        freeze: The schedule of trained parameters; ``None`` to train all at each update.
+        taker: The boost that updates the parameters in place of the rule, if any.
+        order: The trained parameters in the order that ``taker`` expects.
     """
 
     optimizer: Optimizer
@@ -33,7 +33,7 @@ class Updates:
 
 
 class OptimizerWrapper(Cell):
-    """Base of what stands around an optimizer: it answers like the optimizer inside.
+    """Base class of wrappers of an optimizer, which have the properties of the inner optimizer.
 
     Args:
         optimizer: An optimizer, or another wrapper.
@@ -46,7 +46,7 @@ class OptimizerWrapper(Cell):
         self.optimizer = optimizer
 
     def updates(self) -> Updates:
-        """What a training step makes of it."""
+        """How a training step applies it."""
         return updates_of(self.optimizer)
 
     @property
@@ -56,7 +56,7 @@ class OptimizerWrapper(Cell):
 
     @property
     def learning_rate(self) -> Any:
-        """The rate as it was given; can be replaced."""
+        """The learning rate as given; may be replaced."""
         return self.optimizer.learning_rate
 
     @learning_rate.setter
@@ -65,16 +65,16 @@ class OptimizerWrapper(Cell):
 
     @property
     def global_step(self) -> int:
-        """Updates applied so far."""
+        """Number of applied updates."""
         step: int = self.optimizer.global_step
         return step
 
     def get_lr(self) -> float | tuple[float, ...]:
-        """The rate of the next update; with groups one for each parameter."""
+        """The learning rate of the next update; with groups one per parameter."""
         rate: float | tuple[float, ...] = self.optimizer.get_lr()
         return rate
 
 
 def updates_of(optimizer: Optimizer | OptimizerWrapper) -> Updates:
-    """How an optimizer, or what stands around one, is applied."""
+    """How an optimizer or a wrapper is applied."""
     return optimizer.updates() if isinstance(optimizer, OptimizerWrapper) else Updates(optimizer)

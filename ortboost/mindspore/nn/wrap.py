@@ -1,4 +1,4 @@
-"""``WithLossCell`` and ``WithEvalCell``: a network together with its loss."""
+"""``WithLossCell`` and ``WithEvalCell``: a network and its loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["WithEvalCell", "WithLossCell", "holds_network", "network_of", "parts
 
 
 class _WithLoss(Cell):
-    """What the two cells share: a network that cannot be replaced."""
+    """Common base of both cells: a network that cannot be replaced."""
 
     _network: Network
 
@@ -30,11 +30,11 @@ class _WithLoss(Cell):
         return self._network
 
     def _split(self, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        """The data of each input, and the label."""
+        """Split arguments into the data of each input, and the label."""
         inner = self._network.inputs
         if len(inputs) != len(inner) + 1:
             raise ArgumentTypeError(
-                f"{len(inner) + 1} arguments are needed and {len(inputs)} were given.",
+                f"{len(inner) + 1} arguments are needed, but {len(inputs)} were given.",
                 where=f"{type(self).__name__} call",
                 fix=f"Give {', '.join(spec.name for spec in inner)} and the label.",
             )
@@ -67,7 +67,7 @@ class WithLossCell(_WithLoss):
         return self._loss_fn
 
     def construct(self, *inputs: Any) -> Tensor:
-        """The loss of a batch, by the inference graph: data of each input, then the label."""
+        """Compute the loss with the inference graph: data of each input, then the label."""
         data, label = self._split(inputs)
         result: Tensor = self._loss_fn(_prediction(self._network(*data)), label)
         return result
@@ -78,8 +78,8 @@ class WithEvalCell(_WithLoss):
 
     Args:
         network: The network.
-        loss_fn: The loss, or ``None``: then only outputs and labels are answered.
-        add_cast_fp32: Answer outputs and labels as float32.
+        loss_fn: The loss; with ``None`` only outputs and labels are returned.
+        add_cast_fp32: Return outputs and labels as float32.
 
     Example:
         >>> loss, outputs, labels = WithEvalCell(net, nn.MSELoss())(data, label)  # doctest: +SKIP
@@ -98,7 +98,7 @@ class WithEvalCell(_WithLoss):
         return self._loss_fn
 
     def construct(self, *inputs: Any) -> tuple[Any, ...]:
-        """Data of each input, then the label; answers ``(loss, outputs, labels)``."""
+        """Compute ``(loss, outputs, labels)`` from the data of each input, then the label."""
         data, label = self._split(inputs)
         outputs = self._network(*data)
         if self.add_cast_fp32:
@@ -120,15 +120,15 @@ def network_of(owner: str, value: Any) -> Network:
 
 
 def parts_of(owner: str, value: Any) -> tuple[Network, LossBase | None]:
-    """Network and loss of a cell to train.
+    """Get network and loss of a cell to train.
 
     Args:
-        owner: Who asks, for errors.
+        owner: Name of the caller, for errors.
         value: A network, a :class:`WithLossCell`, or a user's cell whose ``construct`` is
             ``loss_fn(network(data), label)``.
 
     Raises:
-        ArgumentTypeError: It holds no network.
+        ArgumentTypeError: It contains no network.
         NotInThisVersionError: Its ``construct`` does something else.
     """
     if isinstance(value, WithLossCell):
@@ -140,18 +140,18 @@ def parts_of(owner: str, value: Any) -> tuple[Network, LossBase | None]:
 
 
 def holds_network(value: Any) -> bool:
-    """Whether it is a cell with a network of an ONNX file in it."""
+    """Whether it is a cell that contains a network from an ONNX file."""
     return isinstance(value, Cell) and (
         isinstance(value, Network) or any(map(holds_network, value.cells()))
     )
 
 
 def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
-    """What ``construct`` comes to, found by calling it with stand-ins."""
+    """Trace ``construct`` by calling it with placeholders."""
     owner = type(cell).__name__
     own = next((name for name, v in vars(cell).items() if isinstance(v, Parameter)), None)
     if own is not None:
-        raise not_one_network_and_loss(owner, f"'{own}' is a parameter of its own")
+        raise not_one_network_and_loss(owner, f"it has the parameter '{own}'")
     named = inspect.signature(cell.construct).parameters.values()
     if any(item.kind is item.VAR_POSITIONAL for item in named):
         raise not_one_network_and_loss(owner, "its arguments have no names")
@@ -159,7 +159,7 @@ def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
     result = cell(*given)
     loss = result.cell if isinstance(result, Traced) else None
     if not isinstance(loss, LossBase | Network):
-        raise not_one_network_and_loss(owner, f"it gives back {type(result).__name__}")
+        raise not_one_network_and_loss(owner, f"it returns {type(result).__name__}")
     scores, used = (
         (result, ()) if isinstance(loss, Network) else (result.inputs[0], result.inputs[1:])
     )
@@ -176,8 +176,8 @@ def _traced_parts(cell: Cell) -> tuple[Network, LossBase | None]:
 def _prediction(outputs: Any) -> Any:
     if isinstance(outputs, tuple):
         raise ArgumentTypeError(
-            f"The network has {len(outputs)} outputs; a loss takes one.",
+            f"The network has {len(outputs)} outputs, but a loss needs one.",
             where="loss_fn",
-            fix="Cut the model to the output that the loss is taken of.",
+            fix="Cut the model to the output that the loss reads.",
         )
     return outputs

@@ -1,1 +1,1 @@
-"""``Model``, its callbacks and checkpoints under MindSpore's names."""
+"""``Model``, its callbacks and checkpoints with MindSpore's API."""

@@ -1,10 +1,11 @@
-"""A callback of MindSpore's make in a run of :func:`ortboost.train`.
+"""Adapt callbacks with MindSpore's interface to :func:`ortboost.train`.
 
-Its ``on_train_*`` methods are called as in ``Model.train``, with ``cur_epoch_num``, ``cur_step_num``,
-``cur_step_in_epoch``, ``epoch_num``, ``batch_num``, ``net_outputs`` (loss, overflow, loss scale), ``mode``
-and, after a validation, ``eval_results``. What only ``Model`` has (``network``, ``optimizer``, the data
-sets) is refused with an error that says so. Of the ``on_eval_*`` methods ``on_eval_end`` is called, where a
-callback has its own: the short names (``begin``, ``step_end``) tell of training only.
+Their ``on_train_*`` methods are called as in ``Model.train``, with ``cur_epoch_num``,
+``cur_step_num``, ``cur_step_in_epoch``, ``epoch_num``, ``batch_num``, ``net_outputs`` (loss,
+overflow, loss scale), ``mode`` and, after a validation, ``eval_results``. Parameters that only
+``Model`` has (``network``, ``optimizer``, the data sets) raise an error that says so. Of the
+``on_eval_*`` methods only an overridden ``on_eval_end`` is called: the short names (``begin``,
+``step_end``) refer to training only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class NotInTrainerError(UsageError, AttributeError):
 
 
 class _Parameters(CallbackParam):
-    """The parameters of the run; what is missing is told with a way out."""
+    """The parameters of the run; missing ones raise an error with advice."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self or name.startswith("__"):
@@ -48,10 +49,10 @@ class _Parameters(CallbackParam):
 
 
 class TrainerAdapter(training.Callback):
-    """A callback for the trainer that calls one of MindSpore's make.
+    """A callback for the trainer that calls one with MindSpore's interface.
 
     Args:
-        callback: That one.
+        callback: The callback to call.
 
     Raises:
         ArgumentValueError: It overrides a method that the trainer never calls.
@@ -71,7 +72,7 @@ class TrainerAdapter(training.Callback):
 
     @property
     def name(self) -> str:
-        """Class name with a mark of its make."""
+        """The class name with the prefix ``mindspore.``."""
         return f"mindspore.{type(self.callback).__name__}"
 
     def on_train_begin(self, run: training.RunView) -> None:
@@ -97,7 +98,7 @@ class TrainerAdapter(training.Callback):
         self._call("on_train_epoch_begin", run)
 
     def on_step_begin(self, run: training.RunView) -> None:
-        """Before a step, whose number it has already, as in ``Model``."""
+        """Before a step; its number is already set, as in ``Model``."""
         self._args |= {"cur_step_num": run.step + 1, "cur_step_in_epoch": run.batch + 1}
         self._call("on_train_step_begin", run)
 

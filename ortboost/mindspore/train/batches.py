@@ -1,4 +1,4 @@
-"""What :class:`ortboost.Model` takes for a data set: anything that gives batches."""
+"""Data sets of :class:`ortboost.Model`: anything that provides batches."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ __all__ = ["Batches"]
 
 
 class Batches:
-    """Batches of a data set as tuples: an array for each input, then the labels.
+    """Iterates over a data set as tuples: an array for each input, then the labels.
 
     Args:
         dataset: An iterable of tuples or dicts of arrays (a list, a torch ``DataLoader``); a
             function without arguments that returns one; a source of
             :mod:`ortboost.training.data`; or a MindSpore data set.
-        inputs: Names of the network's inputs, by which dicts are read.
+        inputs: Names of the network's inputs, used as keys of dicts.
+        where: Name of the caller, for errors.
 
     Raises:
-        ArgumentTypeError: None of these.
+        ArgumentTypeError: It is none of these.
     """
 
     def __init__(self, dataset: Any, inputs: Sequence[str], where: str) -> None:
         known = any(hasattr(dataset, a) for a in ("epoch", "create_tuple_iterator", "__iter__"))
         if not (known or callable(dataset)) or isinstance(dataset, str | bytes | Mapping):
             raise ArgumentTypeError(
-                f"A {type(dataset).__name__} is no data set.",
+                f"A {type(dataset).__name__} is not a data set.",
                 where=where,
                 fix="Give an iterable of (data, label), or a function that returns one.",
             )
@@ -37,7 +38,7 @@ class Batches:
 
     @property
     def size(self) -> int:
-        """Batches in an epoch; 0 if not known."""
+        """Batches per epoch; 0 if unknown."""
         dataset = self._dataset
         if hasattr(dataset, "get_dataset_size"):
             return int(dataset.get_dataset_size())
@@ -49,7 +50,7 @@ class Batches:
             return 0
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, ...]]:
-        """The batches of one epoch, counted from 0."""
+        """Iterate over the batches of one epoch, counted from 0."""
         dataset = self._dataset
         if hasattr(dataset, "epoch"):
             items = dataset.epoch(epoch)
@@ -87,5 +88,5 @@ class Batches:
         raise ArgumentValueError(
             f"A batch has the keys {', '.join(map(str, item))}.",
             where=self._where,
-            fix=f"Call them {', '.join(self._inputs)} and labels.",
+            fix=f"Name them {', '.join(self._inputs)} and labels.",
         )

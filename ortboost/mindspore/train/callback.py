@@ -1,7 +1,7 @@
 """The callback interface of :class:`ortboost.Model`, as in MindSpore.
 
-A callback's methods get a :class:`RunContext`; ``run_context.original_args()`` holds, as attributes:
-``epoch_num``, ``batch_num`` (steps in an epoch, 0 if not known), ``cur_epoch_num`` and
+A callback's methods receive a :class:`RunContext`; ``run_context.original_args()`` has the
+attributes ``epoch_num``, ``batch_num`` (steps per epoch, 0 if unknown), ``cur_epoch_num`` and
 ``cur_step_num`` (from 1), ``cur_step_in_epoch``, ``network``, ``train_network``, ``loss_fn``,
 ``optimizer``, ``net_outputs``, ``train_dataset``, ``train_dataset_element``, ``mode``; in
 validation also ``valid_dataset``, ``metrics`` and, after it, ``eval_results``.
@@ -19,7 +19,7 @@ __all__ = ["Callback", "CallbackParam", "RunContext", "as_callbacks", "call_all"
 
 
 class CallbackParam(dict[str, Any]):
-    """A dict whose items are attributes too."""
+    """A dict whose items are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -32,7 +32,7 @@ class CallbackParam(dict[str, Any]):
 
 
 class RunContext:
-    """What a callback is told, and how it stops the run.
+    """The information for a callback, and its means to stop the run.
 
     Args:
         original_args: The parameters of the run.
@@ -47,32 +47,32 @@ class RunContext:
         self._stop = False
 
     def original_args(self) -> CallbackParam:
-        """The parameters of the run; see the module."""
+        """The parameters of the run; see the module docstring."""
         return self._original_args
 
     def request_stop(self) -> None:
-        """Stop after this step."""
+        """Request to stop after this step."""
         self._stop = True
 
     def get_stop_requested(self) -> bool:
-        """Whether a stop was asked for."""
+        """Whether a stop was requested."""
         return self._stop
 
 
 class Callback:
-    """Base of the callbacks; override what is needed.
+    """Base class of the callbacks; override methods as needed.
 
     The ``on_train_*`` and ``on_eval_*`` methods call the short ones (``begin``, ``epoch_begin``,
     ``step_begin``, ``step_end``, ``epoch_end``, ``end``) unless overridden.
     """
 
     def to_trainer(self) -> training.Callback:
-        """This callback for :func:`ortboost.train`, see :mod:`ortboost.mindspore.train.adapter`.
+        """Adapt it to :func:`ortboost.train`; see :mod:`ortboost.mindspore.train.adapter`.
 
         Raises:
             ArgumentValueError: It has a method that the trainer never calls.
         """
-        from ortboost.mindspore.train.adapter import TrainerAdapter  # which knows this class
+        from ortboost.mindspore.train.adapter import TrainerAdapter  # it imports this class
 
         return TrainerAdapter(self)
 
@@ -144,16 +144,16 @@ class Callback:
 
 
 def as_callbacks(value: Any) -> list[Callback]:
-    """Callbacks as a list.
+    """Convert callbacks to a list.
 
     Raises:
-        ArgumentTypeError: Something is no callback.
+        ArgumentTypeError: An item is not a callback.
     """
     items = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
     for item in items:
         if not isinstance(item, Callback):
             raise ArgumentTypeError(
-                f"A {type(item).__name__} is no callback.",
+                f"A {type(item).__name__} is not a callback.",
                 where="callbacks",
                 fix="Give a Callback or a list of them.",
             )

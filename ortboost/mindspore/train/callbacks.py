@@ -1,4 +1,4 @@
-"""The callbacks that come with :class:`ortboost.Model`, under MindSpore's names."""
+"""The standard callbacks of :class:`ortboost.Model`, with MindSpore's API."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 class LossMonitor(Callback):
     """Print the loss of a step.
 
-    It stops the run when the loss of a step that was *not* skipped is not finite. (MindSpore also
-    stops at the overflow of a skipped step, from which a dynamic scale recovers.)
+    A non-finite loss of a step that was *not* skipped stops the run. (MindSpore also stops at the
+    overflow of a skipped step, from which a dynamic scale recovers.)
 
     Args:
-        per_print_times: Print at every so many steps; 0 never.
+        per_print_times: Print every this many steps; 0 for never.
     """
 
     @checked
@@ -44,7 +44,7 @@ class LossMonitor(Callback):
         self._last_print_time = 0
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Print, or stop."""
+        """Print the loss, or stop the run."""
         args = run_context.original_args()
         loss = _loss_of(args.net_outputs)
         if not math.isfinite(loss) and not _skipped(args.net_outputs):
@@ -58,17 +58,17 @@ class LossMonitor(Callback):
         passed = args.cur_step_num - self._last_print_time
         if self._per_print_times and passed >= self._per_print_times:
             self._last_print_time = args.cur_step_num
-            print(  # what the callback is for
+            print(  # the purpose of the callback
                 f"epoch: {args.cur_epoch_num} step: {args.cur_step_in_epoch}, loss is {loss}",
                 flush=True,
             )
 
 
 class TimeMonitor(Callback):
-    """Print the time of an epoch and of a step, in milliseconds.
+    """Print the time per epoch and per step, in milliseconds.
 
     Args:
-        data_size: Steps in an epoch; counted if not given.
+        data_size: Steps per epoch; counted if not given.
     """
 
     @checked
@@ -81,7 +81,7 @@ class TimeMonitor(Callback):
         self._started = time.perf_counter()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Print."""
+        """Print the times."""
         args = run_context.original_args()
         spent = (time.perf_counter() - self._started) * 1000
         steps = self.data_size or args.cur_step_in_epoch or 1
@@ -91,17 +91,17 @@ class TimeMonitor(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stop when a number no longer improves.
+    """Stop when a metric no longer improves.
 
     Args:
         monitor: ``eval_loss`` or a metric of the model (both need a validation in ``Model.fit``),
             or ``loss``, the loss of the last step of the epoch.
-        min_delta: Less than this is no improvement, 0 or more.
+        min_delta: Minimum change that counts as an improvement, 0 or more.
         patience: Epochs without improvement before the run is stopped.
         verbose: Print when it stops.
-        mode: ``min``, ``max``, or ``auto``: max if ``acc`` is part of the name.
-        baseline: The number must be better than this.
-        restore_best_weights: Put the weights of the best epoch back when it stops.
+        mode: ``min``, ``max``, or ``auto``: ``max`` if the name contains ``acc``.
+        baseline: Value that the metric must improve on.
+        restore_best_weights: Restore the weights of the best epoch when it stops.
     """
 
     @checked
@@ -124,7 +124,7 @@ class EarlyStopping(Callback):
         self._weights: dict[str, Any] = {}
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Start anew."""
+        """Reset the state."""
         self._seen, self._weights = self._fresh(), {}
 
     def _fresh(self) -> Patience:
@@ -132,17 +132,17 @@ class EarlyStopping(Callback):
         return Patience(goal, max(self.patience, 1), self.baseline)
 
     def to_trainer(self) -> training.EarlyStopping:
-        """The same for :func:`ortboost.train`; ``loss`` is the mean of the epoch there.
+        """Convert to the callback of :func:`ortboost.train`, where ``loss`` is the epoch mean.
 
         Raises:
-            ArgumentValueError: Weights are to be restored.
+            ArgumentValueError: ``restore_best_weights`` is True.
         """
         if self.restore_best_weights:
             raise ArgumentValueError(
                 "The trainer of a program does not restore weights in the middle of a run.",
                 where="EarlyStopping, restore_best_weights",
                 fix="Leave it out: the best weights are kept as the checkpoint 'best', which "
-                "evaluate and export take.",
+                "evaluate and export use.",
             )
         name = self.monitor.removeprefix("eval_")
         monitor = "train_loss" if self.monitor == "loss" else f"val_{name}"
@@ -151,7 +151,7 @@ class EarlyStopping(Callback):
         return training.EarlyStopping(goal, max(self.patience, 1), self.baseline)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Look at the number, and stop if it is time."""
+        """Check the metric, and stop if patience is exhausted."""
         args = run_context.original_args()
         value = self._value(args)
         if value is None:
@@ -178,14 +178,14 @@ class EarlyStopping(Callback):
             if name in results:
                 return float(results[name])
         raise ArgumentValueError(
-            f"There is no '{self.monitor}' to watch.",
+            f"'{self.monitor}' is not available.",
             where="EarlyStopping, monitor",
             fix=f"Give one of loss, {', '.join(results)}; eval_loss needs the metric 'loss'.",
         )
 
 
 def _loss_of(outputs: Any) -> float:
-    """The loss of a step; the mean where the reduction is ``none``."""
+    """The loss of a step; the mean for the reduction ``none``."""
     loss = outputs[0] if isinstance(outputs, tuple) else outputs
     return float(np.mean(np.asarray(loss)))
 

@@ -45,29 +45,31 @@ _KEYWORDS = ("boost_config_dict", "loss_scale_manager", "keep_batchnorm_fp32")
 
 
 class Model:
-    """A network with what it takes to train and validate it.
+    """A network with loss, optimizer and metrics, to train and validate it.
 
     Args:
         network: The network. Without an optimizer it may be a training cell.
         loss_fn: The loss; ``None`` if the network computes its own, or is a
             :class:`ortboost.mindspore.nn.WithLossCell`.
         optimizer: The optimizer, made with the network's parameters.
-        metrics: A set of names (``{"accuracy", "loss"}``, see :func:`ortboost.mindspore.nn.metrics.names`) or
-            a dict from a name to a metric.
-        eval_network: A cell that answers what the metrics take; by default
+        metrics: A set of names (``{"accuracy", "loss"}``, see
+            :func:`ortboost.mindspore.nn.metrics.names`) or a dict from a name to a metric.
+        eval_network: A cell that returns the inputs of the metrics; by default
             :class:`ortboost.mindspore.nn.WithEvalCell`.
-        eval_indexes: Which of its outputs are loss, prediction and label.
-        amp_level: Mixed precision of the training steps, see :func:`ortboost.mindspore.amp.build_train_network`.
-            Evaluation and prediction are in float32.
-        boost_level: ``O0``, ``O1`` or ``O2``: what :class:`ortboost.mindspore.boost.AutoBoost` makes of network and
-            optimizer is trained. With LessBN that is a new network, :attr:`predict_network`; the one
-            that was given keeps its weights.
-        **kwargs: ``boost_config_dict`` for :class:`ortboost.mindspore.boost.AutoBoost`; ``loss_scale_manager``,
-            also a :class:`ortboost.mindspore.boost.GroupLossScaleManager`; ``keep_batchnorm_fp32`` is taken and
-            changes nothing.
+        eval_indexes: Indices of loss, prediction and label among its outputs.
+        amp_level: Mixed precision of the training steps, see
+            :func:`ortboost.mindspore.amp.build_train_network`. Evaluation and prediction are in
+            float32.
+        boost_level: ``O0``, ``O1`` or ``O2``: :class:`ortboost.mindspore.boost.AutoBoost` is
+            applied to network and optimizer. With LessBN the trained network is a new one,
+            :attr:`predict_network`; the given one keeps its weights.
+        **kwargs: ``boost_config_dict`` for :class:`ortboost.mindspore.boost.AutoBoost`;
+            ``loss_scale_manager``, which may be a
+            :class:`ortboost.mindspore.boost.GroupLossScaleManager`; ``keep_batchnorm_fp32``, see
+            :func:`ortboost.mindspore.amp.build_train_network`.
 
     Raises:
-        NotInThisVersionError: A boost that is not there yet.
+        NotInThisVersionError: A boost is not supported in this version.
 
     Example:
         >>> model = Model(net, loss, opt, metrics={"accuracy"})        # doctest: +SKIP
@@ -92,9 +94,7 @@ class Model:
         **kwargs: Any,
     ) -> None:
         for key in kwargs:
-            require_known(
-                key, _KEYWORDS, f"There is no argument '{key}'.", "Model", ArgumentValueError
-            )
+            require_known(key, _KEYWORDS, f"Unknown argument '{key}'.", "Model", ArgumentValueError)
         manager = kwargs.get("loss_scale_manager")
         check_argument(
             "Model", "loss_scale_manager", manager, LossScaleManager | GroupLossScaleManager | None
@@ -136,13 +136,13 @@ class Model:
 
     @property
     def train_network(self) -> Cell:
-        """The cell that is called at each step."""
+        """The cell called at each step."""
         cell: Cell = self._train_network
         return cell
 
     @property
     def eval_network(self) -> Cell | None:
-        """The cell that is called for each batch of validation."""
+        """The cell called for each batch of validation."""
         return self._eval_network
 
     @property
@@ -167,9 +167,9 @@ class Model:
             epoch: Number of the last epoch, at least 1.
             train_dataset: Batches, see :class:`ortboost.mindspore.train.batches.Batches`.
             callbacks: A callback or a list of them.
-            dataset_sink_mode: Taken and without effect: data is fed step by step.
-            sink_size: Must be -1 with ``dataset_sink_mode``; ignored without, as in MindSpore.
-            initial_epoch: Epochs that are done already, below ``epoch``.
+            dataset_sink_mode: Accepted without effect: data is fed step by step.
+            sink_size: Must be -1 with ``dataset_sink_mode``; otherwise ignored, as in MindSpore.
+            initial_epoch: Number of epochs already done, below ``epoch``.
         """
         check_sink("Model.train", dataset_sink_mode, sink_size)
         self._run("Model.train", epoch, train_dataset, callbacks, initial_epoch)
@@ -186,18 +186,18 @@ class Model:
         sink_size: int = -1,
         initial_epoch: int = 0,
     ) -> None:
-        """Train, with a validation after some epochs; prints its result.
+        """Train, with validations after some epochs, whose results are printed.
 
         Args:
             epoch: Number of the last epoch, at least 1.
             train_dataset: Batches to train on.
             valid_dataset: Batches to validate on; ``None`` for no validation.
-            valid_frequency: Validate after every so many epochs, or after just these.
+            valid_frequency: Validate after every this many epochs, or after exactly these.
             callbacks: A callback or a list of them.
-            dataset_sink_mode: Taken and without effect.
-            valid_dataset_sink_mode: Taken and without effect.
+            dataset_sink_mode: Accepted without effect.
+            valid_dataset_sink_mode: Accepted without effect.
             sink_size: As for :meth:`train`.
-            initial_epoch: Epochs that are done already.
+            initial_epoch: Number of epochs already done.
         """
         owner = "Model.fit"
         check_sink(owner, dataset_sink_mode, sink_size)
@@ -288,10 +288,10 @@ class Model:
         Args:
             valid_dataset: Batches, see :class:`ortboost.mindspore.train.batches.Batches`.
             callbacks: A callback or a list of them.
-            dataset_sink_mode: Taken and without effect.
+            dataset_sink_mode: Accepted without effect.
 
         Returns:
-            Name of the metric to its value.
+            Metric name to value.
         """
         check_argument("Model.eval", "dataset_sink_mode", dataset_sink_mode, bool)
         self._need_metrics("Model.eval")
@@ -299,7 +299,7 @@ class Model:
         return self._evaluate(batches, as_callbacks(callbacks))
 
     def _evaluate(self, batches: Batches, listeners: list[Callback]) -> dict[str, float]:
-        network: Any = self._eval_network  # where there are metrics, there is one
+        network: Any = self._eval_network  # exists if there are metrics
         for metric in self._metrics.values():
             metric.clear()
         args = CallbackParam(
@@ -332,7 +332,7 @@ class Model:
         return results
 
     def _feed(self, metric: Metric, outputs: tuple[Any, ...]) -> None:
-        """Give a metric its part of the outputs of the evaluation network."""
+        """Pass a metric its inputs among the outputs of the evaluation network."""
         if metric.indexes is not None:
             metric.update(*(outputs[index] for index in metric.indexes))
         elif self._eval_indexes is None and not isinstance(self._eval_network, WithEvalCell):
@@ -343,7 +343,7 @@ class Model:
             metric.update(*(outputs[index] for index in chosen))
 
     def predict(self, *predict_data: Any) -> Tensor | tuple[Tensor, ...]:
-        """The network's outputs, by the inference graph.
+        """Compute the network's outputs with the inference graph.
 
         Args:
             *predict_data: One array for each input.

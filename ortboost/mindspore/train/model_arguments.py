@@ -30,7 +30,7 @@ __all__ = [
 
 
 def backbone_of(network: Cell) -> Network:
-    """The network within wrapping cells."""
+    """The network inside of wrapping cells."""
     while isinstance(network, TrainOneStepCell | TrainOneStepWithLossScaleCell):
         network = network.network
     return network_of("Model, network", network)
@@ -39,23 +39,24 @@ def backbone_of(network: Cell) -> Network:
 def boosted(
     boost: AutoBoost, network: Cell, optimizer: Any, eval_network: Cell | None
 ) -> tuple[Cell, Any, Cell | None]:
-    """Network, optimizer and evaluation network with the boosts.
+    """Apply boosts to network, optimizer and evaluation network.
 
     Raises:
-        ArgumentValueError: There is nothing to train, or the evaluation network holds the network
-            before the boost in a way that cannot be seen through.
+        ArgumentValueError: There is no optimizer, or the original network inside of the evaluation
+            network cannot be replaced.
     """
     if optimizer is None:
         raise ArgumentValueError(
             "There is no optimizer, so there is nothing to boost.",
             where="Model, boost_level",
-            fix="Give an optimizer, or leave boost_level out: a boosted network is evaluated as it is.",
+            fix="Give an optimizer, or leave boost_level out: a boosted network is evaluated "
+            "unchanged.",
         )
     network, optimizer = boost.network_auto_process_train(network, optimizer)
     if eval_network is not None and boost.boost_config["less_bn"]:
         if not isinstance(eval_network, Network | WithLossCell | WithEvalCell):
             raise ArgumentValueError(
-                "With LessBN the network that is trained is a new one, and 'eval_network' has another.",
+                "LessBN trains a new network, but 'eval_network' contains another one.",
                 where="Model, eval_network",
                 fix="Leave it out, or give nn.WithEvalCell(net, loss).",
             )
@@ -64,18 +65,18 @@ def boosted(
 
 
 def check_scale_groups(boost: AutoBoost, manager: Any) -> None:
-    """Refuse the boost ``loss_scale_group`` without a manager that names the groups.
+    """Refuse the boost ``loss_scale_group`` without a manager that defines the groups.
 
-    Dimension reduction takes the whole step, so it does without.
+    Dimension reduction replaces the whole step, so it needs none.
 
     Raises:
-        ArgumentTypeError: The manager is another one, or none.
+        ArgumentTypeError: The manager is missing or of another kind.
     """
     on = boost.config.on
     wanted = on.loss_scale_group and not on.dim_reduce
     if wanted and not isinstance(manager, GroupLossScaleManager):
         raise ArgumentTypeError(
-            f"With 'loss_scale_group' the manager must name groups, this one is "
+            f"With 'loss_scale_group' the manager must define groups, but it is "
             f"{type(manager).__name__}.",
             where="Model, loss_scale_manager",
             fix="Give a boost.GroupLossScaleManager.",
@@ -83,7 +84,7 @@ def check_scale_groups(boost: AutoBoost, manager: Any) -> None:
 
 
 def check_indexes(value: Any) -> tuple[int, int, int] | None:
-    """``eval_indexes``, if they are three numbers."""
+    """Check that ``eval_indexes`` are three numbers."""
     if value is None:
         return None
     check_argument("Model", "eval_indexes", value, list | tuple)
@@ -97,7 +98,7 @@ def check_indexes(value: Any) -> tuple[int, int, int] | None:
 
 
 def check_sink(owner: str, mode: Any, size: Any) -> None:
-    """Refuse a sink size; the mode itself has no effect."""
+    """Check the sink mode, which has no effect, and refuse a sink size."""
     check_argument(owner, "dataset_sink_mode", mode, bool)
     check_argument(owner, "sink_size", size, int)
     if size != -1 and size < 1:
@@ -111,7 +112,7 @@ def check_sink(owner: str, mode: Any, size: Any) -> None:
 
 
 def validation_epochs(owner: str, frequency: Any) -> Callable[[int], bool]:
-    """Whether an epoch, counted from 1, is followed by a validation."""
+    """Return a function that tells whether a validation follows an epoch, counted from 1."""
     if isinstance(frequency, list | tuple | set | range):
         epochs = set(frequency)
         return lambda number: number in epochs

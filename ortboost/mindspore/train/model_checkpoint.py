@@ -1,4 +1,4 @@
-"""``ModelCheckpoint``: saves the weights in the course of training."""
+"""``ModelCheckpoint``: save the weights during training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class CheckpointConfig:
     """When :class:`ModelCheckpoint` saves, and how many files it keeps.
 
     Args:
-        save_checkpoint_steps: Save at every so many steps; 0 goes by seconds.
-        save_checkpoint_seconds: Save after so many seconds, if above 0 and steps are 0.
-        keep_checkpoint_max: The oldest files beyond this number are removed; 0 keeps all.
+        save_checkpoint_steps: Save every this many steps; 0 to go by seconds.
+        save_checkpoint_seconds: Save every this many seconds, if above 0 and steps are 0.
+        keep_checkpoint_max: Remove the oldest files beyond this number; 0 keeps all.
     """
 
     @checked
@@ -41,11 +41,11 @@ class ModelCheckpoint(Callback):
 
     Args:
         prefix: Start of the names.
-        directory: Folder; made if missing, the present one if not given.
+        directory: Folder, created if missing; the current one if not given.
         config: When to save.
 
     Raises:
-        ArgumentValueError: ``prefix`` is no text, or holds a '/'.
+        ArgumentValueError: ``prefix`` is not a non-empty string, or contains a '/'.
     """
 
     @checked
@@ -57,7 +57,7 @@ class ModelCheckpoint(Callback):
     ) -> None:
         if not isinstance(prefix, str) or "/" in prefix or not prefix:
             raise ArgumentValueError(
-                f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short text."
+                f"'prefix' is {prefix!r}.", where="ModelCheckpoint", fix="Give a short string."
             )
         self._prefix, self._directory = prefix, Path(directory or ".")
         self._config = config or CheckpointConfig()
@@ -65,24 +65,24 @@ class ModelCheckpoint(Callback):
         self._files: list[Path] = []
 
     def to_trainer(self) -> training.Callback:
-        """Not for :func:`ortboost.train`, which keeps checkpoints of its own.
+        """Not supported: :func:`ortboost.train` has its own checkpoints.
 
         Raises:
             ArgumentValueError: Always.
         """
         raise ArgumentValueError(
-            "ModelCheckpoint is for Model; the trainer of a program keeps checkpoints of its own.",
+            "ModelCheckpoint is for Model; the trainer of a program has its own checkpoints.",
             where="callbacks",
             fix="Leave it out, and give train(..., keep=3, checkpoint_every=100).",
         )
 
     @property
     def latest_ckpt_file_name(self) -> str:
-        """The newest file; empty before the first."""
+        """Path of the newest file; empty before the first."""
         return str(self._files[-1]) if self._files else ""
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Make the folder."""
+        """Create the folder."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._last_step = run_context.original_args().cur_step_num
         self._last_time = time.monotonic()
@@ -99,7 +99,7 @@ class ModelCheckpoint(Callback):
             self._save(args)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Save the last state, unless that was just done."""
+        """Save the last state, unless it has just been saved."""
         args = run_context.original_args()
         if args.cur_step_num != self._last_step:
             self._save(args)

@@ -1,4 +1,4 @@
-"""``ConvertModelUtils``: a model that trains with THOR, as MindSpore users make one."""
+"""``ConvertModelUtils``: make a model that trains with THOR, with MindSpore's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ConvertModelUtils", "ConvertNetUtils"]
 
 
 class ConvertModelUtils:
-    """Makes a model for THOR. Here :class:`Model` can do it itself: the step counts its updates."""
+    """Makes a model for THOR. For compatibility: :class:`Model` itself supports THOR here."""
 
     @staticmethod
     def convert_to_thor_model(
@@ -26,7 +26,7 @@ class ConvertModelUtils:
         loss_scale_manager: Any = None,
         keep_batchnorm_fp32: bool = False,
     ) -> Model:
-        """A new model of these parts if the optimizer is THOR; otherwise the one that is given.
+        """Make a new model of these parts if the optimizer is THOR; otherwise return ``model``.
 
         Args:
             model: A model.
@@ -35,11 +35,11 @@ class ConvertModelUtils:
             optimizer: The optimizer.
             metrics: See :class:`Model`.
             amp_level: See :class:`Model`.
-            loss_scale_manager: See :class:`Model`; dynamic ones work as well.
+            loss_scale_manager: See :class:`Model`; dynamic ones are supported.
             keep_batchnorm_fp32: See :class:`Model`.
 
         Raises:
-            ArgumentTypeError, ArgumentValueError: As of :class:`Model`.
+            ArgumentTypeError, ArgumentValueError: As for :class:`Model`.
         """
         if not isinstance(optimizer, thor):
             return model

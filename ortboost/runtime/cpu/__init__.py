@@ -1,1 +1,1 @@
-"""Forms of a step graph that run faster on the CPU; see :mod:`ortboost.runtime.peepholes`."""
+"""Faster forms of a step graph on the CPU; see :mod:`ortboost.runtime.peepholes`."""

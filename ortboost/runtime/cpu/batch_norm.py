@@ -1,8 +1,8 @@
-"""Fuse the operators of a training-mode BatchNormalization into one again.
+"""Fuse the decomposed training-mode BatchNormalization into one operator again.
 
-The step holds it as six standard operators, because the CUDA provider has no kernel for training
-mode. The CPU provider has one: 43 microseconds for 32x24x16x16 elements where the six take about
-100.
+The step contains it as six standard operators, because the CUDA provider has no kernel for training
+mode. The CPU provider has one, which takes 43 microseconds for 32x24x16x16 elements; the six
+operators take about 100.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def fused_statistics(model: ir.Model) -> bool:
-    """Fuse what the portable engine's ``batch_statistics`` wrote out, in place.
+    """Fuse the operators written by the portable engine's ``batch_statistics``, in place.
 
-    With a momentum of 0 the running statistics that the operator returns are those of the batch.
+    With a momentum of 0 the running statistics returned by the operator are those of the batch.
 
     Args:
-        model: The step graph; float32 only, the number of channels must be known.
+        model: The step graph. Only float32 nodes with a known number of channels are fused.
 
     Returns:
-        Whether there was one.
+        Whether anything was fused.
     """
     first: dict[int, ir.Node] = {}
     for node in model.graph:
         centered = batch_centered(node) if node.op_type == "BatchNormalization" else None
-        if centered is not None:  # later ones are parts of its gradient
+        if centered is not None:  # later nodes belong to its gradient
             first.setdefault(id(centered), node)
     nodes = [node for node in first.values() if _channels(node)]
     if not nodes:
@@ -49,7 +49,7 @@ def fused_statistics(model: ir.Model) -> bool:
 
 
 def _channels(node: ir.Node) -> int:
-    """Number of channels of a node that can be fused, else 0."""
+    """The number of channels of a node that can be fused, else 0."""
     scale = node.inputs[1]
     shape = None if scale is None or constant(scale) is not None else static_shape(scale)
     fits = shape is not None and node.outputs[0].dtype == _FLOAT
@@ -57,12 +57,12 @@ def _channels(node: ir.Node) -> int:
 
 
 def _own_zeros(nodes: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
-    """Initial running statistics for each node: zeros, but no constants.
+    """Make the initial running statistics of each node: zeros, but not constants.
 
-    The kernel writes its results into the memory of its inputs, and nan times a momentum of 0 stays
-    nan: a
-    vector shared by several nodes or steps would be corrupted. Nor may the runtime fold them as
-    constants: so they depend on a weight, by `w > w`.
+    The kernel writes its results into the memory of its inputs, and NaN times a momentum of 0 stays
+    NaN: a vector shared by several nodes or steps would be corrupted. The runtime must not fold
+        them
+    into constants either, so they depend on a weight by `w > w`.
     """
     sizes = [size for node in nodes for size in [_channels(node)] * 2]
     one = builder.op("Slice", nodes[0].inputs[1], builder.ints(0), builder.ints(1))
@@ -77,7 +77,7 @@ def _fuse(node: ir.Node, old_mean: ir.Value, old_variance: ir.Value, builder: Bu
     x, scale, bias, mean, variance = node.inputs
     channels = _channels(node)
     if mean is None or variance is None:
-        raise TypeError("asked before")
+        raise TypeError("checked before")
     y, new_mean, new_variance = builder.ops(
         "BatchNormalization",
         *(x, scale, bias, old_mean, old_variance),

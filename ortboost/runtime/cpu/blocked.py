@@ -1,10 +1,10 @@
-"""Convolutions in the blocked layout of the CPU provider, with weights that change.
+"""Convolutions in the blocked layout of the CPU provider, with variable weights.
 
-onnxruntime's own optimizer brings a convolution into that layout (``[N, C/B, H, W, B]``, a register
-full of channels innermost) only if its weights are constants; in a step they are not. Its operators
-can be had directly: ``ReorderInput``, ``Conv`` and ``ReorderOutput`` of the domain
-``com.microsoft.nchwc``, with the weight brought into the layout by standard ones. Microseconds on
-one thread with all reorderings, batch 32:
+onnxruntime's own optimizer converts a convolution to this layout (``[N, C/B, H, W, B]``, one
+register of channels innermost) only if its weights are constants; in a step they are not. Its
+operators can be used directly: ``ReorderInput``, ``Conv`` and ``ReorderOutput`` of the domain
+``com.microsoft.nchwc``, with standard operators that reorder the weight. Microseconds on one thread
+including all reordering, batch 32:
 
     layer                            1.19             1.31
     24 groups of 1, 16x16, 3x3       417 -> 121       382 -> 139
@@ -16,8 +16,8 @@ one thread with all reorderings, batch 32:
     C 8, M 8, 8x8, 3x3                69 ->   47       68 ->   48
     C 16, M 32, 32x32, 1x1           225 ->  969      229 ->  413
 
-The last line is why those of one tap are left alone. ``B`` depends on the processor and is nowhere
-to be asked: it is found by trying.
+The last line is the reason why 1x1 kernels are left alone. ``B`` depends on the processor and
+cannot be queried: it is found by trial.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ortboost.runtime.session import open_session
 __all__ = ["DOMAIN", "QUARTER", "block_size", "blocked_convolutions", "reorder"]
 
 DOMAIN = "com.microsoft.nchwc"
-QUARTER = 4  # ReorderInput takes channels that are a multiple of this
+QUARTER = 4  # the number of channels of ReorderInput must be a multiple of this
 _SIZES = (16, 8, 4)
-_SMALLEST = 16  # positions of an output: below, the reordering of the weight counts
+_SMALLEST = 16  # positions of an output; with fewer, the reordering of the weight dominates
 _FLOAT = ir.DataType.FLOAT
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """What is known of a convolution: channels in and out, groups, kernel."""
+    """A convolution: input and output channels, groups, kernel."""
 
     channels: int
     outputs: int
@@ -58,13 +58,13 @@ class _Layer:
 
 
 def blocked_convolutions(model: ir.Model) -> bool:
-    """Bring convolutions into the blocked layout where that is faster, in place.
+    """Convert convolutions to the blocked layout where that is faster, in place.
 
     Args:
         model: The step graph.
 
     Returns:
-        Whether there was one, and a runtime that can do it.
+        Whether any was converted; False if the runtime does not support it.
     """
     return bool(_candidates(model)) and _rewrite(model, block_size())
 
@@ -94,7 +94,7 @@ def _layer(node: ir.Node) -> _Layer | None:
 
 
 def _rewrite(model: ir.Model, block: int | None) -> bool:
-    """Replace those whose channels fill blocks of this size."""
+    """Convert the convolutions whose channels fill blocks of this size."""
     builder: Builder | None = None
     if block is None:
         return False
@@ -113,7 +113,7 @@ def _rewrite(model: ir.Model, block: int | None) -> bool:
 
 
 def reorder(builder: Builder, value: ir.Value) -> ir.Value:
-    """An image into the blocked layout, channels filled up with zeros."""
+    """Convert an image to the blocked layout, with channels padded by zeros."""
     return builder.op("ReorderInput", value, domain=DOMAIN)
 
 
@@ -145,8 +145,9 @@ def _blocked(node: ir.Node, layer: _Layer, block: int, builder: Builder) -> ir.V
 def _weight(builder: Builder, w: ir.Value, layer: _Layer, block: int, outputs: int) -> ir.Value:
     """``[M, C, k...] -> [M/B, C/B, k..., B of C, B of M]``.
 
-    With less than B channels ``[M/B, C, k..., B]``. One Transpose does all of it number by number, 4.9 ns
-    each; here ReorderInput brings the outputs innermost, and what is left moves runs of B: 1.3 ns.
+    With fewer than B channels ``[M/B, C, k..., B]``. A single Transpose moves element by element,
+    at 4.9 ns each; here ReorderInput moves the outputs innermost, and the rest moves runs of B
+    elements: 1.3 ns each.
     """
     channels, kernel, taps = layer.channels, layer.kernel, math.prod(layer.kernel)
     if outputs > layer.outputs:
@@ -166,9 +167,9 @@ def _weight(builder: Builder, w: ir.Value, layer: _Layer, block: int, outputs: i
 
 
 def _before_turning(w: ir.Value, layer: _Layer) -> ir.Value | None:
-    """``[C, M, k...]``, if the weight is this with its channels swapped and its taps backwards.
+    """The ``[C, M, k...]`` that the weight is made from by swapping channels and reversing taps.
 
-    This is the kernel of the convolution that gives the gradient of an image.
+    Such a weight is the kernel of the convolution that computes the gradient of an image.
     """
     gathered = producer_of(w, "Reshape")
     back = None if gathered is None else producer_of(gathered.inputs[0], "Gather")
@@ -201,7 +202,7 @@ def _turned_weight(builder: Builder, w: ir.Value, layer: _Layer, block: int) -> 
 
 @functools.cache
 def block_size() -> int | None:
-    """`B` of this processor and runtime, ``None`` if there is no such layout."""
+    """`B` of this processor and runtime; ``None`` if the layout is not supported."""
     text = """<ir_version: 8, opset_import: ["" : 18]>
     g (float[N, 16, 5, 6] x, float[32, 16, 3, 2] w, float[32] b) => (float[N, 32, 4, 4] y)
     { y = Conv<pads = [1, 0, 0, 0], strides = [1, 1]>(x, w, b) }"""

@@ -1,23 +1,24 @@
-"""Chains of elementwise operators over large tensors, part by part.
+"""Chains of elementwise operators over large tensors, run in chunks.
 
-An update by SGD with momentum is five operators. On a weight that the cache of a core does not hold each
-of them reads and writes memory, twelve passes where five are needed. A Scan that takes all its
-tensors some ten thousand elements at a time keeps what lies between in the cache: its slices are
-views, and its outputs are written in place. For 23.6 million weights in onnxruntime 1.31, one thread:
+An update by SGD with momentum has five operators. On a weight larger than the cache of a core, each
+of them reads and writes memory: twelve passes where five suffice. A Scan over chunks of some ten
+thousand elements keeps intermediate values in the cache: its slices are views, and its outputs are
+written in place. For 23.6 million weights in onnxruntime 1.31, one thread:
 
     node by node                         81 ms
     in parts of 16, 32, 64 Ki elements   39, 36, 35 ms
     torch 2.13 (mul_, add_, add_)        46 ms
 
-The numbers are the same to the bit: nothing is summed here.
+The results are bitwise equal: nothing is summed.
 
-Nodes are taken together that work on tensors of one shape, and between which nothing else lies (Kennedy
-and McKinley, "Maximizing Loop Parallelism and Improving Data Locality via Loop Fusion and
-Distribution", 1993): each node gets the number of other nodes that lie before it on a path, and
-connected nodes with the same number become one Scan.
+Nodes on tensors of one shape are fused if no other node lies between them (Kennedy and McKinley,
+"Maximizing Loop Parallelism and Improving Data Locality via Loop Fusion and Distribution", 1993):
+each node gets the number of other nodes before it on a path, and connected nodes with the same
+number become one Scan.
 
-Where a branch of an ``If`` gives out what a Scan made, the output has the shape ``[parts, part]``
-instead of its own: a Reshape would copy it. Whoever binds the outputs binds the same memory.
+If a branch of an ``If`` outputs the result of a Scan, that output has the shape ``[parts, part]``
+instead of its original one, because a Reshape would copy it. The caller binds it to the same
+memory.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ __all__ = ["chunked_chains"]
 _BINARY = ("Add", "Div", "Max", "Min", "Mul", "Sub")
 _UNARY = ("Abs", "Clip", "Exp", "Neg", "Reciprocal", "Sign", "Sqrt")
 _OF_NUMBERS = (*_BINARY, *_UNARY, "Cast", "Identity", "Pow", "Where")
-_PART = 32 * 1024  # elements for each thread; some eight tensors of it fit into 2 MiB
-_LARGE = 8  # parts; with fewer there is little to win
-_SLACK = 4  # how many times smaller or larger than wished a part may be
+_PART = 32 * 1024  # elements per thread; about eight tensors of this size fit into 2 MiB
+_LARGE = 8  # minimum number of parts; with fewer there is little to gain
+_SLACK = 4  # factor by which a part may differ from the desired size
 _LANES = (
-    16  # of a vector register; onnxruntime 1.19 rounds a square root otherwise in what is left over
+    16  # of a vector register; onnxruntime 1.19 rounds square roots differently in the remainder
 )
 
 _Shape = tuple[int, ...]
@@ -51,12 +52,12 @@ _Shape = tuple[int, ...]
 def chunked_chains(
     model: ir.Model, states: Collection[str] = (), threads: int | None = None
 ) -> bool:
-    """Put each chain of elementwise operators over a large tensor into a Scan, in place.
+    """Move each chain of elementwise operators over a large tensor into a Scan, in place.
 
     Args:
         model: The step graph.
         states: Outputs that may get another shape with as many elements.
-        threads: Threads within an operator; as many as processors if not given.
+        threads: Intra-op threads; the number of processors if not given.
 
     Returns:
         Whether there was one.
@@ -86,7 +87,7 @@ class _Chain:
 
     @property
     def flat(self) -> _Shape:
-        """The shape in parts."""
+        """The shape ``[parts, part]``."""
         return math.prod(self.shape) // self.part, self.part
 
 
@@ -95,7 +96,7 @@ def _cores() -> int:
 
 
 def _graphs(graph: ir.Graph) -> list[tuple[ir.Graph, ir.Node | None]]:
-    """The graph, and the branches of its ``If`` nodes with these."""
+    """The graph, and the branches of its ``If`` nodes with their owners."""
     return [(graph, None)] + [(b, node) for node in graph for b in _branches(node)]
 
 
@@ -105,7 +106,7 @@ def _branches(node: ir.Node) -> list[ir.Graph]:
 
 
 def _part(count: int, wished: int) -> int | None:
-    """The divisor of the number of elements that is nearest to what is wished for."""
+    """The divisor of the number of elements that is nearest to the desired part."""
     if count < _LARGE * wished:
         return None
     near = range(max(wished // _SLACK, _LANES), wished * _SLACK + 1, _LANES)
@@ -113,12 +114,12 @@ def _part(count: int, wished: int) -> int | None:
     return min(divisors, key=lambda part: abs(math.log(part / wished)), default=None)
 
 
-# ---- which nodes ------------------------------------------------------------------------------
+# ---- selection of nodes------------------------------------------------------------------------
 
 
 def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
-    """Connected elementwise nodes over tensors of one shape, in the order of the graph."""
-    depths: dict[int, int] = {}  # how often a path to this node has left a chain
+    """Connected elementwise nodes over tensors of one shape, in graph order."""
+    depths: dict[int, int] = {}  # how often the paths to a node leave a chain, at most
     chain_of: dict[int, list[ir.Node]] = {}
     readers: dict[tuple[int, int], ir.Node] = {}  # the first reader of a tensor at a depth
     for node in graph:
@@ -134,7 +135,7 @@ def _chains(graph: ir.Graph) -> list[tuple[list[ir.Node], _Shape]]:
         depths[id(node)] = depth
         if shape is None:
             continue
-        node.outputs[0].shape = ir.Shape(shape)  # those that follow ask for it
+        node.outputs[0].shape = ir.Shape(shape)  # later nodes need it
         chain_of[id(node)] = [node]
         for value in node.inputs:
             if _shape(value) != shape:
@@ -163,7 +164,7 @@ def _shape(value: ir.Value | None) -> _Shape | None:
 
 
 def _elementwise(node: ir.Node) -> _Shape | None:
-    """The shape of the tensors that a node works on element by element, if it does only this."""
+    """The shape that an elementwise node works on; ``None`` for other nodes."""
     if not is_standard(node, *_BINARY, *_UNARY):
         return None
     found = [_shape(value) for value in node.inputs]
@@ -175,7 +176,7 @@ def _elementwise(node: ir.Node) -> _Shape | None:
     return tensors.pop()
 
 
-# ---- what becomes of them ---------------------------------------------------------------------
+# ---- rewriting --------------------------------------------------------------------------------
 
 
 def _put_into_scan(
@@ -185,7 +186,7 @@ def _put_into_scan(
     states: Collection[str],
     builder: Builder,
 ) -> None:
-    """Move nodes into the body of a Scan, which is put where the last of them was."""
+    """Move nodes into the body of a Scan, inserted at the place of the last of them."""
     members = set(chain.nodes)
     made = {node.outputs[0] for node in chain.nodes}
     results = [v for v in made if v.is_graph_output() or {use.node for use in v.uses()} - members]
@@ -236,7 +237,7 @@ def _give_out(
     states: Collection[str],
     builder: Builder,
 ) -> None:
-    """Let all who read a result of the chain read what the Scan gives."""
+    """Redirect all readers of a result of the chain to the Scan."""
     others = [use for use in value.uses() if use.node not in chain.nodes]
     index = graph.outputs.index(value) if value in graph.outputs else None
     shown = None if index is None else value if owner is None else owner.outputs[index]
@@ -259,7 +260,7 @@ def _give_out(
 def _reshape_output(
     owner: ir.Node, index: int, chain: _Chain, graph: ir.Graph, builder: Builder
 ) -> None:
-    """Let an output of an ``If``, one branch of which gives it in parts, have their shape."""
+    """Give an output of an ``If`` the shape of its parts if one branch computes it in parts."""
     flat = builder.ints(*chain.flat)
     for branch in _branches(owner):
         output = branch.outputs[index]

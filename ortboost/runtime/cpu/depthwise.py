@@ -1,13 +1,13 @@
 """The gradient of a depthwise weight as one convolution in the blocked layout.
 
-The step holds it as a product and a sum for each tap. Here all images stand in one column, with
-rows of zeros between them, and the column of the gradients is the kernel that slides over it:
+The step contains it as a product and a sum for each tap. Here all images are stacked in one column,
+separated by rows of zeros, and the column of the gradients is the kernel that slides over it:
 
     gw[c, t] = sum_r X[c, t d - p + r s] G[c, r]        r: rows of all images, and columns
 
-with stride and dilation swapped. Microseconds in onnxruntime 1.31, batch 32: 24 channels, 16x16,
-3x3 835 and 364; 48 channels, 8x8 643 and 152. See :mod:`~ortboost.runtime.cpu.blocked` for the
-layout.
+with stride and dilation swapped. Microseconds before and after in onnxruntime 1.31, batch 32, 3x3:
+835 and 364 for 24 channels of 16x16; 643 and 152 for 48 channels of 8x8. See
+:mod:`~ortboost.runtime.cpu.blocked` for the layout.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["depthwise_gradients"]
 
 @dataclass(frozen=True)
 class _Products:
-    """What the products of all taps have in common."""
+    """The common data of the products of all taps."""
 
-    image: ir.Value  # [N, C, H, W], before it is padded
+    image: ir.Value  # [N, C, H, W], before padding
     gradient: ir.Value  # [N, C, O, P]
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -42,7 +42,7 @@ class _Products:
 
     @property
     def gap(self) -> tuple[int, int]:
-        """Rows of zeros behind each image and behind each gradient."""
+        """Rows of zeros after each image and after each gradient."""
         reach = (self.windows[0] - 1) * self.strides[0] + 1
         reach += (self.kernel[0] - 1) * self.dilations[0]
         above, below = self.begins[0], reach - self.begins[0] - self.size[0]
@@ -53,7 +53,7 @@ class _Products:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Padding that gives as many positions as there are taps; negative where that cannot be."""
+        """Padding with which there is one position per tap; negative if impossible."""
         reaches = [(k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True)]
         span = (self.windows[1] - 1) * self.strides[1] + 1
         rows = reaches[0] - (self.strides[0] - 1) - self.begins[0]
@@ -68,7 +68,7 @@ def depthwise_gradients(model: ir.Model) -> bool:
         model: The step graph.
 
     Returns:
-        Whether there was one, and a runtime that can do it.
+        Whether any was converted; False if the runtime does not support it.
     """
     found = [
         (node, products)
@@ -96,7 +96,7 @@ def _array(node: ir.Node, index: int) -> NDArray[np.int64] | None:
 
 
 def _tap(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
-    """The Slice and the gradient whose product's sum over all but the channels a value is."""
+    """Match a sum over all axes but channels of Slice times gradient; return both."""
     for op_type in ("Unsqueeze", "ReduceSum"):
         node = _producer(value, op_type)
         axes = None if node is None else _array(node, 1)
@@ -111,7 +111,7 @@ def _tap(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
 
 
 def _products(node: ir.Node) -> _Products | None:
-    """What a Reshape is the gradient of, if it is that of a depthwise weight tap by tap."""
+    """Match a Reshape that is the gradient of a depthwise weight, computed tap by tap."""
     joined, sizes = _producer(node.inputs[0], "Concat"), static_shape(node.outputs[0])
     if joined is None or sizes is None or len(sizes) != 4 or sizes[1] != 1 or sizes[0] % QUARTER:
         return None
@@ -147,7 +147,7 @@ def _products(node: ir.Node) -> _Products | None:
 
 
 def _unpadded(padded: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
-    """The image before it was padded, and how far before its axes."""
+    """The image before padding, and the padding at the begin of its axes."""
     pad = _producer(padded, "Pad")
     pads = None if pad is None else _array(pad, 1)
     plain = pad is not None and len(pad.inputs) == 2 and not pad.attributes
@@ -159,7 +159,7 @@ def _unpadded(padded: ir.Value) -> tuple[ir.Value, tuple[int, ...]]:
 
 
 def _space(value: ir.Value, channels: int) -> tuple[int, ...] | None:
-    """Height and width, if they and the channels are known."""
+    """Height and width, if they are known and the channels match."""
     shape = known_shape(value)
     if shape is None or len(shape) != 4 or shape[1] != channels:
         return None

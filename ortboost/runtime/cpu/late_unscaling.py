@@ -1,10 +1,11 @@
-"""Large gradients un-scaled where they are used, and checked as they come.
+"""Large gradients are unscaled where they are used, and checked while still scaled.
 
-A step makes `g = u G` of a scaled gradient, looks whether `0 * 16 sum(g^2)` is zero, and hands `g` to the update.
-That writes and reads all of `g`. Here the check reads `G`, once: `u^2 sum(G^2)` is the same up to
-rounding, and where twice of it is finite, so is what the step asks for. Only where it is not, which is rare, the
-step's own form decides. The update multiplies by `u` itself, as one more operator of a chain that goes through
-the cache (:mod:`ortboost.runtime.cpu.chunks`). The numbers and the decision are the same.
+A step computes `g = u G` from a scaled gradient `G`, checks whether `0 * 16 sum(g^2)` is zero, and
+passes `g` to the update. That writes and reads all of `g`. Here the check reads `G` once: `u^2
+sum(G^2)` is equal up to rounding, and if twice that is finite, so is the original expression. Only
+otherwise, which is rare, the original expression is evaluated. The update multiplies by `u` itself,
+as one more operator of a chain that stays in the cache (:mod:`ortboost.runtime.cpu.chunks`).
+Results and decisions are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ortboost.graph.query import input_at, is_standard, producer_of, scalar, sta
 
 __all__ = ["late_unscaling"]
 
-_LARGE = 64 * 1024  # elements; below, an If costs more than it saves
+_LARGE = 64 * 1024  # elements; for fewer, an If costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class _Check:
 
 
 def late_unscaling(model: ir.Model) -> bool:
-    """Let the check and the update read the scaled gradients, in place.
+    """Make the check and the update read the scaled gradients, in place.
 
     Args:
         model: The step graph.
 
     Returns:
-        Whether there was a large one.
+        Whether there was a large gradient.
     """
     found = [check for node in model.graph if (check := _check(node)) is not None]
     builder = Builder(model.graph, "ortboost/unscale")
@@ -52,7 +53,7 @@ def late_unscaling(model: ir.Model) -> bool:
 
 
 def _check(node: ir.Node) -> _Check | None:
-    """The check of a large gradient that nothing but its branches reads."""
+    """Match the check of a large gradient that otherwise only branches read."""
     if not is_standard(node, "Mul") or scalar(input_at(node, 1)) != 0.0:
         return None
     times = producer_of(node.inputs[0], "Mul")
@@ -73,7 +74,7 @@ def _check(node: ir.Node) -> _Check | None:
 
 
 def _check_scaled(check: _Check, builder: Builder) -> None:
-    """If `2 factor u^2 sum(G^2)` is finite, zero; otherwise what the step says."""
+    """Replace the check: zero if `2 factor u^2 sum(G^2)` is finite, else the original one."""
     b, zero = builder, builder.const(0.0)
     exact = b.op("Mul", check.gradient, check.scale, shape=check.gradient.shape)
     exact = b.op("ReduceSumSquare", exact, shape=(), keepdims=0)

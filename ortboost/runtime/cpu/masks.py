@@ -1,11 +1,11 @@
-"""The mask of a Relu as numbers 0 and 1, in one pass of a kernel that does not branch.
+"""Compute the 0/1 mask of a Relu in one pass of a branch-free kernel.
 
 ``ReluGrad`` (and ``Where``) branch on every element, and the processor mispredicts the signs. A
 comparison and a cast take two passes, 81 (onnxruntime 1.19) and 41 (1.31) microseconds for
-32x24x16x16 elements; a HardSigmoid that is steep enough, `min(max(a y, 0), 1)` with the largest `a`
-there is, takes 27 and 22. One difference: below 3e-39, where `a y < 1`, the slope is between 0 and
-1, but that is at the kink. Another: an incoming gradient that is not finite gives nan where the
-unit is off, not 0, so that such a step always counts as an overflow.
+32x24x16x16 elements; a steep HardSigmoid, `min(max(a y, 0), 1)` with the largest finite `a`, takes
+27 and 22. There are two differences. For `y` below 3e-39, where `a y < 1`, the mask is between 0
+and 1, but that is at the kink. And a non-finite incoming gradient gives NaN instead of 0 where the
+unit is off, so that such a step always counts as an overflow.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOAT = ir.DataType.FLOAT
 
 
 def steep_masks(model: ir.Model) -> bool:
-    """Write ``ReluGrad`` and ``Cast(Greater(y, 0))`` with a steep HardSigmoid, in place.
+    """Replace ``ReluGrad`` and ``Cast(Greater(y, 0))`` by a steep HardSigmoid, in place.
 
     Args:
         model: The step graph.

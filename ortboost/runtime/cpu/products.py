@@ -1,8 +1,8 @@
 """Weight gradients as products without a transposed operand.
 
-The gradient of a weight is `x^T d`. For a transposed left operand the runtime's kernel packs each block
-again for each stripe of the result; a transposed copy of the smaller `x` and a plain product are faster.
-GFLOP/s in onnxruntime 1.31, one thread, with 512 rows (torch 2.13: 155 to 161):
+The gradient of a weight is `x^T d`. For a transposed left operand the runtime's kernel packs each
+block again for each stripe of the result; a transposed copy of the smaller `x` and a plain product
+are faster. GFLOP/s in onnxruntime 1.31, one thread, with 512 rows (torch 2.13: 155 to 161):
 
     x          d           x^T d    copy and product
     768        3072        116      136
@@ -10,7 +10,7 @@ GFLOP/s in onnxruntime 1.31, one thread, with 512 rows (torch 2.13: 155 to 161):
     768        768         132      142
     768        16000       115      142
 
-The runtime would fuse a plain Transpose into the product again; through three dimensions it does not.
+The runtime would fuse a plain Transpose into the product again, but not one in three dimensions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ortboost.graph.rewriting import Site, rewrite_nodes
 
 __all__ = ["plain_products"]
 
-_ROWS, _COLUMNS = 128, 512  # of the result; a copy has to pay for itself
+_ROWS, _COLUMNS = 128, 512  # minimum size of the result that makes a copy worthwhile
 
 
 def plain_products(model: ir.Model) -> bool:
-    """Write `Gemm(x, d, transA=1)` with a large result as a transposed copy and a MatMul, in place.
+    """Replace a large `Gemm(x, d, transA=1)` by a transposed copy and a MatMul, in place.
 
     Args:
         model: The step graph.
@@ -34,7 +34,8 @@ def plain_products(model: ir.Model) -> bool:
     Returns:
         Whether there was one.
     """
-    # A transposed result, as of a weight that torch stores, is `d^T x`: first, or its Gemm is gone.
+    # Transposed results (weights stored by torch) are `d^T x`; first, while their Gemm still
+    # exists.
     transposed = rewrite_nodes(model, "products", {"Transpose": _transposed_result})
     return rewrite_nodes(model, "products", {"Gemm": _result}).modified or transposed.modified
 
@@ -57,7 +58,7 @@ def _result(site: Site) -> list[ir.Value | None] | None:
 
 
 def _is_plain(gemm: ir.Node) -> bool:
-    """Whether it is `x^T d` and nothing else."""
+    """Whether a Gemm is just `x^T d`."""
     attributes = gemm.attributes
     return (
         attributes.get_int("transA", 0) == 1
@@ -71,7 +72,7 @@ def _is_plain(gemm: ir.Node) -> bool:
 def _product(
     site: Site, left: ir.Value | None, right: ir.Value | None
 ) -> list[ir.Value | None] | None:
-    """`left^T right`, through a copy."""
+    """`left^T right`, with a transposed copy of `left`."""
     shape = static_shape(site.node.outputs[0])
     if left is None or right is None or shape is None or len(shape) != 2:
         return None

@@ -1,9 +1,9 @@
-"""Scalars in the rank of the tensors they are combined with, which broadcasts faster.
+"""Scalars of the same rank as the tensors they are combined with, which broadcast faster.
 
-If a tensor has a dimension of 1 after its first, as the weight ``[M, C, 1, 1]`` of a pointwise
-convolution has, onnxruntime broadcasts a scalar with fewer dimensions one element at a time. With
-as many dimensions it handles all at once. Microseconds for a product of ``[128, 64, 1, 1]`` in
-onnxruntime 1.19 and 1.31, one thread:
+If a tensor has a dimension of 1 after its first, like the weight ``[M, C, 1, 1]`` of a pointwise
+convolution, onnxruntime broadcasts a scalar of lower rank element by element. With the same rank it
+handles all at once. Microseconds for a product of ``[128, 64, 1, 1]`` in onnxruntime 1.19 and 1.31,
+one thread:
 
     by a scalar of shape []              59      56
     by a scalar of shape [1, 1, 1, 1]     0.9     1.4
@@ -38,7 +38,7 @@ def full_rank_scalars(model: ir.Model) -> bool:
         model: The step graph.
 
     Returns:
-        Whether there was one that this makes faster.
+        Whether there was a scalar to convert.
     """
     shapes: dict[int, _Shape] = {}
     places = []
@@ -74,7 +74,7 @@ def _shape(value: ir.Value | None, shapes: dict[int, _Shape]) -> _Shape | None:
 
 
 def _propagate(node: ir.Node, shapes: dict[int, _Shape]) -> None:
-    """Infer shapes that the graph lacks, as far as this optimization needs them."""
+    """Infer missing shapes, as far as this optimization needs them."""
     if len(node.outputs) != 1 or known_shape(node.outputs[0]) is not None:
         return
     found: _Shape | None = None
@@ -106,7 +106,7 @@ def _is_scalar(shape: _Shape | None, rank: int) -> bool:
 
 
 def _with_rank(scalar: ir.Value, rank: int, graph: ir.Graph, builder: Builder) -> ir.Value:
-    """The same number as ``[1, 1, ...]``: a constant if it is one, else a Reshape."""
+    """The scalar with shape ``[1, 1, ...]``: a constant if it is one, else a Reshape."""
     array = constant(scalar)
     if array is not None and scalar.dtype is not None:
         return builder.const(array.reshape((1,) * rank), scalar.dtype)

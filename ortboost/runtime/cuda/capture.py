@@ -1,16 +1,17 @@
-r"""The form of a step that ``enable_cuda_graph`` takes: no branches, no copies, nothing that depends on lengths.
+r"""The form of a step for ``enable_cuda_graph``: no branches, no copies, no computed lengths.
 
     v = If(c) {then: a} {else: b}   ->   v = Where(c, a, b);  of bool: (c and a) or (not c and b)
 
-Both branches are computed, and selected from element by element: the numbers are equal bit by bit, and what is not
-finite in one of them never reaches the other. A skipped step costs as much as any other then, and the condition is not
-waited for on the host.
+Both branches are computed, and elements are selected from them: results are bitwise equal, and
+non-finite values in one branch never reach the other. A skipped step then costs as much as any
+other, and the host does not wait for the condition.
 
-**States must not share the buffer of their next value:** that a branch starts after everything that reads the old value
-is what makes updating in place right (:mod:`ortboost.program.aliasing`), and here there is none.
+**States must not share a buffer with their next value:** in-place updates are safe only because a
+branch starts after all readers of the old value (:mod:`ortboost.program.aliasing`), and this form
+has no branches.
 
-Lengths have to be numbers: convert with ``--dim batch=64``. Steps that draw random numbers repeat them in each
-replay: they do not qualify.
+Lengths must be fixed: convert with ``--dim batch=64``. Steps that draw random numbers are not
+eligible: each replay would repeat the same numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ __all__ = ["capturable", "draws"]
 
 
 def capturable(model: ir.Model) -> ir.Model:
-    """The form of a step without branches and without lengths that are computed.
+    """Convert a step to a form without branches and without computed lengths.
 
     Args:
-        model: The step; it is not changed.
+        model: The step; it is not modified.
     """
     changed = model.clone()
     infer_shapes(changed)
@@ -45,13 +46,13 @@ def capturable(model: ir.Model) -> ir.Model:
 
 
 def draws(model: ir.Model) -> ir.Node | None:
-    """A node that draws random numbers, if there is one."""
+    """Find a node that draws random numbers, if any."""
     drawing = (n for n in model.graph.all_nodes() if n.op_type in (*RANDOM_OPERATORS, "Dropout"))
     return next(drawing, None)
 
 
 def _fix_length(node: ir.Node, b: Builder) -> None:
-    """Put a constant in the place of a shape that is known."""
+    """Replace a known shape by a constant."""
     shape = static_shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
     if shape is None or not is_standard(node, "Shape", "Size") or node.outputs[0].is_graph_output():
         return

@@ -1,16 +1,19 @@
-"""Forms of a graph that keep its nodes on CUDA, by the table of a release; the files are not changed.
+"""In-memory forms of a graph whose nodes stay on CUDA, according to the table of a release.
 
-* CastLike as Cast: the provider has no kernel of it, and its definition is put in place too late for the runtime
-  to see that it casts a length, which would then be copied to the device and back.
-* A few equal numbers, as many as a rank that shape inference knows by now, as a constant: Expand leaves them on the device, and
-  what is computed with them comes back to the host.
-* An older opset that says the same. An open-ended kernel serves one definition of its operator only, and the
-  tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad of opset 21, onnxruntime-gpu 1.31.1 no
-  Dropout and no MaxPool of opset 22. The numbers are equal bit by bit.
-* MaxPool as the maximum of shifted images, where an opset is needed in which it has no kernel
+* CastLike becomes Cast: the provider has no kernel for it, and the runtime inlines its definition
+  too late to see that it casts a length, which would then be copied to the device and back.
+* An Expand to a few equal values, whose count is a rank known from shape inference, becomes a
+  constant: Expand leaves them on the device, and results computed from them are copied back to the
+  host.
+* An older, equivalent opset is used. An open-ended kernel serves only one definition of its
+  operator, and the tables have gaps: onnxruntime-training 1.19.2 has no Reshape, Transpose or Pad
+  of opset 21, onnxruntime-gpu 1.31.1 no Dropout and no MaxPool of opset 22. The results are bitwise
+  equal.
+* MaxPool becomes the maximum of shifted images if the opset must be one in which it has no kernel
   (:mod:`ortboost.runtime.cuda.max_pool`).
-* Casts around what has a kernel in float32 only. The runtime does so itself for float16, but on the CPU. Rounded
-  once, after the operator; comparisons, copies and maxima of 16-bit numbers are exact.
+* Nodes that have a kernel only in float32 are surrounded by casts. The runtime itself does this for
+  float16, but on the CPU. Results are rounded once, after the operator; comparisons, copies and
+  maxima of 16-bit values are exact.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _OLDEST: Final = 18
 _RANKS: Final = 16
 _SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _SHORT_NAMES: Final = ("float16", "bfloat16")
-# What means something else in an older opset with the same attributes, by the opset that changed it.
+# Operators whose meaning changed with unchanged attributes, and the opset of the change.
 _OTHER_MEANING: Final = {
     "AveragePool": 19,
     "DFT": 20,
@@ -53,14 +56,14 @@ _TYPED_BY_ATTRIBUTE: Final = ("Cast", "ConstantOfShape", "EyeLike")
 
 
 def for_cuda(model: ir.Model, kernels: Kernels) -> ir.Model:
-    """The form of a graph for the CUDA provider of a release.
+    """Convert a graph to its form for the CUDA provider of a release.
 
     Args:
-        model: The graph; it is not changed.
+        model: The graph; it is not modified.
         kernels: The kernels of the release.
 
     Returns:
-        The model itself, or a changed copy.
+        The model itself, or a modified copy.
     """
     changed = model.clone()
     infer_shapes(changed)
@@ -102,7 +105,7 @@ def _constant_ones(model: ir.Model) -> bool:
 
 
 def _older_opset(model: ir.Model, kernels: Kernels) -> bool:
-    """The newest opset in which most nodes have a kernel."""
+    """Switch to the newest equivalent opset in which the most nodes have a kernel."""
     present = model.opset_imports.get("", _OLDEST)
     nodes = [node for node in model.graph.all_nodes() if is_standard(node)]
     best, fewest = present, _missing(nodes, kernels, present)
@@ -122,7 +125,7 @@ def _missing(nodes: list[ir.Node], kernels: Kernels, opset: int) -> int:
 
 
 def _same_in(node: ir.Node, present: int, older: int) -> bool:
-    """Whether a node says the same in an older opset: attributes, operands and types that it had."""
+    """Whether a node means the same in an older opset, which has its attributes and types."""
     now, then = find_schema(node.op_type, present), find_schema(node.op_type, older)
     if now is None or then is None:
         return False
@@ -146,7 +149,7 @@ def _same_in(node: ir.Node, present: int, older: int) -> bool:
 
 
 def _text(value: ir.Value) -> str:
-    """The type as the standard writes it."""
+    """The type in the notation of the standard."""
     kind = f"tensor({str(value.dtype).lower()})"
     return f"seq({kind})" if isinstance(value.type, ir.SequenceType) else kind
 

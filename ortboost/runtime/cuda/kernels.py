@@ -1,4 +1,4 @@
-"""The kernels of the CUDA and CPU providers of a release, from its table."""
+"""Look up the kernels of the CUDA and CPU providers in the table of a release."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ortboost.graph.query import find_schema
 __all__ = ["Kernel", "Kernels", "kernels_of", "load_kernels"]
 
 _NEWEST_OPSET: Final = {"1.19.2": 21, "1.31.1": 26}
-"""Release to the newest standard opset that it reads (its own message for a newer one)."""
+"""Release to the newest standard opset that it supports, as its error message states."""
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float", "double"})
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that a provider has for a node.
+    """A kernel of a provider for a node.
 
     Args:
-        host_inputs: Positions of the inputs that it wants in host memory.
-        host_outputs: Positions of the outputs that it leaves there.
+        host_inputs: Indices of the inputs that it needs in host memory.
+        host_outputs: Indices of the outputs that it writes to host memory.
     """
 
     host_inputs: frozenset[int] = frozenset()
@@ -42,9 +42,10 @@ class Kernels:
 
     Args:
         release: ``1.19.2``, the last onnxruntime-training, or ``1.31.1``, onnxruntime-gpu.
-        source: Where the table comes from.
-        data: Provider to operator to rows: first opset, last opset, types by constraint, and the operands
-            in host memory.
+        source: Source of the table.
+        data: Provider to operator to rows: first opset, last opset, types by constraint, and the
+            operands in host memory.
+        types: The sets of types that the rows refer to by index.
     """
 
     release: str
@@ -54,7 +55,7 @@ class Kernels:
 
     @property
     def newest_opset(self) -> int:
-        """The newest standard opset that the release reads."""
+        """The newest standard opset that the release supports."""
         return _NEWEST_OPSET[self.release]
 
     def find(
@@ -65,16 +66,16 @@ class Kernels:
         *,
         as_float: Collection[str] = (),
     ) -> Kernel | str:
-        """The kernel that a provider has for a node, or why it has none.
+        """Find the kernel of a provider for a node, or the reason why there is none.
 
-        The rule is ``KernelRegistry::VerifyKernelDef`` of ONNX Runtime: an open-ended kernel serves the opset
-        that it starts at, and no newer definition of the operator.
+        The rule is ``KernelRegistry::VerifyKernelDef`` of ONNX Runtime: an open-ended kernel serves
+        the opset at which it starts, but no newer definition of the operator.
 
         Args:
             provider: ``cuda`` or ``cpu``.
-            node: The node; a value without a type fits every kernel.
+            node: The node; a value without a type matches every kernel.
             opsets: Version of each domain that the model imports.
-            as_float: Types to take for float32, as if there were casts around the node.
+            as_float: Types to treat as float32, as if there were casts around the node.
         """
         standard = node.domain in ("", "ai.onnx")
         name = node.op_type if standard else f"{node.domain}::{node.op_type}"
@@ -83,7 +84,7 @@ class Kernels:
             return f"it has no kernel of {name}"
         schema = find_schema(node.op_type, opsets.get("", 18)) if standard else None
         since = opsets.get(node.domain, 1) if schema is None else schema.since_version
-        if standard and schema is None:  # of the standard domain in onnxruntime-training only
+        if standard and schema is None:  # in the standard domain only in onnxruntime-training
             since = rows[0][0]
         rows = [
             row
@@ -97,7 +98,7 @@ class Kernels:
             for key, number in constraints.items():
                 found = self._unfit(node, schema, key, self.types[number], as_float)
                 if found:
-                    refused = f"its kernels of {name} do not take {found}"
+                    refused = f"its kernels of {name} do not support {found}"
                     break
             else:
                 return Kernel(*(frozenset(places) for places in host))
@@ -111,7 +112,7 @@ class Kernels:
         allowed: frozenset[str],
         as_float: Collection[str],
     ) -> str:
-        """The type that stands against a constraint, if any."""
+        """The type that violates a constraint; empty if there is none."""
         for value in _bound(node, schema, constraint):
             kind = _type_name(value)
             if schema is None and kind not in _FLOATS:
@@ -124,7 +125,7 @@ class Kernels:
 
 
 def _bound(node: ir.Node, schema: onnx.defs.OpSchema | None, constraint: str) -> Iterator[ir.Value]:
-    """The operands that a type constraint is about: by its name, or by that of an operand."""
+    """The operands of a type constraint, which may be named after an operand."""
     if schema is None:
         yield from (value for value in (*node.inputs, *node.outputs) if value is not None)
         return
@@ -145,10 +146,10 @@ def _type_name(value: ir.Value) -> str:
 
 
 def load_kernels(target: str) -> Kernels:
-    """The table for ``cuda``, ``cuda=1.31.1`` or ``cuda=1.19.2``; the newest without a version.
+    """Load the table for ``cuda``, ``cuda=1.31.1`` or ``cuda=1.19.2``; by default the newest.
 
     Raises:
-        UsageError: Nothing is recorded about that release.
+        UsageError: There is no table for that release.
 
     Example:
         >>> load_kernels("cuda").release
@@ -159,7 +160,7 @@ def load_kernels(target: str) -> Kernels:
     found = [release for release in _NEWEST_OPSET if f"{release}.".startswith(f"{wanted}.")]
     if not wanted or not found:
         raise UsageError(
-            f"Nothing is recorded about '{target}'.",
+            f"There is no table of kernels for '{target}'.",
             where="target",
             fix=f"Write {' or '.join(f'cuda={release}' for release in _NEWEST_OPSET)}.",
         )
@@ -167,7 +168,7 @@ def load_kernels(target: str) -> Kernels:
 
 
 def kernels_of(version: str) -> Kernels:
-    """The table that fits an onnxruntime: that of onnxruntime-training up to 1.19, else the newest."""
+    """Load the table for a version: that of onnxruntime-training up to 1.19, else the newest."""
     older = tuple(int(part) for part in version.split(".")[:2]) < (1, 20)
     return _load(list(_NEWEST_OPSET)[0 if older else -1])
 

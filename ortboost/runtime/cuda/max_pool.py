@@ -1,13 +1,16 @@
-r"""MaxPool where CUDA has no kernel of it (opset 22 in onnxruntime-gpu 1.31.1): the maximum of shifted images.
+r"""MaxPool as a maximum of shifted images, for opsets without a CUDA kernel.
 
-    v_t[o] = x[o s - p + t d],  -inf outside          one strided Slice for each position t of the window
+onnxruntime-gpu 1.31.1 has none for opset 22.
+
+    v_t[o] = x[o s - p + t d],  -inf outside          one strided Slice per position t of the window
     y = max_t v_t,  of equal ones the first           Greater and Where, in the order of the window
 
-The second output is the place of the maximum in the flattened tensor, `base[o] + t d` of the `t` that won. What is
-outside must not win against a value of -inf: which position is the first inside is known for each `o`.
+The second output is the index of the maximum in the flattened tensor, `base[o] + t d` for the
+winning `t`. Positions outside must not win against a value of -inf; the first position inside is
+known for each `o`.
 
-In float32, which holds every 16-bit number: the answers are equal bit by bit to those of the operator (nan apart,
-which the kernels pass over).
+The computation is in float32, which represents every 16-bit value: the results are bitwise equal to
+those of the operator (except for NaN, which the kernels ignore).
 """
 
 from __future__ import annotations
@@ -29,15 +32,15 @@ _MOST = 64  # positions of a window
 
 
 def shifted_maxima(node: ir.Node, b: Builder) -> bool:
-    """Put the nodes in the place of a MaxPool.
+    """Replace a MaxPool.
 
     Args:
         node: The node.
-        b: Where the nodes are made; none wait in it.
+        b: Builder for the new nodes, with none pending.
 
     Returns:
-        Whether it was done: not for lengths that are not known, windows of more than 64 positions, ``auto_pad``,
-        ``ceil_mode`` and places counted column by column.
+        Whether it was replaced: not for unknown lengths, windows of more than 64 positions,
+        ``auto_pad``, ``ceil_mode``, or column-major indices.
     """
     x = node.inputs[0] if is_standard(node, "MaxPool") else None
     shape = None if x is None else known_shape(x)
@@ -104,7 +107,7 @@ def shifted_maxima(node: ir.Node, b: Builder) -> bool:
 def _inside(
     starts: list[NDArray[np.int64]], offset: list[int], image: list[int]
 ) -> NDArray[np.bool_]:
-    """Where a position of the window lies within the image."""
+    """For each output, whether a position of the window lies within the image."""
     found = np.ones((), bool)
     for start, shift, length in zip(starts, offset, image, strict=True):
         found = np.logical_and.outer(found, (start + shift >= 0) & (start + shift < length))
@@ -119,7 +122,7 @@ def _places(
     channels: int,
     size: int,
 ) -> ir.Value:
-    """The place in the flattened tensor: plane, corner of the window, position in it."""
+    """The index in the flattened tensor: plane + corner of the window + position in it."""
     samples = b.op("Squeeze", b.op("Shape", x, start=0, end=1, dtype=_INT64), b.ints(0))
     planes = b.op(
         "Range",

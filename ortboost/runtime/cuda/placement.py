@@ -1,17 +1,20 @@
-"""Where ONNX Runtime runs each node of a graph with its CUDA provider, and what it copies.
+"""Predict where ONNX Runtime's CUDA provider runs each node of a graph, and what is copied.
 
-The rules are those of the runtime, read in its source (releases 1.19 and 1.25; the comments name the functions):
+The rules are those of the runtime's source (releases 1.19 and 1.25; the comments name the
+functions):
 
-1. A node goes to CUDA if there is a kernel for its types (``CUDAExecutionProvider::GetCapability``), but not
-   some forms of ConvTranspose, ArgMax, ArgMin, Cast, LSTM, GRU and RNN.
-2. Of these, what computes with nothing but values in host memory stays on the host
-   (``GetCpuPreferredNodes``): usually shapes. **Inputs of the graph count as such values**: what divides a weight
-   that is an input by the size of a batch runs on the CPU, and the weight is copied.
-3. The rest goes to the CPU provider; float16 is cast to float32 around a node that has no other kernel.
-4. A value with a reader or a writer on either side is copied (``TransformerMemcpyImpl``). The operands that a
-   kernel wants in host memory belong to the host's side.
+1. A node goes to CUDA if there is a kernel for its types
+   (``CUDAExecutionProvider::GetCapability``), except for some forms of ConvTranspose, ArgMax,
+   ArgMin, Cast, LSTM, GRU and RNN.
+2. Of these, nodes that compute only with values in host memory, usually shapes, stay on the host
+   (``GetCpuPreferredNodes``). **Inputs of the graph count as such values**: a node that divides a
+   weight that is an input by the batch size runs on the CPU, and the weight is copied.
+3. The rest goes to the CPU provider; float16 is cast to float32 around a node without another
+    kernel.
+4. A value with readers or writers on both sides is copied (``TransformerMemcpyImpl``). Operands
+   that a kernel needs in host memory belong to the host side.
 
-Graphs within nodes are placed one by one; values from outside are copied when the node starts.
+Subgraphs are placed separately; outer values are copied when the containing node starts.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ __all__ = ["Copy", "Placed", "Side", "place"]
 
 Side: TypeAlias = Literal["cuda", "cpu", "none"]
 
-_SMALL: Final = 100  # numbers in an initializer that GetCpuPreferredNodes takes for a host value
+_SMALL: Final = 100  # elements of an initializer that GetCpuPreferredNodes treats as a host value
 _SHORT: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _RNN: Final = {
     "LSTM": ("sigmoid", "tanh", "tanh") * 2,
@@ -54,9 +57,10 @@ class Placed:
 
     Args:
         node: The node.
-        side: ``cuda``, ``cpu``, or ``none`` if nothing can run it.
-        reason: Why not on CUDA; empty on CUDA, and for shape work that the runtime prefers to keep off it.
-        shape_work: Whether it could run on CUDA and is left on the host for its inputs.
+        side: ``cuda``, ``cpu``, or ``none`` if no provider has a kernel.
+        reason: Why it does not run on CUDA; empty on CUDA, and for shape computations that the
+            runtime prefers to keep on the host.
+        shape_work: Whether it could run on CUDA but stays on the host because of its inputs.
     """
 
     node: ir.Node
@@ -70,9 +74,9 @@ class Copy:
     """A value that is copied between host and device in each run.
 
     Args:
-        value: What is copied.
-        to_host: Which way; a copy to the host waits until the device has computed the value.
-        kind: ``input`` of the graph, ``inner``, or ``captured`` by a graph within a node.
+        value: The value.
+        to_host: The direction; a copy to the host waits until the device has computed the value.
+        kind: ``input`` of the graph, ``inner``, or ``captured`` by a subgraph.
     """
 
     value: ir.Value
@@ -82,7 +86,7 @@ class Copy:
 
 @dataclass
 class _Uses:
-    """Which sides read and write the values of one graph."""
+    """The values of one graph that each side reads and writes."""
 
     read: dict[Side, set[ir.Value]] = field(default_factory=lambda: {"cuda": set(), "cpu": set()})
     written: dict[Side, set[ir.Value]] = field(
@@ -93,12 +97,12 @@ class _Uses:
 def place(
     model: ir.Model, kernels: Kernels, *, folds: bool = True
 ) -> tuple[list[Placed], list[Copy]]:
-    """Place the nodes of a model and of the graphs within them.
+    """Place the nodes of a model and of its subgraphs.
 
     Args:
-        model: Its types inferred. It is not changed.
+        model: The model with inferred types; it is not modified.
         kernels: The kernels of a release.
-        folds: Leave out what the runtime computes when it opens the session, with its optimizations on.
+        folds: Leave out nodes that the runtime folds when it opens the session.
 
     Returns:
         The nodes in graph order, and the copies.
@@ -111,7 +115,7 @@ def place(
 
 
 def _constants(model: ir.Model) -> set[ir.Value]:
-    """What is computed from initializers alone."""
+    """Values computed only from initializers."""
     found: set[ir.Value] = set()
     for node in model.graph:
         given = [value for value in node.inputs if value is not None]
@@ -161,7 +165,7 @@ def _place(
     copies += _copies(graph, uses)
     for _, below in inner:
         copies += _captured(below, uses, graph)
-        for side in ("cuda", "cpu"):  # what a graph within reads of further out
+        for side in ("cuda", "cpu"):  # a subgraph may read values from further out
             uses.read[side] |= {v for v in below.read[side] if v.graph is not graph}
     return uses
 
@@ -178,14 +182,14 @@ def _on_cpu(
     if not isinstance(cpu, str):
         return Placed(node, "cpu", reason, shape_work)
     if schema is not None and _inlines(schema, opsets.get("", 18)):
-        return Placed(node, "cuda")  # its definition in other operators runs in its place
+        return Placed(node, "cuda")  # its definition in other operators is inlined
     return Placed(node, "none", f"CUDA: {reason}; CPU: {cpu}")
 
 
-def _inlines(schema: Any, opset: int) -> bool:  # the stubs of onnx leave functions out
-    """Whether the runtime can put the definition of an operator in its place.
+def _inlines(schema: Any, opset: int) -> bool:  # the type stubs of onnx lack functions
+    """Whether the runtime can inline the definition of an operator.
 
-    It does not where an operator of the definition is another one in this opset.
+    It cannot if an operator of the definition has another version in this opset.
     """
     if schema.has_context_dependent_function:
         return True
@@ -201,7 +205,7 @@ def _inlines(schema: Any, opset: int) -> bool:  # the stubs of onnx leave functi
 
 
 def _refused_form(node: ir.Node) -> str:
-    """Why GetCapability leaves a node that has a kernel to the CPU."""
+    """Why GetCapability leaves a node with a kernel to the CPU; empty if it does not."""
     attributes = node.attributes
     if not is_standard(node):
         return ""
@@ -211,11 +215,11 @@ def _refused_form(node: ir.Node) -> str:
         if list(pads[:half]) != list(pads[half:]) or "SAME" in (
             attributes.get_string("auto_pad", "NOTSET") or ""
         ):
-            return "cuDNN's transposed convolution has symmetric padding only"
+            return "cuDNN's transposed convolution supports only symmetric padding"
     if node.op_type in ("ArgMax", "ArgMin") and attributes.get_int("select_last_index"):
         return "its kernel cannot select the last index"
     if node.op_type == "Cast" and attributes.get_int("to", 1) == ir.DataType.STRING:
-        return "it has no strings"
+        return "it does not support strings"
     if node.op_type in _RNN:
         names = [name.lower() for name in attributes.get_strings("activations", []) or []]
         if (
@@ -225,7 +229,7 @@ def _refused_form(node: ir.Node) -> str:
             or (node.op_type == "GRU" and attributes.get_int("linear_before_reset", 1) != 1)
             or (node.op_type == "LSTM" and input_at(node, 7) is not None)
         ):
-            return f"cuDNN's {node.op_type} does not have this form"
+            return f"cuDNN's {node.op_type} does not support this form"
     return ""
 
 
@@ -235,7 +239,7 @@ def _host_work(
     kernels: Mapping[ir.Node, Kernel],
     fixed: set[ir.Value],
 ) -> set[ir.Node]:
-    """Nodes that compute with host values only (GetCpuPreferredNodes)."""
+    """Nodes that compute only with host values (GetCpuPreferredNodes)."""
     order = {node: place for place, node in enumerate(nodes)}
     waiting: list[int] = []
     host: set[ir.Value] = set()
@@ -274,7 +278,7 @@ def _from_host(value: ir.Value, graph: ir.Graph, host: set[ir.Value], fixed: set
 
 
 def _free(value: ir.Value, graph: ir.Graph, fixed: set[ir.Value]) -> bool:
-    """A small initializer, or an input of the graph."""
+    """Whether a value is a small initializer, or an input of the graph."""
     if value in fixed:
         shape = static_shape(value)
         return shape is not None and math.prod(shape) <= _SMALL
@@ -295,7 +299,7 @@ def _note_uses(node: ir.Node, kernel: Kernel | None, uses: _Uses, fixed: set[ir.
 
 
 def _copies(graph: ir.Graph, uses: _Uses) -> Iterator[Copy]:
-    """What TransformerMemcpyImpl adds to a graph, and what a run copies of its inputs."""
+    """The copies that TransformerMemcpyImpl inserts, and those of inputs in each run."""
     yield from (
         Copy(value, False, "inner")
         for value in graph_order(uses.written["cpu"] & uses.read["cuda"])
@@ -309,7 +313,7 @@ def _copies(graph: ir.Graph, uses: _Uses) -> Iterator[Copy]:
 
 
 def _captured(below: _Uses, uses: _Uses, graph: ir.Graph) -> Iterator[Copy]:
-    """What a graph within a node reads from the other side of the graph around it."""
+    """The values that a subgraph reads from the other side of the outer graph."""
     for value in graph_order(below.read["cpu"]):
         if value in uses.written["cuda"]:
             yield Copy(value, True, "captured")
@@ -321,7 +325,7 @@ def _captured(below: _Uses, uses: _Uses, graph: ir.Graph) -> Iterator[Copy]:
 
 
 def graph_order(values: set[ir.Value]) -> list[ir.Value]:
-    """Values by name, so that what is said does not change from run to run."""
+    """Sort values by name, to make reports reproducible."""
     return sorted(values, key=lambda value: value.name or "")
 
 

@@ -1,7 +1,9 @@
 """A quantized model as an x86 processor with or without VNNI computes it, in numpy, node by node.
 
-The oracle of the tests of int8: it multiplies unsigned by signed bytes as VPMADDUBSW does, two neighbouring products
-summed in 16 bits that saturate, so that the defect is seen on every machine. Conv is a product of its patches.
+The oracle of the tests of int8: it multiplies unsigned by signed bytes as VPMADDUBSW does, two
+    neighbouring products
+summed in 16 bits that saturate, so that the defect is seen on every machine. Conv is a product of
+its patches.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _HOSTS = ("Conv", "Gemm", "MatMul")
 
 
 def multiply(a, w, *, saturates):
-    """``a @ w`` of whole numbers, ``a`` unsigned and ``w`` signed bytes, in pairs along the inner axis."""
+    """``a @ w`` of unsigned bytes ``a`` and signed bytes ``w``, in pairs along the inner axis."""
     assert a.min(initial=0) >= 0
     assert a.max(initial=0) <= 255
     odd = a.shape[1] % 2

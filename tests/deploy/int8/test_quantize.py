@@ -51,7 +51,7 @@ def by_name(model, name):
 
 
 def optimized_ops(model, tmp_path):
-    """What ONNX Runtime makes of it."""
+    """The outputs of ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(tmp_path / "o.onnx")
@@ -113,7 +113,9 @@ def test_it_answers_alike_with_and_without_vnni(trained, target):
         config = Int8Config.for_target(target, full_range=full)
         report = quantize_int8(quantized, data, config)
         assert bool(saturating_weights(quantized)) is full
-        assert any(("can saturate" if full else "answers alike") in note for note in report.notes)
+        assert any(
+            ("can saturate" if full else "results are the same") in note for note in report.notes
+        )
         exact, saturated = (
             run_as(quantized, x, saturates=there)["logits"] for there in (False, True)
         )
@@ -210,7 +212,8 @@ AXES = [
 
 def layer(body, shape, weight, scale=None):
     dims, sizes = (",".join(map(str, s)) for s in (shape, weight))
-    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[b,{dims}] x, float[{sizes}] w) => (float y) {{ {body} }}'
+    text = f"""<ir_version: 9, opset_import: ["" : 18]>
+    g (float[b,{dims}] x, float[{sizes}] w) => (float y) {{ {body} }}"""
     array = weights(*weight, seed=4) * (1 if scale is None else scale)
     model = text_model(text, w=array)
     model.graph.outputs[0].shape = None
@@ -265,7 +268,8 @@ def test_normalization_is_folded_first():
 def test_islands_stay_in_float():
     text = """<ir_version: 9, opset_import: ["" : 18]>
     g (float[b,8] x, float[8,8] w, float[8] s) => (float[b,8] y) {
-      [a] h = MatMul(x, w) [n] l = LayerNormalization(h, s, s) [e] p = Softmax(l) [z] y = MatMul(p, w)
+      [a] h = MatMul(x, w) [n] l = LayerNormalization(h, s, s)
+      [e] p = Softmax(l) [z] y = MatMul(p, w)
     }"""
     for config in (TENSORRT, RUNTIME):
         model = text_model(text, w=weights(8, 8), s=np.ones(8, np.float32))
@@ -311,8 +315,10 @@ def test_the_sum_is_quantized_for_onnxruntime(tmp_path):
 
 def test_skipped_and_refused_nodes_have_a_reason():
     text = """<ir_version: 9, opset_import: ["" : 18]>
-    g (float[b,4] x, float[4,4] w, float[4,4] u, float16[4,4] h, float[4,4] bad) => (float y, float16 z) {
-      [skipped] a = MatMul(x, w) [two] t = MatMul(a, u) [left] l = MatMul(w, u) [ok] o = MatMul(l, w)
+    g (float[b,4] x, float[4,4] w, float[4,4] u, float16[4,4] h, float[4,4] bad)
+    => (float y, float16 z) {
+      [skipped] a = MatMul(x, w) [two] t = MatMul(a, u) [left] l = MatMul(w, u)
+      [ok] o = MatMul(l, w)
       [nan] n = MatMul(o, bad) [both] q = MatMul(w, w) y = Add(n, q)
       c = Cast<to = 10>(x) [half] z = MatMul(c, h)
     }"""
@@ -427,7 +433,8 @@ def test_an_unknown_target():
 def test_torch_and_the_training_package_are_not_imported():
     code = (
         "import sys, ortboost.deploy.int8; "
-        "print([m for m in ('torch', 'onnxruntime.training', 'onnxruntime.quantization') if m in sys.modules])"
+        "print([m for m in ('torch', 'onnxruntime.training', 'onnxruntime.quantization') if m in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The five-fold test of a rewrite of an inference graph, but for the structure, which each test asserts."""
+"""The checks common to all rewrites of inference graphs; each test asserts the structure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(
     rtol: float = 1e-5,
     atol: float = 1e-6,
 ) -> Report:
-    """Rewrite; the numbers stay, the checker is content, a second run changes nothing."""
+    """Rewrite; the results are equal, the checker passes, and a second run changes nothing."""
     names = [value.name for value in model.graph.outputs]
     before = [run(model, batch) for batch in batches]
     report = rewrite(model)
@@ -54,7 +54,7 @@ def check(
 
 
 def assert_kept(report: Report, node: str, reason: str | None) -> None:
-    """The report says why a node was left alone, or with ``None`` does not speak of it."""
+    """The report says why a node was kept; with ``None`` it does not mention the node."""
     if reason is None:
         assert node not in report.kept
     else:

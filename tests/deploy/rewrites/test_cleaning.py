@@ -26,7 +26,7 @@ def net(body, inputs="float[n,3,4] x", outputs="float[n,a,b] y", **stored):
     return model_of(body, inputs, outputs, **stored)
 
 
-# ---- constants ------------------------------------------------------------------------------------
+# ---- constants -----------------------------------------------------------------------------------
 
 
 def test_constants_are_folded():
@@ -47,7 +47,7 @@ def test_constants_are_folded():
         ("[r] r = RandomNormalLike(w) y = Add(x, r)", None),
         ("[r] r = Bernoulli(w) y = Add(x, r)", "random"),
         ("[r] r = Dropout(w, half, yes) y = Add(x, r)", "random"),
-        ("[r] r = ConstantOfShape(big) y = Add(x, r)", "what one number says"),
+        ("[r] r = ConstantOfShape(big) y = Add(x, r)", "a single value describes its large result"),
     ],
 )
 def test_what_is_not_folded(body, reason):
@@ -149,7 +149,7 @@ def test_what_the_folding_stumbles_over_is_kept_and_the_rest_is_folded():
     np.testing.assert_array_equal(run(model, feeds)["y"], before["y"])
 
 
-# ---- shapes ---------------------------------------------------------------------------------------
+# ---- shapes --------------------------------------------------------------------------------------
 
 HEADS = """
 s = Shape(x) i0 = Constant<value = int64 {0}>() i1 = Constant<value = int64 {1}>()
@@ -183,7 +183,7 @@ def test_a_shape_of_another_value_is_not_copied():
     model = lifted(model_of(body, "float[n,s,8] x, float[m,k,8] z", "float[a,b,2,4] y"))
     check(static_shapes, model, {"x": weights(2, 3, 8), "z": weights(3, 2, 8)})
     dead_code(model)
-    # Two lengths that are not known: they are read off, in one go.
+    # Two unknown lengths: both are read by one node.
     assert ops(model) == {"Shape": 1, "Concat": 1, "Reshape": 1}
 
 
@@ -227,7 +227,8 @@ def test_zero_in_a_shape_keeps_its_meaning():
 
 
 def test_a_literal_zero_is_left_alone():
-    body = "s = Shape<start = 0, end = 1>(z) t = Concat<axis = 0>(s, zero) [r] y = Reshape<allowzero = 1>(x, t)"
+    body = """s = Shape<start = 0, end = 1>(z) t = Concat<axis = 0>(s, zero)
+        [r] y = Reshape<allowzero = 1>(x, t)"""
     model = model_of(
         body, "float[0,8] x, float[k,4] z, int64[1] zero", "float[a,b] y", zero=np.array([0])
     )
@@ -249,7 +250,7 @@ def test_the_expansion_of_a_token():
         )
     )
     report = check(static_shapes, model, X, OTHER)
-    assert report.changed == {"e1": "shape read off in one go"}
+    assert report.changed == {"e1": "shape computed with fewer nodes"}
     dead_code(model)
     assert ops(model) == {"Shape": 1, "Concat": 2, "Expand": 1}
 
@@ -259,7 +260,7 @@ def test_a_shape_that_depends_on_data_is_kept():
     assert static_shapes(model).kept == {"r": "its shape depends on more than shapes"}
 
 
-# ---- nodes that do nothing ------------------------------------------------------------------------
+# ---- nodes that do nothing -----------------------------------------------------------------------
 
 NOOPS = {
     "identity": "h = Identity(x)",
@@ -338,7 +339,8 @@ def test_what_does_something_stays(body):
         "wide": np.zeros((1, 1, 1, 1), np.float32),
     }
     types = TYPES + (
-        f", bool yes, int64[{len(more['twice'])}] twice, int64[3] other, int64[1] two, int64[1] back,"
+        f", bool yes, int64[{len(more['twice'])}] twice, int64[3] other, int64[1] two, int64[1] "
+        "back,"
         " int64[6] some, float[1,1,1,1] wide"
     )
     kind = "float16" if "to = 10" in body else "float"
@@ -360,7 +362,7 @@ def test_a_node_that_names_an_output_stays():
     assert ops(model) == {"Relu": 1}
 
 
-# ---- casts ----------------------------------------------------------------------------------------
+# ---- casts ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -376,7 +378,7 @@ def test_casts(middle, last, left):
     assert bool(report.kept) == (left == 2)
 
 
-# ---- views ----------------------------------------------------------------------------------------
+# ---- views ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -413,7 +415,7 @@ def test_a_view_that_is_read_elsewhere_stays():
     assert check(merge_views, model, X).changed == {}
 
 
-# ---- transposes -----------------------------------------------------------------------------------
+# ---- transposes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -431,7 +433,8 @@ def test_transposes_with_another_reader():
     body = "a = Transpose<perm = [1, 2, 0]>(x) [t] y = Transpose<perm = [1, 2, 0]>(a) z = Relu(a)"
     model = net(body, outputs="float[a,b,c] y, float[d,e,f] z")
     assert "needed elsewhere" in check(merge_transposes, model, X).kept["t"]
-    body = "a = Transpose<perm = [0, 2, 1]>(x) b = Transpose<perm = [0, 2, 1]>(a) y = Abs(b) z = Relu(a)"
+    body = """a = Transpose<perm = [0, 2, 1]>(x) b = Transpose<perm = [0, 2, 1]>(a)
+        y = Abs(b) z = Relu(a)"""
     model = net(body, outputs="float[a,b,c] y, float[d,e,f] z")
     check(merge_transposes, model, X)
     assert ops(model) == {"Transpose": 1, "Abs": 1, "Relu": 1}
@@ -452,7 +455,7 @@ def test_the_detour_of_attention():
     assert check(merge_transposes, model, {"x": weights(3, 2, 5, 4)}).changed == {}
 
 
-# ---- duplicates and dead code ---------------------------------------------------------------------
+# ---- duplicates and dead code --------------------------------------------------------------------
 
 
 def test_equal_nodes_and_tensors_are_merged():

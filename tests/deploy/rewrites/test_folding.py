@@ -1,4 +1,4 @@
-"""Rewrites that change weights or operators: the numbers stay within rounding."""
+"""Rewrites that change weights or operators: results are equal within rounding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NORM = {
 NORM_TYPES = "float[4] s, float[4] b, float[4] m, float[4] v"
 
 
-# ---- BatchNormalization before the layer ----------------------------------------------------------
+# ---- BatchNormalization before the layer ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,11 @@ def test_a_padding_conv_is_folded_only_without_shift():
 @pytest.mark.parametrize(
     ("body", "outputs", "reason"),
     [
-        ("[bn] n = BatchNormalization(x,s,b,m,v) h = Conv(n, w) k = Conv(x, w) y = Add(h, k)", "", "shared"),
+        (
+            "[bn] n = BatchNormalization(x,s,b,m,v) h = Conv(n, w) k = Conv(x, w) y = Add(h, k)",
+            "",
+            "shared",
+        ),
         ("[bn] n = BatchNormalization(x,s,b,m,v) u = Relu(w) y = Conv(n, u)", "", "computed"),
         ("[bn] n = BatchNormalization(x,s,b,m,v) y = Conv(n, w)", ", float[n,4,6,6] n", None),
         ("[bn] n = BatchNormalization(x,s,b,m,v) r = Relu(n) y = Conv(r, w)", "", None),
@@ -99,12 +103,14 @@ def test_bn_that_stays(body, outputs, reason):
     assert_kept(report, "bn", reason)
 
 
-# ---- affine ---------------------------------------------------------------------------------------
+# ---- affine --------------------------------------------------------------------------------------
 
 SCALE, ONE = 1 + 0.3 * weights(1, 4, 1, 1, seed=5), np.float32(1.5)
 
 
-@pytest.mark.parametrize("op", ["Add(h, c)", "Add(c, h)", "Sub(h, c)", "Sub(c, h)", "Mul(h, c)", "Div(h, c)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "op", ["Add(h, c)", "Add(c, h)", "Sub(h, c)", "Sub(c, h)", "Mul(h, c)", "Div(h, c)"]
+)
 @pytest.mark.parametrize("operand", [SCALE, SCALE[0], ONE])
 @pytest.mark.parametrize("bias", [False, True])
 def test_affine_after_conv(op, operand, bias):
@@ -127,7 +133,8 @@ def test_affine_after_gemm(op, transposed):
     types = f"float[n,4] x, float[{'3,4' if transposed else '4,3'}] w, float[3] k, float[3] c"
     model = model_of(
         body, types, "float[n,3] y",
-        w=weights(3, 4) if transposed else weights(4, 3), k=weights(3, seed=1), c=weights(3, seed=2),
+        w=weights(3, 4) if transposed else weights(4, 3), k=weights(3, seed=1),
+        c=weights(3, seed=2),
     )  # fmt: skip
     check(fold_affine, model, {"x": weights(5, 4)}, **CLOSE)
     assert ops(model) == {"Gemm": 1}
@@ -136,7 +143,7 @@ def test_affine_after_gemm(op, transposed):
 @pytest.mark.parametrize(
     ("body", "operand", "reason"),
     [
-        ("h = Conv(x, w) [a] y = Mul(h, c)", weights(1, 1, 4, 1), "one a channel"),
+        ("h = Conv(x, w) [a] y = Mul(h, c)", weights(1, 1, 4, 1), "one value per channel"),
         ("h = Conv(x, w) [a] y = Div(c, h)", weights(1, 4, 1, 1) + 3, "divides by the result"),
         ("h = Conv(x, w) [a] y = Div(h, c)", np.zeros((1, 4, 1, 1), np.float32), "by zero"),
         ("h = Conv(x, w) r = Relu(h) [a] z = Mul(h, c) y = Add(r, z)", SCALE, None),
@@ -155,7 +162,7 @@ def test_affine_that_stays(body, operand, reason):
     assert_kept(report, "a", reason)
 
 
-# ---- Gelu -----------------------------------------------------------------------------------------
+# ---- Gelu ----------------------------------------------------------------------------------------
 
 ORDERS = {
     "ort": "a = Mul(x, f) y = Mul(a, half)",
@@ -225,7 +232,7 @@ def test_the_opset_is_lifted_for_a_gelu_only():
     assert not lift_opset(plain, limit=21).changed
 
 
-# ---- LayerNormalization ---------------------------------------------------------------------------
+# ---- LayerNormalization --------------------------------------------------------------------------
 
 SQUARES = {"mul": "q = Mul(d, d)", "pow": "q = Pow(d, two)"}
 QUOTIENTS = {"div": "n = Div(d, r)", "reciprocal": "i = Reciprocal(r) n = Mul(d, i)"}
@@ -248,7 +255,9 @@ def norm(square="mul", quotient="div", tail="s = Mul(n, g) y = Add(s, b)", opset
 
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("quotient", QUOTIENTS)
-@pytest.mark.parametrize("tail", ["s = Mul(n, g) y = Add(s, b)", "s = Mul(g, n) y = Add(b, s)", "y = Mul(n, g)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "tail", ["s = Mul(n, g) y = Add(s, b)", "s = Mul(g, n) y = Add(b, s)", "y = Mul(n, g)"]
+)
 def test_layer_norm(square, quotient, tail):
     model = norm(square, quotient, tail)
     check(fuse_layer_norm, model, ROWS, **CLOSE)
@@ -277,7 +286,7 @@ def test_what_is_no_layer_norm(stored, tail):
         assert ops(model) == before
 
 
-# ---- the others -----------------------------------------------------------------------------------
+# ---- the others ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,8 +303,8 @@ def test_gemm(body):
     ("body", "x", "k", "reason"),
     [
         ("h = MatMul(x, w) [a] y = Add(h, k)", "n,2,4", (3,), "two matrices"),
-        ("h = MatMul(x, w) [a] y = Add(h, k)", "5,4", (5, 1), "no bias"),
-        ("h = MatMul(x, w) [a] y = Add(h, k)", "5,4", (2, 5, 3), "no bias"),
+        ("h = MatMul(x, w) [a] y = Add(h, k)", "5,4", (5, 1), "not a bias"),
+        ("h = MatMul(x, w) [a] y = Add(h, k)", "5,4", (2, 5, 3), "not a bias"),
         ("h = MatMul(x, w) c = Exp(h) [a] y = Add(h, c)", "n,4", (3,), None),
     ],
 )

@@ -35,7 +35,7 @@ def one(number):
     return np.array([number])
 
 
-# ---- slices ---------------------------------------------------------------------------------------
+# ---- slices --------------------------------------------------------------------------------------
 
 
 def test_slices_over_different_axes_are_one():
@@ -62,12 +62,13 @@ def test_slices_that_stay(body):
     assert not check(merge_neighbours, model, X).changed
 
 
-# ---- concatenations -------------------------------------------------------------------------------
+# ---- concatenations ------------------------------------------------------------------------------
 
 
 def test_concatenations_along_one_axis_are_one():
     model = net(
-        "r = Relu(x) a = Concat<axis = 1>(x, r) b = Concat<axis = -2>(r, a, x) y = Concat<axis = 1>(b, b)"
+        "r = Relu(x) a = Concat<axis = 1>(x, r) b = Concat<axis = -2>(r, a, x) y = Concat<axis = "
+        "1>(b, b)"
     )
     check(merge_neighbours, model, X, OTHER)
     assert ops(model) == {"Relu": 1, "Concat": 2}  # what is read twice stays
@@ -78,7 +79,7 @@ def test_concatenations_along_other_axes_stay():
     assert not check(merge_neighbours, model, X).changed
 
 
-# ---- dimensions that are taken away and given back ------------------------------------------------
+# ---- dimensions that are taken away and given back -----------------------------------------------
 
 
 @pytest.mark.parametrize("axis", [1, -2])
@@ -113,7 +114,7 @@ def test_no_axes_are_all_axes_of_a_reduction_and_none_of_an_unsqueeze():
     assert not check(merge_neighbours, model, X).changed
 
 
-# ---- states ---------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------------------
 
 LSTM = "LSTM<hidden_size = 3>(t, w, r, , , {h}, {c})"
 
@@ -136,7 +137,8 @@ def test_states_of_zero_are_left_out(state, dropped):
     )
     model = net(
         body, "float[6,1,n,3] y", single=one(1), two=one(2), three=one(3), zero=one(0), one=one(1),
-        nought=np.float32(0), some=np.float32(0.5), w=weights(1, 12, 4), r=weights(1, 12, 3, seed=1),
+        nought=np.float32(0), some=np.float32(0.5), w=weights(1, 12, 4),
+        r=weights(1, 12, 3, seed=1),
     )  # fmt: skip
     report = check(drop_zero_states, model, X, OTHER)
     node = next(node for node in model.graph if node.op_type == "LSTM")
@@ -144,7 +146,7 @@ def test_states_of_zero_are_left_out(state, dropped):
     assert (node.inputs[5] is None) is dropped
 
 
-# ---- padding --------------------------------------------------------------------------------------
+# ---- padding -------------------------------------------------------------------------------------
 
 IMAGE = {"x": weights(2, 3, 5, 5)}
 
@@ -177,7 +179,7 @@ def test_paddings_that_stay(model):
     assert not check(fuse_pad, model(), IMAGE).changed
 
 
-# ---- what other rewrites learned ------------------------------------------------------------------
+# ---- what other rewrites learned -----------------------------------------------------------------
 
 
 def test_a_view_that_is_undone_goes_though_the_first_is_read_again():
@@ -212,7 +214,8 @@ def test_equal_nodes_of_a_branch_are_one_and_its_stored_tensors_go():
         """<ir_version: 10, opset_import: ["" : 18]>
         net (bool c, float[4] x) => (float[4] y) {
           y = If(c) <
-            then_branch = t () => (float[4] a) <float[2] unread = {1, 2}> { e = Exp(x) f = Exp(x) a = Add(e, f) },
+            then_branch = t () => (float[4] a) <float[2] unread = {1, 2}> {
+              e = Exp(x) f = Exp(x) a = Add(e, f) },
             else_branch = f () => (float[4] b) { b = Neg(x) }
           >
         }"""

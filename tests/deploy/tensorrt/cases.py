@@ -506,7 +506,8 @@ CASES: dict[str, list[Case]] = {
         Case(
             one(
                 "[n] y = If(c) <then_branch = t () => (float[2,3] a) { a = Identity(x) },"
-                " else_branch = e () => (float[6] b) { s = Constant<value_ints = [6]>() b = Reshape(x, s) }>",
+                " else_branch = e () => (float[6] b) { s = Constant<value_ints = [6]>() b = "
+                "Reshape(x, s) }>",
                 "float[2,3] x, bool c",
                 "float y",
             ),

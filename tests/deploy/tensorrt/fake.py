@@ -1,7 +1,7 @@
-"""A stand-in for TensorRT and the CUDA runtime: it records the calls, and runs engines by ONNX Runtime.
+"""A stand-in for TensorRT and the CUDA runtime: records calls, runs engines with ONNX Runtime.
 
-The names and signatures are those of the public Python bindings (TensorRT 10 and 11, cuda-python). An "engine"
-is the ONNX file; "device memory" is host memory.
+The names and signatures are those of the public Python bindings (TensorRT 10 and 11, cuda-python).
+An "engine" is the ONNX file; "device memory" is host memory.
 """
 
 from __future__ import annotations

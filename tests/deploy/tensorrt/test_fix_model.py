@@ -139,7 +139,8 @@ def test_doubles_become_floats():
 def test_doubles_in_attributes_become_floats():
     model = text_model(
         one(
-            "s = Shape(x) [f] c = ConstantOfShape<value = double[1] {2.5}>(s) [k] d = Cast<to = 11>(x)"
+            "s = Shape(x) [f] c = ConstantOfShape<value = double[1] {2.5}>(s) [k] d = Cast<to = "
+            "11>(x)"
             " [n] y = Add(c, d)",
             outputs="double[2,3] y",
         )
@@ -155,7 +156,7 @@ def finite_constants(model):
 def test_infinities_become_what_float16_can_hold():
     mask = np.array([0, -np.inf, np.inf], np.float32)
     model = text_model(one("[n] y = Add(x, m)", "float[2,3] x, float[3] m"), m=mask)
-    assert twice(finite_constants, model).changed == {"m": "2 infinite numbers became +-65504"}
+    assert twice(finite_constants, model).changed == {"m": "2 infinite values became +-65504"}
     np.testing.assert_array_equal(
         model.graph.initializers["m"].const_value.numpy(), [0, -65504, 65504]
     )

@@ -37,7 +37,8 @@ KNOWN = {
     "static-scan",
     "static-carried",
 }
-# Nothing looks at these: only one form of them exists in a valid file, or the other is refused already.
+# Nothing looks at these: only one form of them exists in a valid file, or the other is refused
+# already.
 IDLE = {"all-axes", "real-input"}
 
 

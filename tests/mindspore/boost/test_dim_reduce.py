@@ -1,4 +1,4 @@
-"""``boost.DimReduce`` and the section ``dim_reduce`` of AutoBoost, against MindSpore 2.10 where it runs."""
+"""``boost.DimReduce`` and AutoBoost's section ``dim_reduce``, against MindSpore 2.10 if it runs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_autoboost_takes_a_file(tmp_path, mode):
     found = after(net, auto)
     (report,) = auto.reports
     assert report.changed == {"dim_reduce": "4 components"}
-    assert "takes the whole step" in report.kept["less_bn"]
+    assert "replaces the whole step" in report.kept["less_bn"]
     opt = reduced(other, p=components(other, k=6)[:4])
     step = boost.BoostTrainOneStepCell(with_loss(other), opt)
     for x, labels in golden.batches("mlp", 4):
@@ -159,7 +159,7 @@ def test_wrong_arguments_are_refused(tmp_path):
     ("settings", "what"),
     [
         ({}, "needs principal components"),
-        ({"pca_mat_path": "nowhere.npy"}, "no such file"),
+        ({"pca_mat_path": "nowhere.npy"}, "does not exist"),
         ({"weight_load_dir": "."}, "too few for 32 components"),
     ],
 )

@@ -97,7 +97,7 @@ def test_the_sample_of_the_documentation():
 
 
 def test_it_answers_what_mindspore_answers():
-    """Loss and scale of every step; weights but for the 2^(1/1000) of un-scaling by the new scale."""
+    """Loss and scale of every step; weights except for unscaling by the new scale, 2^(1/1000)."""
     file = golden.read("boost")
     about = file["meta"]["groups"]
     rate = 0.05 * 2.0 ** (-1 / 1000)
@@ -166,7 +166,7 @@ def test_marks_that_leave_a_group_without_its_scale_are_refused():
     manager(net, "logits", 2, 3)
     _, step = cell(manager, net)
     (x, labels), *_ = golden.batches("mlp", 1)
-    with pytest.raises(OrtBoostError, match="By the marks") as caught:
+    with pytest.raises(OrtBoostError, match="The marks give") as caught:
         step(x, labels)
     assert_three_lines(caught.value)
 
@@ -374,11 +374,15 @@ def of(number):
     ("groups", "kind", "words"),
     [
         ([], ValueError, "4 of the optimizer's parameters are in no group"),
-        ([["fc1*"]], ValueError, "2 of the optimizer's parameters are in no group, 'fc2"),
+        (
+            [["fc1*"]],
+            ValueError,
+            "2 of the optimizer's parameters are in no group, for example 'fc2",
+        ),
         ([["fc*"], ["fc2.*"]], ValueError, "is in the groups 1 and 2"),
-        ([["fc*"], []], ValueError, "no parameter in it"),
-        ([["fc*", "conv*"]], ValueError, "'conv\\*' is none of"),
-        ([[Parameter(Tensor(1.0), name="w")]], ValueError, "'w' is none of"),
+        ([["fc*"], []], ValueError, "group has no parameter"),
+        ([["fc*", "conv*"]], ValueError, "'conv\\*' is not a parameter"),
+        ([[Parameter(Tensor(1.0), name="w")]], ValueError, "'w' is not a parameter"),
         (["fc*"], TypeError, "group 1"),
         ([[3]], TypeError, "member of group 1"),
         ("fc*", TypeError, "loss_scale_groups"),
@@ -441,7 +445,7 @@ def test_the_boost_needs_a_manager_with_groups():
     net = golden.network("mlp")
     config = {"boost": {"mode": "manual", "loss_scale_group": True}}
     for manager in (None, amp.DynamicLossScaleManager()):
-        with pytest.raises(TypeError, match="must name groups"):
+        with pytest.raises(TypeError, match="must define groups"):
             Model(
                 net,
                 nn.SoftmaxCrossEntropyWithLogits(True, "mean"),

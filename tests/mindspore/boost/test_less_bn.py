@@ -1,4 +1,4 @@
-"""LessBN against MindSpore 2.10 (tests/golden/mindspore/less_bn.npz), and as a network of the faces."""
+"""LessBN against MindSpore 2.10 (tests/golden/mindspore/less_bn.npz), and as a network."""
 
 from __future__ import annotations
 

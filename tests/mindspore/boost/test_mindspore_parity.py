@@ -1,4 +1,4 @@
-"""Freeze, accumulation and centralization against MindSpore 2.10 (tests/golden/mindspore/boost.npz)."""
+"""Freeze, accumulation and centralization against MindSpore 2.10 (golden/mindspore/boost.npz)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ FILE = golden.read("boost")
 RUNS: Mapping[str, dict[str, Any]] = FILE["meta"]["runs"]
 
 TOLERANCE = 1e-6
-# With accumulation MindSpore runs the second batch norm twice a step, and its statistics move twice.
-# PyTorch agrees with us there; see tools/golden/mindspore_boost.py.
+# With accumulation MindSpore runs the second batch norm twice a step, and its statistics move
+# twice. PyTorch agrees with us there; see tools/golden/mindspore_boost.py.
 TWICE: Mapping[str, list[str]] = FILE["meta"]["twice"]
 
 
@@ -131,7 +131,7 @@ def test_the_cell_ends_at_the_weights_of_mindspore(name):
 
 
 def test_the_rule_of_sixteen_leaves_the_small_convnet_alone():
-    """None of its weights has a multiple of 16 on axis 1: MindSpore changes nothing without saying so."""
+    """No weight has a multiple of 16 on axis 1: MindSpore silently changes nothing."""
     reports = {r.rewrite: r for r in program("convbn/gc/momentum", "auto").reports}
     assert "multiple of 16" in reports["grad_centralization"].kept["conv2.weight"]
     reports = {r.rewrite: r for r in program("mlp/gc/momentum", "auto").reports}

@@ -105,7 +105,7 @@ def test_the_processes_are_the_step_itself():
 
 @pytest.mark.parametrize(
     ("first", "what"),
-    [((None, (Tensor(1.0),), None), "made in the graph"), ((None, None, 2.0), "sens is 2.0")],
+    [((None, (Tensor(1.0),), None), "computed in the graph"), ((None, None, 2.0), "sens is 2.0")],
 )
 def test_gradients_of_ones_own_are_not_taken_for_those_of_the_batch(first, what):
     _, step = plain(lambda net: GradientAccumulation(2, momentum(net)))

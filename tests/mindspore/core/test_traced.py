@@ -161,7 +161,7 @@ def two_outputs():
         (lambda self, x, y: self.loss(self.net(y), x), "data, then label, in that order"),
         (lambda self, x, y, z: self.loss(self.net(x), y), "data, then label, in that order"),
         (lambda self, *batch: self.loss(self.net(batch[0]), batch[1]), "have no names"),
-        (lambda self, x, y: 3.0, "it gives back int|it gives back float"),
+        (lambda self, x, y: 3.0, "it returns int|it returns float"),
     ],
 )
 def test_anything_else_is_refused(construct, what):
@@ -176,7 +176,7 @@ def test_own_parameters_and_several_outputs_are_refused():
     net = golden.network("mlp")
     cell = NetWithLoss(net, cross_entropy())
     cell.scale = ob.Parameter(np.ones(1, np.float32), name="scale")
-    with pytest.raises(NotImplementedError, match="'scale' is a parameter of its own"):
+    with pytest.raises(NotImplementedError, match="it has the parameter 'scale'"):
         nn.TrainOneStepCell(cell, momentum(net))
     two = two_outputs()
     with pytest.raises(NotImplementedError, match="has 2 outputs"):

@@ -1,4 +1,4 @@
-"""Read what MindSpore 2.10 did (tests/golden/mindspore), and do the same with ortboost.mindspore.nn."""
+"""Read results of MindSpore 2.10 (tests/golden/mindspore), and repeat them with ortboost."""
 
 from __future__ import annotations
 

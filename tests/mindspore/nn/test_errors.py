@@ -1,4 +1,4 @@
-"""The errors that MindSpore 2.10 raises (tests/golden/mindspore/errors.json), and where we differ."""
+"""The errors of MindSpore 2.10 (tests/golden/mindspore/errors.json), and our differences."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.mindspore.nn import golden
 
 ENTRIES = json.loads((golden.FOLDER / "errors.json").read_text())
 
-# MindSpore fails by accident, or accepts what cannot work and fails later or never: we say so at once.
-# Call -> what we raise ("" = we accept it).
+# MindSpore fails by accident, or accepts what cannot work and fails later or never: we say so at
+# once. Call -> what we raise ("" = we accept it).
 DIFFERENT = {
     # accidents: str or AttributeError from somewhere inside
     "nn.SGD(params, learning_rate='0.1')": "TypeError",

@@ -1,4 +1,4 @@
-"""Training with ortboost.mindspore.nn against MindSpore 2.10, step by step (tests/golden/mindspore)."""
+"""Training with ortboost.mindspore.nn against MindSpore 2.10, step by step (golden/mindspore)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OVERFLOW = golden.read("overflow")
 LOSSES = golden.read("losses")
 RUNS = [(net, run) for net, file in FILES.items() for run in file["meta"]["runs"]]
 
-# Weights agree within 1e-6, but for:
-# - AdamWeightDecay has no bias correction and eps 1e-6: in its first steps an entry whose gradient is
-#   about 1e-6 moves by lr m / (sqrt(v) + eps) with a slope of lr / eps = 1e4. MindSpore itself is
-#   6.1e-6 away from float64 there (meta.replay_max_abs_error);
-# - conv2.bias of the convbn net stands before a batch norm, so its gradient is 0 but for rounding and
-#   for the decay, and Adam divides it by its own size. Without decay it is noise altogether, and so
-#   is the running mean behind it (meta.ill_conditioned); with decay 7e-6 of 1e-2 are left of that.
+# Weights agree within 1e-6, except:
+# - AdamWeightDecay has no bias correction and eps 1e-6: in its first steps an entry whose gradient
+#   is about 1e-6 changes by lr m / (sqrt(v) + eps) with a slope of lr / eps = 1e4. MindSpore itself
+#   is 6.1e-6 off float64 there (meta.replay_max_abs_error).
+# - conv2.bias of the convbn net precedes a batch norm, so its gradient is 0 but for rounding and
+#   decay, and Adam divides it by its own size. Without decay it is noise, and so is the running
+#   mean after it (meta.ill_conditioned); with decay 7e-6 of 1e-2 remain.
 TOLERANCE = {"adam_weight_decay": 1e-5}
 ILL_CONDITIONED = {("convbn", "adam/wd0.01"): {"conv2.bias": 1e-5, "bn2.running_mean": 1e-5}}
 
@@ -116,7 +116,8 @@ def test_losses_and_their_gradients(name, reduction):
     gradient = LOSSES[f"{name}/{reduction}/grad"]
     loss = make_loss(name, reduction)
     np.testing.assert_allclose(loss(logits, target), value, rtol=2e-6, atol=2e-6)
-    # The same through the step graph: y = x + b from x = 0, b = logits, one update of b by -gradient.
+    # The same through the step graph: y = x + b from x = 0, b = logits, one update of b by
+    # -gradient.
     net = golden.shifted_input(logits)
     step = nn.TrainOneStepCell(
         nn.WithLossCell(net, loss), nn.SGD(net.trainable_params(), learning_rate=1.0)

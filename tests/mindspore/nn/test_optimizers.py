@@ -101,7 +101,7 @@ def test_centralization_is_asked_for_by_group():
 
 
 def test_momentum_honours_nesterov_where_mindspore_ignores_it():
-    """MindSpore 2.10 on the CPU gives the same weights with and without; ours are those of nn.SGD."""
+    """MindSpore 2.10 ignores it on the CPU; our weights equal those of nn.SGD."""
     ends = []
     for make in (
         lambda p: nn.Momentum(p, 0.05, 0.9, use_nesterov=True),
@@ -178,7 +178,7 @@ def test_refusals(call, kind):
 
 
 def test_a_rule_has_one_name_for_each_law():
-    """``nn.Adam`` is MindSpore's law, ``{"name": "adam"}`` is PyTorch's; what makes one of the other is said."""
+    """``nn.Adam`` is MindSpore's rule, ``{"name": "adam"}`` PyTorch's; the docs say so."""
     params = golden.network("mlp").trainable_params()
     named = ProgramConfig.from_dict({"optimizer": {"name": "adam", "eps_hat": True}}).optimizer
     assert nn.Adam(params).rule() == named == ortboost.Adam(eps_hat=True)

@@ -20,7 +20,8 @@ def network():
     return ob.load(
         text_model(
             """<ir_version: 10, opset_import: ["" : 18]>
-            net (float[batch,4] x, float[6,4] w1, float[6] b1, float[3,6] w2) => (float[batch,3] y) {
+            net (float[batch,4] x, float[6,4] w1, float[6] b1, float[3,6] w2)
+            => (float[batch,3] y) {
               h = Gemm<transB = 1>(x, w1, b1)
               a = Relu(h)
               y = Gemm<transB = 1>(a, w2)

@@ -1,4 +1,4 @@
-"""MindSpore's callbacks in a run of the trainer: called as by Model, or refused before the first step."""
+"""MindSpore's callbacks in the trainer: called as by Model, or refused before the first step."""
 
 from __future__ import annotations
 

@@ -20,8 +20,11 @@ def conv(channels, outputs, kernel=(3, 3), size=(8, 7), bias=False, weight="inpu
     numbers = ", ".join(["0.5"] * (outputs * channels // group * kernel[0] * kernel[1]))
     fixed = f"<float[{shape}] w = {{{numbers}}}>" if weight == "constant" else ""
     return graph(
-        f"""g (float[N,{channels},{size[0]},{size[1]}] x{given}{f", float[{outputs}] b" if bias else ""})
-        => (float[N,{outputs},H,W] y) {fixed} {{ y = Conv<{written}>(x, w{", b" if bias else ""}) }}"""
+        f"""g (
+            float[N,{channels},{size[0]},{size[1]}] x{given}
+            {f", float[{outputs}] b" if bias else ""})
+        => (float[N,{outputs},H,W] y) {fixed} {{
+            y = Conv<{written}>(x, w{", b" if bias else ""}) }}"""
     )
 
 

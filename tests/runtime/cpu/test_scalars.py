@@ -43,7 +43,8 @@ def test_a_scalar_gets_the_rank_of_the_tensor(tensor, scalar, first):
 
 def test_a_constant_is_a_constant_of_that_rank():
     model = graph(
-        "g (float[N,5,1,1] x) => (float[N,5,1,1] y) <float two = {2}> { z = Mul(x, two) y = Add(z, two) }"
+        "g (float[N,5,1,1] x) => (float[N,5,1,1] y) <float two = {2}> { z = Mul(x, two) y = Add(z, "
+        "two) }"
     )
     fed = random_feeds(model, N=3)
     changed = model.clone()
@@ -56,7 +57,8 @@ def test_a_constant_is_a_constant_of_that_rank():
 def test_one_reshape_serves_all_and_branches_too():
     text = """g (bool c, float[4,3,1,1] w, float[4,3,1,1] v, float s) => (float[4,3,1,1] y)
     { r = Mul(s, s) a = Mul(w, r)
-      y = If(c)<then_branch = t () => (float[4,3,1,1] u) { b = Mul(v, r) d = Mul(b, r) u = Add(a, d) },
+      y = If(c)<then_branch = t () => (float[4,3,1,1] u) {
+                  b = Mul(v, r) d = Mul(b, r) u = Add(a, d) },
                 else_branch = e () => (float[4,3,1,1] u) { u = Div(a, r) }> }"""
     model = inferred(text)
     fed = {"c": np.array(True), "s": np.array(1.5, np.float32)}
@@ -84,7 +86,8 @@ def test_other_forms_are_left_alone(text):
 def test_the_update_of_pointwise_weights_has_no_slow_product():
     w, v = (", ".join(["0.1"] * size) for size in (32, 16))
     model = graph(
-        f"g (float[N,4,6,6] x) => (float[N,2] y) <float[8,4,1,1] w = {{{w}}}, float[2,8] v = {{{v}}}>"
+        f"g (float[N,4,6,6] x) => (float[N,2] y) <float[8,4,1,1] w = {{{w}}}, float[2,8] v = "
+        f"{{{v}}}>"
         "{ h = Conv(x, w) r = Relu(h) p = GlobalAveragePool(r) f = Flatten(p) "
         "y = Gemm<transB=1>(f, v) }"
     )

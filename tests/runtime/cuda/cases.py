@@ -1,10 +1,11 @@
 """Small graphs, one question about the CUDA provider each.
 
-``tests/golden/onnxruntime/placement-*.json`` has what two builds of onnxruntime say of them. To make it again, in a
-folder FOLDER::
+``tests/golden/onnxruntime/placement-*.json`` has what two builds of onnxruntime say of them. To
+make it again, in a folder FOLDER::
 
     python -m tests.runtime.cuda.cases FOLDER
-    cd FOLDER; LD_LIBRARY_PATH=STUB ENV/bin/python TOOLS/gpu/placement.py ask *.onnx -o placement-1.31.1.json
+    cd FOLDER
+    LD_LIBRARY_PATH=STUB ENV/bin/python TOOLS/gpu/placement.py ask *.onnx -o placement-1.31.1.json
 """
 
 import sys
@@ -19,7 +20,8 @@ from tests.support import text_model
 _ONE = {"one": np.ones(1, np.int64)}
 _CASES = {
     # A length divides an input of the graph: the input counts as a host value, and is copied.
-    "input_over_length": "(float[n,4] x) => (float[n,4] y) { s = Size(x) c = Cast<to=1>(s) y = Div(x, c) }",
+    "input_over_length": "(float[n,4] x) => (float[n,4] y) { s = Size(x) c = Cast<to=1>(s) y = "
+    "Div(x, c) }",
     # The same with a value that is computed on the device: only the length is copied.
     "value_over_length": "(float[n,4] x) => (float[n,4] y) "
     "{ s = Size(x) c = Cast<to=1>(s) r = Relu(x) y = Div(r, c) }",
@@ -29,12 +31,14 @@ _CASES = {
     "expand_and_back": "(float[n,4] x, int64[1] one) => (float[a,b] y) "
     "{ r = Relu(x) s = Shape(r) k = Shape(s) o = Expand(one, k) t = Mul(s, o) y = Reshape(r, t) }",
     # The condition of an If comes from the device.
-    "gate": "(float[n,4] x, float[4] w) => (float[4] v) { s = ReduceSum<keepdims=0>(x) b = Greater(s, s) "
+    "gate": "(float[n,4] x, float[4] w) => (float[4] v) { s = ReduceSum<keepdims=0>(x) b = "
+    "Greater(s, s) "
     "v = If(b) <then_branch = t () => (float[4] a) { a = Add(w, w) }, "
     "else_branch = e () => (float[4] c) { c = Identity(w) }> }",
     # A branch copies a value of both sides by itself.
     "branch": "(float[n,4] x, bool b, int64[1] one) => (float[m] v) { r = Relu(x) v = If(b) "
-    "<then_branch = t () => (float[m] a) { s = Shape(r) q = Mul(s, s) p = ReduceProd<keepdims=1>(s) "
+    "<then_branch = t () => (float[m] a) { s = Shape(r) q = Mul(s, s) p = "
+    "ReduceProd<keepdims=1>(s) "
     "f = Cast<to=1>(q) g = Mul(f, f) h = Reshape(r, p) i = Cast<to=1>(p) a = Div(h, i) }, "
     "else_branch = e () => (float[m] c) { c = Reshape(r, one) }> }",
     # No CUDA kernel of Det; none of ArgMax for integers.
@@ -54,7 +58,8 @@ _CASES = {
     # Kernels for other opsets than this: of Reshape in 1.19.2.
     "opset_21": "(float[n,4] x, int64[1] one) => (float[1] y) { r = Relu(x) y = Reshape(r, one) }",
     # No kernel on either side: the session does not open.
-    "refused": "(bfloat16[n,4] x, bfloat16[n,4] z) => (bool[n,4] y) { r = Neg(x) y = Greater(r, z) }",
+    "refused": "(bfloat16[n,4] x, bfloat16[n,4] z) => (bool[n,4] y) { r = Neg(x) y = Greater(r, z) "
+    "}",
 }
 NAMES = tuple(_CASES)
 

@@ -67,7 +67,8 @@ def test_other_steps_are_as_they_were(name, compute):
 
 
 def test_an_older_opset_that_says_the_same():
-    text = "(float[n,6] x, int64[2] s) => (float[a,b] y) { r = Relu(x) t = Transpose(r) y = Reshape(t, s) }"
+    text = """(float[n,6] x, int64[2] s) => (float[a,b] y) {
+        r = Relu(x) t = Transpose(r) y = Reshape(t, s) }"""
     model = one(text, 21, s=np.array([3, -1]))
     changed = for_cuda(model, TRAINING)
     assert changed.opset_imports[""] == 20
@@ -112,7 +113,8 @@ def test_casts_go_around_what_has_no_short_kernel_inside_branches_too():
 
 def test_a_rank_that_is_known_by_now_brings_no_axes_back_to_the_host():
     model = one(
-        "(float[n,3,4] x, int64[1] one) => (float[a,b,c] y) { r = Relu(x) s = Shape(r) k = Shape(s) "
+        "(float[n,3,4] x, int64[1] one) => (float[a,b,c] y) { r = Relu(x) s = Shape(r) k = "
+        "Shape(s) "
         "o = Expand(one, k) t = Mul(s, o) y = Reshape(r, t) }",
         18,
         one=np.array([1]),

@@ -15,7 +15,8 @@ from ortboost.runtime.session import open_session
 def pool(attributes, lengths=(9, 7), kind="float", opset=18, outputs="y, i"):
     open_dims = ",".join("abcde"[: len(lengths) + 2])
     text = (
-        f'<ir_version: 8, opset_import: ["" : {opset}]> g ({kind}[n,3,{",".join(map(str, lengths))}] x) '
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g '
+        f"({kind}[n,3,{','.join(map(str, lengths))}] x) "
         f"=> ({kind}[{open_dims}] y{', int64[' + open_dims + '] i' if 'i' in outputs else ''}) "
         f"{{ {outputs} = MaxPool<{attributes}>(x) }}"
     )

@@ -33,7 +33,8 @@ def test_the_releases_differ_where_their_kernels_do():
 def test_what_the_runtime_computes_at_its_start_is_left_out():
     model = text_model(
         '<ir_version: 8, opset_import: ["" : 18]> g (float[1,1,4,4] one, float[n,1,2,2] x) '
-        "=> (float[n,1,2,2] y) { s = LpPool<kernel_shape=[2,2], strides=[2,2]>(one) y = Mul(x, s) }",
+        "=> (float[n,1,2,2] y) { s = LpPool<kernel_shape=[2,2], strides=[2,2]>(one) y = Mul(x, s) "
+        "}",
         one=np.ones((1, 1, 4, 4), np.float32),
     )
     infer_shapes(model)

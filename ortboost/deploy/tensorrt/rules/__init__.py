@@ -1,7 +1,7 @@
 """The rules, one small function each. Importing this package fills the registry.
 
 A new rule is a function from a :class:`~ortboost.deploy.tensorrt.rules.registry.Context` to
-findings, entered with ``@rule("TRT0xx", "what it looks for")`` in the file of its family.
+findings, registered with ``@rule("TRT0xx", "what it looks for")`` in the file of its family.
 """
 
 from ortboost.deploy.tensorrt.rules import (

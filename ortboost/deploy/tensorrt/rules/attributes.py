@@ -1,4 +1,4 @@
-"""Supported operators in forms that are not supported."""
+"""Unsupported forms of supported operators."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def geometry(context: Context) -> Iterator[Finding]:
 
 @rule("TRT022", "inputs and outputs that are not supported")
 def extra_values(context: Context) -> Iterator[Finding]:
-    """Second outputs, and optional inputs that the parser refuses."""
+    """Second outputs, and optional inputs that the parser rejects."""
     for node, known in context.known():
         if "one-output" in known.limits:
             for output in node.outputs[1:]:
@@ -92,7 +92,7 @@ def extra_values(context: Context) -> Iterator[Finding]:
                 )
 
 
-@rule("TRT023", "a TopK that asks for too many")
+@rule("TRT023", "a TopK with a K that is too large")
 def top_k(context: Context) -> Iterator[Finding]:
     """K has an upper limit."""
     for node, known in context.known():
@@ -102,7 +102,7 @@ def top_k(context: Context) -> Iterator[Finding]:
                 yield error(
                     node,
                     f"K is {int(stored.max())}, and must be below {limit}.",
-                    "Ask for fewer; or sort in parts.",
+                    "Use a smaller K, or sort in parts.",
                 )
 
 
@@ -123,13 +123,13 @@ def activations(context: Context) -> Iterator[Finding]:
 
 @rule("TRT025", "random numbers")
 def random(context: Context) -> Iterator[Finding]:
-    """A seed is ignored, so the numbers are others than those of ONNX Runtime."""
+    """A seed is ignored, so random numbers differ from those of ONNX Runtime."""
     for node, known in context.known():
         if "seed-ignored" in known.limits:
             yield warn(
                 node,
                 "TensorRT ignores the seed: its random numbers are not those of another runtime.",
-                "Make the numbers outside and feed them.",
+                "Generate them outside and feed them.",
             )
 
 
@@ -149,7 +149,7 @@ def odd_constants(context: Context) -> Iterator[Finding]:
 
 
 def _relevant(node: ir.Node, name: str) -> bool:
-    """Whether an attribute has a meaning here: ``nearest_mode`` has none in a linear Resize."""
+    """Whether an attribute has an effect: ``nearest_mode`` has none in a linear Resize."""
     if node.op_type != "Resize":
         return True
     if name == "nearest_mode":

@@ -12,7 +12,7 @@ __all__: list[str] = []
 
 @rule("TRT010", "inputs that must be constants")
 def constants(context: Context) -> Iterator[Finding]:
-    """Axes, depths and the like that a subgraph computes."""
+    """Axes, depths and similar inputs that a subgraph computes."""
     for node, known in context.known():
         for name in known.named("constant"):
             value = context.given(node, name)
@@ -23,7 +23,11 @@ def constants(context: Context) -> Iterator[Finding]:
             yield error(
                 node,
                 f"The input '{name}' must be a constant, and "
-                + ("is computed from constants." if folds else "depends on what the model is fed."),
+                + (
+                    "is computed from constants."
+                    if folds
+                    else "depends on the inputs of the model."
+                ),
                 "Fold constants: ortboost check --fix does."
                 if folds
                 else f"Export with a fixed '{name}'.",
@@ -33,7 +37,7 @@ def constants(context: Context) -> Iterator[Finding]:
 
 @rule("TRT011", "dimensions that must be known")
 def static_dimensions(context: Context) -> Iterator[Finding]:
-    """Operators that take the length of a dimension when the engine is built."""
+    """Operators that need the length of a dimension when the engine is built."""
     for node, known in context.known():
         first = input_at(node, 0)
         if first is None:

@@ -18,7 +18,7 @@ _PROTOBUF_LIMIT = 1 << 31
 
 @rule("TRT050", "opset")
 def opset(context: Context) -> Iterator[Finding]:
-    """The parser reads a range of opsets."""
+    """The parser supports a range of opsets."""
     version = context.original.opset_imports.get("")
     if version is None:
         yield error(
@@ -34,14 +34,15 @@ def opset(context: Context) -> Iterator[Finding]:
     if high < version <= guide:
         yield warn(
             ("opset", "model"),
-            f"Opset {version} is in the guide of {context.target}, not in its parser's table ({low} to {high}).",
+            f"Opset {version} is in the guide of {context.target}, not in its parser's table "
+            f"({low} to {high}).",
             f"Convert to opset {high}: ortboost check --fix does.",
             fixable=True,
         )
         return
     yield error(
         ("opset", "model"),
-        f"Opset {version} is outside of what {context.target} reads, {low} to {high}.",
+        f"Opset {version} is outside the range that {context.target} supports, {low} to {high}.",
         f"Convert to opset {low if version < low else high}: ortboost check --fix does.",
         fixable=True,
     )
@@ -49,12 +50,13 @@ def opset(context: Context) -> Iterator[Finding]:
 
 @rule("TRT051", "IR version")
 def ir_version(context: Context) -> Iterator[Finding]:
-    """Files of a newer ONNX than the parser's may be refused."""
+    """The parser may reject files of a newer ONNX version than its own."""
     version = context.original.ir_version
     if version > context.target.ir_version:
         yield warn(
             ("ir_version", "model"),
-            f"IR version {version} is newer than that of the parser's ONNX, {context.target.ir_version}.",
+            f"IR version {version} is newer than that of the parser's ONNX, "
+            f"{context.target.ir_version}.",
             "Lower it: ortboost check --fix does.",
             fixable=True,
         )
@@ -62,7 +64,7 @@ def ir_version(context: Context) -> Iterator[Finding]:
 
 @rule("TRT052", "external data")
 def external_data(context: Context) -> Iterator[Finding]:
-    """Weights in other files: there, long enough, and beside the model."""
+    """External weight files must exist, be long enough, and lie beside the model."""
     total, worst = 0, set()
     for graph in context.original.graphs():
         for value in graph.initializers.values():
@@ -83,7 +85,7 @@ def external_data(context: Context) -> Iterator[Finding]:
     if total >= _PROTOBUF_LIMIT:
         yield error(
             ("weights", "model"),
-            f"{total / 1e9:.1f} GB of weights are inside the file; protobuf ends at 2 GiB.",
+            f"{total / 1e9:.1f} GB of weights are inside the file; protobuf is limited to 2 GiB.",
             "Save with external data: ortboost check --fix does.",
             fixable=True,
         )
@@ -91,7 +93,7 @@ def external_data(context: Context) -> Iterator[Finding]:
 
 @rule("TRT053", "names")
 def names(context: Context) -> Iterator[Finding]:
-    """Every node and tensor needs a name of its own."""
+    """Every node and tensor needs a unique name."""
     model = context.original
     counts = Counter(node.name or "" for node in model.graph.all_nodes())
     if counts.get(""):
@@ -126,12 +128,12 @@ def names(context: Context) -> Iterator[Finding]:
 
 @rule("TRT054", "weights that are inputs")
 def weights_as_inputs(context: Context) -> Iterator[Finding]:
-    """An initializer that is an input too cannot be folded, and asks for a profile."""
+    """An initializer that is also an input cannot be folded, and needs a profile."""
     for value in context.original.graph.inputs:
         if value.is_initializer():
             yield warn(
                 (value.name or "?", "input"),
-                "It is a weight and an input: the parser cannot take it for a constant.",
+                "It is both a weight and an input: the parser cannot treat it as a constant.",
                 "Remove it from the inputs: ortboost check --fix does.",
                 fixable=True,
             )

@@ -1,4 +1,4 @@
-"""Numbers that half precision cannot represent, and operators that lose precision in it."""
+"""Values that half precision cannot represent, and operators that lose precision in it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _FRAGILE: Final = (
 )
 
 
-@rule("TRT036", "infinities and numbers beyond float16")
+@rule("TRT036", "infinities and values beyond float16")
 def ranges(context: Context) -> Iterator[Finding]:
-    """Masks of ``-inf`` or ``-1e12`` turn into nan or -inf in half precision."""
+    """Masks of ``-inf`` or ``-1e12`` become NaN or -inf in half precision."""
     for value, _ in all_tensors(context.model):
         numbers = context.floats(value)
         if numbers is None or not numbers.size:
             continue
         if np.isnan(numbers).any():
-            yield warn(value, "It holds nan.", "Look at how it was trained.")
+            yield warn(value, "It contains NaN.", "Check how it was trained.")
         infinite = int(np.isinf(numbers).sum())
         if infinite:
             yield warn(
                 value,
-                f"It holds {infinite} infinite numbers: inf - inf and 0 * inf are nan.",
+                f"It contains {infinite} infinite values: inf - inf and 0 * inf are NaN.",
                 "Use -65504 in masks: ortboost check --fix does.",
                 fixable=True,
             )
@@ -50,7 +50,7 @@ def ranges(context: Context) -> Iterator[Finding]:
         elif value.dtype != ir.DataType.BFLOAT16 and finite.size and finite.max() > FP16_MAX:
             yield info(
                 value,
-                f"Its largest number, {finite.max():.3g}, does not fit in float16.",
+                f"Its largest value, {finite.max():.3g}, does not fit in float16.",
                 "Keep its operator in FLOAT if the rest goes to float16.",
             )
 

@@ -1,4 +1,4 @@
-"""Operators: leftovers of training, other domains, what the parser does not support."""
+"""Operators left over from training, of other domains, or unsupported by the parser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["normalizes_batch"]
 _LOSSES: Final = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 _TRAINING_DOMAINS: Final = ("ai.onnx.preview.training", "ai.onnx.training")
 _QOPERATORS: Final = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger")
-# What to write instead, where there is something better than "another operator".
+# Advice that is more specific than "another operator".
 _INSTEAD: Final = {
     "DynamicQuantizeLinear": "Quantize with fixed scales: ortboost export --precision int8.",
     "Col2Im": "Use ConvTranspose, or DepthToSpace and Pad.",
@@ -67,8 +67,8 @@ def training_leftovers(context: Context) -> Iterator[Finding]:
 def normalizes_batch(node: ir.Node, opset: int) -> bool:
     """Whether a BatchNormalization uses the statistics of the batch.
 
-    From opset 14 on an attribute says so; before, further outputs with the statistics did, used or
-    not.
+    From opset 14 on an attribute selects this; before, the presence of outputs for the statistics
+    did, used or not.
     """
     if node.attributes.get_int("training_mode", 0) != 0:
         return True
@@ -85,7 +85,7 @@ def _drops(context: Context, node: ir.Node) -> bool:
 
 @rule("TRT002", "operators of another domain")
 def foreign_domains(context: Context) -> Iterator[Finding]:
-    """Contrib operators and operators that only a plugin can provide."""
+    """Contrib operators, and operators that only a plugin can provide."""
     for node in context.nodes:
         if is_standard(node) or node.domain in _TRAINING_DOMAINS or node.op_type.endswith("Grad"):
             continue
@@ -109,21 +109,21 @@ def foreign_domains(context: Context) -> Iterator[Finding]:
         elif versions is None:
             yield error(
                 (label(node), name),
-                f"The domain '{node.domain}' is not of ONNX, and no plugin of TensorRT has the name.",
-                "Start from the export that no runtime has optimized; or write the operator in "
-                "standard ones, or as a plugin of your own."
+                f"'{node.domain}' is not an ONNX domain, and TensorRT has no plugin of this name.",
+                "Start from a model that no runtime has optimized; or express the operator with "
+                "standard ones, or as a custom plugin."
                 if node.domain.startswith("com.microsoft")
-                else "Write it in standard operators, or give TensorRT a plugin of this name.",
+                else "Express it with standard operators, or give TensorRT a plugin of this name.",
             )
 
 
 @rule("TRT003", "operators that TensorRT does not support")
 def unsupported(context: Context) -> Iterator[Finding]:
-    """What the parser's table says no to."""
+    """Operators that the parser's table lists as unsupported."""
     for node, known in context.known():
         if node.op_type in _LOSSES or known.supported:
             continue
-        fix = _INSTEAD.get(node.op_type, "Write it in supported operators, or as a plugin.")
+        fix = _INSTEAD.get(node.op_type, "Express it with supported operators, or as a plugin.")
         if node.op_type in _QOPERATORS:
             fix = "Quantize with QuantizeLinear/DequantizeLinear pairs: export --precision int8."
         elif node.op_type.startswith(("Sequence", "Optional", "SplitTo", "ConcatFrom")):
@@ -140,13 +140,14 @@ def unsupported(context: Context) -> Iterator[Finding]:
 
 @rule("TRT004", "operators that the table does not know")
 def unknown(context: Context) -> Iterator[Finding]:
-    """Newer than the table, or misspelt."""
+    """Operators newer than the table, or misspelled."""
     for node in context.standard():
         if context.target.operator(node.op_type) is None:
             yield error(
                 node,
                 f"The operators of TensorRT {context.target.release} do not include it.",
-                "Convert to an older opset, where it is written in older operators; or use a newer "
+                "Convert to an older opset, which expresses it with older operators; or use a "
+                "newer "
                 "TensorRT.",
             )
 
@@ -164,7 +165,8 @@ def removed_plugins(context: Context) -> Iterator[Finding]:
                 node,
                 f"TensorRT {context.target.release} does not have the plugin "
                 "that other releases have.",
-                "Write it in standard operators (Clip, NonMaxSuppression, Split, LeakyRelu...), or "
+                "Express it with standard operators (Clip, NonMaxSuppression, Split, "
+                "LeakyRelu...), or "
                 "build with the release that has it.",
             )
         elif versions and version and version not in versions:

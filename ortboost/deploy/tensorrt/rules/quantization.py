@@ -1,4 +1,4 @@
-"""Quantized graphs, and what keeps operators from being fused."""
+"""Quantized graphs, and obstacles to fusion."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def unfolded(context: Context) -> Iterator[Finding]:
 
 @rule("TRT062", "QuantizeLinear without its partner")
 def lonely(context: Context) -> Iterator[Finding]:
-    """Only pairs are fused; a quantized tensor that anything else reads is refused."""
+    """Only pairs are fused; the parser rejects any other reader of a quantized tensor."""
     for node in context.standard("QuantizeLinear"):
         readers = {use.node.op_type for use in node.outputs[0].uses()} - {"DequantizeLinear"}
         if readers:
             yield error(
                 node,
-                f"{', '.join(sorted(readers))} reads its quantized output: only DequantizeLinear may.",
+                f"{', '.join(sorted(readers))} reads its quantized output: only DequantizeLinear "
+                "may.",
                 "Put a DequantizeLinear right after it.",
             )

@@ -41,7 +41,7 @@ __all__ = [
 SEVERITIES: Final = ("error", "warn", "info")
 
 About: TypeAlias = ir.Node | ir.Value | tuple[str, str]
-"""What a finding is about: a node, a stored tensor, or a name and what it names (``input``, ``model``)."""
+"""Subject of a finding: a node, a stored tensor, or a name and its kind (``input``, ``model``)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Finding:
 
     Args:
         rule: Id of the rule.
-        severity: ``error``: it will not build or run; ``warn``: it may, or gives other numbers;
+        severity: ``error``: it will not build or run; ``warn``: it may not, or results may differ;
             ``info``: worth knowing.
         node: The node, tensor, input or file it is about.
         op: Operator, or ``tensor``, ``input``, ``model``.
@@ -77,12 +77,12 @@ def _finding(severity: str, about: About, reason: str, fix: str, fixable: bool) 
 
 
 def error(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that forbids the target; the rule that yields it gives its id."""
+    """A finding that rules out the target; the id is filled in by the rule that yields it."""
     return _finding("error", about, reason, fix, fixable)
 
 
 def warn(about: About, reason: str, fix: str, *, fixable: bool = False) -> Finding:
-    """A finding that may forbid the target or change numbers."""
+    """A finding that may rule out the target or change results."""
     return _finding("warn", about, reason, fix, fixable)
 
 
@@ -93,11 +93,11 @@ def info(about: About, reason: str, fix: str, *, fixable: bool = False) -> Findi
 
 @dataclass
 class Context:
-    """What a rule may look at.
+    """The information available to rules.
 
     Args:
         model: The model: functions inlined, ``Constant`` nodes lifted to initializers, shapes
-            inferred. Not to be changed.
+            inferred. Must not be modified.
         target: The version of TensorRT.
         profiles: Shape profiles by input, if any were given.
         path: The file of the model, if it has one.
@@ -118,28 +118,28 @@ class Context:
 
     @property
     def nodes(self) -> Iterator[ir.Node]:
-        """All nodes, those of subgraphs too."""
+        """All nodes, including those of subgraphs."""
         return iter(self.model.graph.all_nodes())
 
     def standard(self, *op_types: str) -> Iterator[ir.Node]:
-        """The standard nodes, those of these operators if any are named."""
+        """The nodes of the standard domain, optionally only those of the given operators."""
         return (node for node in self.nodes if is_standard(node, *op_types))
 
     def known(self) -> Iterator[tuple[ir.Node, Operator]]:
-        """The nodes whose operator the target's table has, and what it says of them."""
+        """The nodes with an operator in the target's table, and the entries of the table."""
         for node in self.standard():
             operator = self.target.operator(node.op_type)
             if operator is not None:
                 yield node, operator
 
     def given(self, node: ir.Node, name: str) -> ir.Value | None:
-        """The input with this formal name; ``None`` if left out, or no input in this opset."""
+        """The input with this formal name; ``None`` if omitted, or not defined in this opset."""
         schema = self.schema(node)
         formal = [] if schema is None else [entry.name for entry in schema.inputs]
         return input_at(node, formal.index(name)) if name in formal else None
 
     def schema(self, node: ir.Node) -> onnx.defs.OpSchema | None:
-        """What the standard says of an operator; ``None`` if this opset does not have it."""
+        """The standard schema of an operator; ``None`` if this opset lacks it."""
         return find_schema(node.op_type, self.opset)
 
     @property
@@ -153,9 +153,9 @@ class Context:
         return [value for value in self.model.graph.inputs if not value.is_initializer()]
 
     def constness(self, value: ir.Value | None) -> str:
-        """Whether a value is ``stored``, ``folds`` to a constant, or is ``computed``.
+        """Classify a value: it is ``stored``, ``folds`` to a constant, or is ``computed``.
 
-        It folds if it depends on stored values and fixed shapes only.
+        It folds if it depends only on stored values and fixed shapes.
         """
         if value is None:
             return "stored"
@@ -194,7 +194,7 @@ class Context:
 
     @staticmethod
     def array(value: ir.Value | None) -> NDArray[Any] | None:
-        """The numbers of a stored tensor.
+        """The values of a stored tensor.
 
         Returns:
             ``None`` if the value is not stored, holds strings, or its external file is missing.
@@ -207,7 +207,7 @@ class Context:
             return None
 
     def floats(self, value: ir.Value) -> NDArray[Any] | None:
-        """The numbers of a stored float tensor of 16 bits or more, bfloat16 as float32, or ``None``."""
+        """The values of a stored float tensor of 16 bits or more (bfloat16 as float32), or None."""
         if value.dtype is None or not value.dtype.is_floating_point() or value.dtype.bitwidth < 16:
             return None
         found = self.array(value)
@@ -238,7 +238,7 @@ Check: TypeAlias = Callable[[Context], Iterator[Finding]]
 
 
 def rule(identifier: str, title: str) -> Callable[[Check], Check]:
-    """Enter a function in :data:`RULES`; its findings get the id.
+    """Register a function in :data:`RULES`; its findings get the id.
 
     Raises:
         ValueError: The id is taken.

@@ -35,7 +35,7 @@ def profiles(context: Context) -> Iterator[Finding]:
 
 @rule("TRT041", "dimensions of length 0")
 def empty(context: Context) -> Iterator[Finding]:
-    """Inputs and stored tensors without an element."""
+    """Empty inputs."""
     for value in context.inputs:
         dims = known_shape(value)
         if dims is not None and 0 in dims:
@@ -48,20 +48,20 @@ def empty(context: Context) -> Iterator[Finding]:
 
 @rule("TRT042", "shapes that depend on data")
 def data_dependent(context: Context) -> Iterator[Finding]:
-    """The size of their outputs is known only after they ran."""
+    """Operators whose output size is known only after they have run."""
     for node in context.standard("NonZero", "NonMaxSuppression"):
         if all(context.constness(out) == "folds" for out in node.outputs):
             continue
         yield warn(
             node,
-            "The size of its output is known only after it ran.",
+            "The size of its output is known only after it has run.",
             "Run the engine with an output allocator, or pad to a fixed size (TopK).",
         )
 
 
 @rule("TRT043", "branches and loops")
 def control_flow(context: Context) -> Iterator[Finding]:
-    """Branches of other ranks, loops that grow."""
+    """Branches with different ranks, loops with changing shapes."""
     for node in context.standard("If", "Loop"):
         yield from _branches(node) if node.op_type == "If" else _loop(node, context)
 
@@ -81,7 +81,7 @@ def _branches(node: ir.Node) -> Iterator[Finding]:
         if one.name == two.name:
             yield error(
                 node,
-                f"Its branches call their outputs alike: '{one.name}'.",
+                f"Its branches use the same output name: '{one.name}'.",
                 "Give them different names.",
             )
 
@@ -96,7 +96,7 @@ def _loop(node: ir.Node, context: Context) -> Iterator[Finding]:
         if before is not None and after is not None and before != after:
             yield error(
                 node,
-                f"The shape of '{inner.name}' changes from turn to turn.",
+                f"The shape of '{inner.name}' changes between iterations.",
                 "Carry a tensor of a fixed shape.",
             )
     trips = input_at(node, 0)
@@ -104,6 +104,6 @@ def _loop(node: ir.Node, context: Context) -> Iterator[Finding]:
     if len(body.outputs) > carried + 1 and not fixed:
         yield error(
             node,
-            "It collects outputs over a number of turns that is not fixed.",
-            "Export with a fixed number of turns, or unroll it.",
+            "It collects outputs over a number of iterations that is not fixed.",
+            "Export with a fixed number of iterations, or unroll it.",
         )

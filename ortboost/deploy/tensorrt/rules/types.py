@@ -1,4 +1,4 @@
-"""Element types that TensorRT lacks, casts, or supports at inputs and outputs only."""
+"""Element types that TensorRT lacks, casts, or supports only for inputs and outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSORRT_TYPES: Final = {
     ir.DataType.FLOAT8E4M3FN: "FP8",
     ir.DataType.FLOAT4E2M1: "FP4",
 }
-"""ONNX element types and TensorRT's names of them; DOUBLE is cast, the rest is refused."""
+"""ONNX element types to TensorRT's names; DOUBLE is cast, all others are rejected."""
 
 _CASTED: Final = ir.DataType.DOUBLE
 _EXACT: Final = (
@@ -51,7 +51,7 @@ def doubles(context: Context) -> Iterator[Finding]:
 
 @rule("TRT031", "UINT8 inside the graph")
 def bytes_inside(context: Context) -> Iterator[Finding]:
-    """UINT8 is for inputs and outputs, with a Cast beside them."""
+    """UINT8 is supported only for inputs and outputs, next to a Cast."""
     for node in context.standard():
         if node.op_type in _ANY_TYPE:
             continue
@@ -62,7 +62,8 @@ def bytes_inside(context: Context) -> Iterator[Finding]:
             yield error(
                 node,
                 f"'{used[0].name}' is UINT8, which is for inputs and outputs only.",
-                "Quantize to INT8, symmetrically: ortboost export --precision int8 --target tensorrt."
+                "Quantize to INT8, symmetrically: ortboost export --precision int8 --target "
+                "tensorrt."
                 if quantized
                 else "Cast to FLOAT or INT32 right after the input.",
             )
@@ -88,24 +89,26 @@ def foreign_types(context: Context) -> Iterator[Finding]:
             yield error(
                 (name, what),
                 f"It is {kind}, which TensorRT does not have.",
-                "Use tensors of FLOAT, FLOAT16, BFLOAT16, INT32, INT64 or BOOL; keep the rest outside.",
+                "Use tensors of FLOAT, FLOAT16, BFLOAT16, INT32, INT64 or BOOL; keep the rest "
+                "outside.",
             )
 
 
 @rule("TRT033", "INT64 at the edge")
 def wide_bindings(context: Context) -> Iterator[Finding]:
-    """From TensorRT 9 on such an input is bound as 64 bits."""
+    """From TensorRT 9 on, such an input is bound as 64-bit integers."""
     for value in (*context.inputs, *context.model.graph.outputs):
         if value.dtype == ir.DataType.INT64:
             what = "input" if value in context.inputs else "output"
             yield info(
                 (value.name or "?", what),
-                "It is INT64: the engine wants a buffer of 64-bit integers (before TensorRT 9: 32).",
+                "It is INT64: the engine needs a buffer of 64-bit integers (before TensorRT 9: "
+                "32).",
                 "Check the code that feeds the engine.",
             )
 
 
-@rule("TRT034", "element types that an operator does not take")
+@rule("TRT034", "element types that an operator does not support")
 def operator_types(context: Context) -> Iterator[Finding]:
     """The first input's type is not in the operator's list."""
     for node, known in context.known():
@@ -115,13 +118,13 @@ def operator_types(context: Context) -> Iterator[Finding]:
         if value is None or value.dtype is None or context.constness(value) == "folds":
             continue
         name = TENSORRT_TYPES.get(value.dtype)
-        if name is None or name == "UINT8" or name in known.types:  # those have rules of their own
+        if name is None or name == "UINT8" or name in known.types:  # these have separate rules
             continue
         whole = name in ("INT32", "INT64", "BOOL") and node.op_type not in _EXACT
-        found = warn if whole else error  # for whole numbers the table is known to lag behind
+        found = warn if whole else error  # for integers the table is known to be outdated
         yield found(
             node,
-            f"'{value.name}' is {name}, and the operator takes {', '.join(known.types)}.",
+            f"'{value.name}' is {name}, and the operator supports {', '.join(known.types)}.",
             "Leave biases in FLOAT: ortboost export --precision int8 --target tensorrt does."
             if node.op_type == "DequantizeLinear"
             else "Insert a Cast before and after.",
@@ -130,7 +133,7 @@ def operator_types(context: Context) -> Iterator[Finding]:
 
 @rule("TRT035", "two types at one operator")
 def mixed_types(context: Context) -> Iterator[Finding]:
-    """A strongly typed network does not cast by itself."""
+    """A strongly typed network does not insert casts."""
     for node in context.standard():
         schema = context.schema(node)
         if schema is None or not schema.inputs:
@@ -149,7 +152,7 @@ def mixed_types(context: Context) -> Iterator[Finding]:
                 names = ", ".join(f"'{name}' {dtype}" for dtype, name in found.items())
                 yield error(
                     node,
-                    f"Its inputs must have one type, and have several: {names}.",
+                    f"Its inputs must have one type, but have several: {names}.",
                     "Insert an explicit Cast.",
                 )
 
