@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,15 +38,29 @@ def as_augment(augment: AugmentConfig | str | None) -> AugmentConfig | None:
     return parse_augment(augment) if isinstance(augment, str) else augment
 
 
-def images_of(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
+def images_of(
+    found: Checkpoint | ir.Model | None, given: ImageConfig | str | None = None
+) -> ImageConfig | None:
     """What was done to images in the training that wrote a checkpoint, or of which a file was exported.
 
     Args:
         found: The checkpoint, or the model; ``None`` has no settings.
+        given: Settings that are to hold instead; the classes stay those of the training.
 
     Raises:
         FileError: The settings of a file are damaged.
     """
+    return _merged(as_images(given), _kept(found))
+
+
+def _merged(given: ImageConfig | None, kept: ImageConfig | None) -> ImageConfig | None:
+    """What is given; a class has the number that it was trained with."""
+    if given is None or kept is None or given.classes:
+        return given or kept
+    return dataclasses.replace(given, classes=kept.classes)
+
+
+def _kept(found: Checkpoint | ir.Model | None) -> ImageConfig | None:
     if isinstance(found, Checkpoint):
         return _read(found.progress.get("data", {}).get(_KEY))
     note = None if found is None else found.metadata_props.get(f"ortboost.{_KEY}")
@@ -83,7 +98,7 @@ def former_images(
             before = data.get("augment")
             if augment is None and before is not None:
                 augment = read_config(AugmentConfig, before, "augment")
-            return images or _read(data.get(_KEY)), augment
+            return _merged(images, _read(data.get(_KEY))), augment
     return images, augment
 
 
