@@ -81,6 +81,7 @@ def _obstacle(node: ir.Node) -> str | None:
         return (
             f"it follows {'an input' if host is None else host.op_type}, not a convolution or Gemm"
         )
+    _require_fit(node, host)  # for the rules try those that have an obstacle of ours, too
     if len(value.uses()) > 1 or value.is_graph_output():
         return f"the output of '{host.name}' is used elsewhere too"
     for tensor in (*host.inputs[1:], *node.inputs[1:]):
@@ -90,7 +91,6 @@ def _obstacle(node: ir.Node) -> str | None:
             return f"'{tensor.name}' is computed, not stored"
         if tensor in host.inputs[1:] and len(tensor.uses()) > 1:
             return f"'{tensor.name}' is shared with another node"
-    _require_fit(node, host)
     bias, scale = host.inputs[2] if len(host.inputs) > 2 else None, node.inputs[1]
     if bias is not None and bias.const_value is not None and scale is not None:
         wanted = 0 if scale.const_value is None else scale.const_value.size

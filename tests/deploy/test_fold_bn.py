@@ -221,3 +221,8 @@ def test_parameters_for_other_channels_are_refused(host, shape):
     with pytest.raises(ModelError, match="'s' has 4 numbers for") as caught:
         fold_bn(model)
     assert_three_lines(caught.value)
+    kept = net(
+        f"{body} [other] z = Relu(h)", f"float[{dims}] w", "float y, float z", w=weights(*shape)
+    )
+    with pytest.raises(ModelError, match="'s' has 4 numbers for"):
+        fold_bn(kept)
