@@ -40,7 +40,7 @@ def read_npy(path: str | os.PathLike[str]) -> NDArray[Any]:
         OSError: It cannot be read.
     """
     with npy_faults():
-        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")  # type: ignore[arg-type]
+        array: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         return array
 
 

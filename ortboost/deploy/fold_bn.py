@@ -11,6 +11,7 @@ why. A convolution whose weight serves another node too is left alone: folding w
 from __future__ import annotations
 
 import onnx_ir as ir
+from onnx_ir.passes import PassError
 from onnxscript import rewriter
 from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_conv_rule,
@@ -31,6 +32,9 @@ def fold_bn(model: ir.Model) -> Report:
 
     Returns:
         Which were folded into which node; which were kept, and why.
+
+    Raises:
+        ModelError: Parameters are not of the channels of the layer.
     """
     report = Report("fold_bn")
     wanted: dict[str, str] = {}
@@ -51,14 +55,22 @@ def fold_bn(model: ir.Model) -> Report:
         for node in model.graph
         if wanted.get(node.name or "") == ""
     }
-    rewriter.rewrite(
-        model,
-        [
-            fuse_batchnorm_into_conv_rule,
-            fuse_batchnorm_into_conv_transpose_rule,
-            fuse_batchnorm_into_gemm_rule,
-        ],
-    )
+    rules = [
+        fuse_batchnorm_into_conv_rule,
+        fuse_batchnorm_into_conv_transpose_rule,
+        fuse_batchnorm_into_gemm_rule,
+    ]
+    try:
+        rewriter.rewrite(model, rules)
+    except PassError as error:  # they multiply what they find
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ModelError(
+            "A BatchNormalization does not fit the layer before it.",
+            where=f"one of {', '.join(wanted)}: {cause}",
+            fix="Export the model again, or check that the download or copy is complete.",
+        ) from error
     for node in model.graph:  # what is made takes its place under the name that people know
         if node.op_type in _HOSTS and node.outputs[0].name in makers:
             node.name = makers[node.outputs[0].name]
@@ -81,7 +93,6 @@ def _obstacle(node: ir.Node) -> str | None:
         return (
             f"it follows {'an input' if host is None else host.op_type}, not a convolution or Gemm"
         )
-    _require_fit(node, host)  # for the rules try those that have an obstacle of ours, too
     if len(value.uses()) > 1 or value.is_graph_output():
         return f"the output of '{host.name}' is used elsewhere too"
     for tensor in (*host.inputs[1:], *node.inputs[1:]):
@@ -99,27 +110,6 @@ def _obstacle(node: ir.Node) -> str | None:
                 f"'{bias.name}' has shape {list(bias.const_value.shape)}, not one number a channel"
             )
     return None
-
-
-def _require_fit(node: ir.Node, host: ir.Node) -> None:
-    """Refuse parameters that are not one number a channel: the rules would multiply what does not fit."""
-    weight = host.inputs[1]
-    if weight is None or weight.const_value is None or weight.const_value.shape.rank() < 2:
-        return
-    rows, columns = weight.const_value.shape.numpy()[:2]
-    channels = {
-        "Conv": rows,
-        "ConvTranspose": columns * host.attributes.get_int("group", 1),
-        "Gemm": rows if host.attributes.get_int("transB", 0) else columns,
-    }[host.op_type]
-    for tensor in node.inputs[1:]:
-        size = channels if tensor is None or tensor.const_value is None else tensor.const_value.size
-        if tensor is not None and size != channels:
-            raise ModelError(
-                f"'{tensor.name}' has {size} numbers for {channels} channels.",
-                where=f"BatchNormalization '{node.name}' after {host.op_type} '{host.name}'",
-                fix="Export the model again, or check that the download or copy is complete.",
-            )
 
 
 def _producer(value: ir.Value | None) -> ir.Node | None:
