@@ -123,7 +123,7 @@ def test_a_program_tells_accuracies_of_real_samples_only(trained, tmp_path):
         ({"target": "tensorrt=10", "opset": 21}, "does not support opset 21"),
         ({"precision": "bf16"}, "no bfloat16"),
         ({"precision": "half"}, "Unknown precision"),
-        ({"calibration": DIGITS}, "shorter precision"),
+        ({"calibration": DIGITS}, "lower precision"),
         ({"rtols": {"nope": 1.0}}, "no such output"),
         ({"opset": 4}, "opset 4"),
     ],
