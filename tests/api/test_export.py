@@ -282,7 +282,7 @@ def test_models_that_have_nothing_in_common(convnet, tmp_path):
     model = small_convnet()
     model.graph.inputs[0].name = "image"
     save_model(model, tmp_path / "d.onnx")
-    with pytest.raises(UsageError, match="takes 'image'"):
+    with pytest.raises(UsageError, match="has the input 'image'"):
         api.compare(convnet, tmp_path / "d.onnx", device="cpu")
 
 
