@@ -4,17 +4,18 @@ A step graph is cut into parts by what its nodes are for and not by their names,
 engine's will do. Of the trained parameters ``P`` and the gradients ``P_grad`` of the seam
 (`docs/architecture.md`):
 
-- *forward*: what the loss is made of. A layer begins at a node that reads a weight for the first time; any
-  other node belongs to the last layer that it reads from, and what is made of weights alone to the first
-  that reads it.
-- *backward*: what else the gradients are made of. A node belongs to the last layer whose gradients need it.
+- *forward*: what the loss is made of. A layer begins at a node that reads a weight for the first
+  time; any other node belongs to the last layer that it reads from, and what is made of weights
+  alone to the first that reads it.
+- *backward*: what else the gradients are made of. A node belongs to the last layer whose gradients
+  need it.
 - *loss*: what is behind the labels.
 - *metrics*: what else the outputs are made of that are no next states.
 - *update*: the rest.
 
-Arrows between forward parts go to later layers and those between backward parts to earlier ones, so that the
-parts form no cycle. Layers side by side whose weights share the front of their names (``layer2.0.conv1`` and
-``layer2.0.conv2``) are joined while there are too many.
+Arrows between forward parts go to later layers and those between backward parts to earlier ones, so
+that the parts form no cycle. Layers side by side whose weights share the front of their names
+(``layer2.0.conv1`` and ``layer2.0.conv2``) are joined while there are too many.
 """
 
 from __future__ import annotations

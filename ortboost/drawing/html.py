@@ -31,7 +31,8 @@ def to_html(picture: Picture, parts: Sequence[Part]) -> str:
         parts: The parts; a part of none is drawn as what it is, without a link.
 
     Returns:
-        A complete HTML file: the parts to the left, the nodes of the one that was clicked to the right.
+        A complete HTML file: the parts to the left, the nodes of the one that was clicked to the
+            right.
     """
     links = {part.key: f"#part{index}" for index, part in enumerate(parts)}
     sections = [

@@ -26,7 +26,8 @@ def marks_of_reports(
 ) -> tuple[dict[str, str], dict[str, int]]:
     """What reports say on the nodes of a graph.
 
-    A report names nodes, or tensors: the tensor's maker is meant, or for a weight the nodes that use it.
+    A report names nodes, or tensors: the tensor's maker is meant, or for a weight the nodes that
+        use it.
 
     Args:
         model: The graph.
@@ -67,8 +68,8 @@ def marks_against(before: ir.Model, after: ir.Model) -> tuple[dict[str, str], di
     """What is new or different in a graph, node by node.
 
     Nodes are paired by name and operator, by output and operator, then by their order among those
-    that do the same, and of the same operator, and at last by output or name alone. A node that only
-    reads from elsewhere is not different: what it reads from is.
+    that do the same, and of the same operator, and at last by output or name alone. A node that
+    only reads from elsewhere is not different: what it reads from is.
 
     Args:
         before: The graph before.

@@ -139,8 +139,9 @@ def part_of(picture: Picture, kept: Sequence[int], names: Sequence[str] | None =
     Args:
         picture: The whole picture.
         kept: Indices of the boxes.
-        names: What each box of the picture is called where it is left out; those of one name are one
-            box. Without names there is one for what comes before each box, and one for what comes after.
+        names: What each box of the picture is called where it is left out; those of one name are
+            one box. Without names there is one for what comes before each box, and one for what
+            comes after.
     """
     place = {old: new for new, old in enumerate(kept)}
     arrows = [(place[s], place[t]) for s, t in picture.arrows if s in place and t in place]

@@ -154,7 +154,8 @@ def _draw(box: Box, lines: Sequence[tuple[str, str]], size: Point, center: Point
     for style, text in lines:
         baseline += _font(style) * 1.35
         parts.append(
-            f'<text class="{style}" x="{_n(center[0] + shift)}" y="{_n(baseline - 0.3 * _font(style))}" '
+            f'<text class="{style}" x="{_n(center[0] + shift)}" '
+            f'y="{_n(baseline - 0.3 * _font(style))}" '
             f'font-size="{_n(_font(style))}" text-anchor="middle">{escape(text)}</text>'
         )
     return [*parts, "</g>"]
@@ -184,8 +185,10 @@ def _head(lines: Sequence[tuple[str, str, float]]) -> list[str]:
         y += 20
         if style == "legend":
             parts.append(
-                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" height="14" '
-                f'rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" font-size="{_n(size)}">'
+                f'<rect class="box marked" x="{_n(_MARGIN)}" y="{_n(y - 12)}" width="22" '
+                'height="14" '
+                f'rx="3"/><text class="line" x="{_n(_MARGIN + 30)}" y="{_n(y)}" '
+                f'font-size="{_n(size)}">'
                 "new or changed</text>"
             )
         else:

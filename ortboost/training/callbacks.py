@@ -1,7 +1,7 @@
 """Callbacks: small observers of a run that may ask it to stop or to keep the best model.
 
-This is the one protocol that the trainer knows. Callbacks of another make (those with MindSpore's names)
-have a method ``to_trainer`` that gives one of these, see :class:`Adaptable`.
+This is the one protocol that the trainer knows. Callbacks of another make (those with MindSpore's
+names) have a method ``to_trainer`` that gives one of these, see :class:`Adaptable`.
 
 A callback whose behaviour depends on what it saw before keeps that in ``state_dict``: it is saved
 with every checkpoint, so that a resumed run decides as an uninterrupted one does.

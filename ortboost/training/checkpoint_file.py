@@ -7,9 +7,9 @@
                                 the tensors, the program's fingerprint, the trainer's progress, and
                                 a digest of the JSON itself
 
-A tensor file without its JSON is an unfinished save and counts as nothing. Where a step is saved once more with
-other tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON vouches for the old ones until the new JSON
-stands.
+A tensor file without its JSON is an unfinished save and counts as nothing. Where a step is saved
+once more with other tensors, they go to ``step-00000120.<number>.safetensors``: the old JSON
+vouches for the old ones until the new JSON stands.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 r"""Principal components of many large vectors, read piece by piece.
 
-With `X` (`N x n`, `N` rows of weights, `N << n`) and its columns centred, the components are the right singular vectors. They come
-from the small matrix of products:
+With `X` (`N x n`, `N` rows of weights, `N << n`) and its columns centred, the components are the
+right singular vectors. They come from the small matrix of products:
 
     X X^T = U S^2 U^T         N x N, added up over blocks of columns, in float64
     P     = S^-1 U^T X        the first k rows, written block by block
 
-so that memory holds one block of all rows, whatever `n` is. The sign of a component is that of its largest entry in
-size, made positive, as in scikit-learn.
+so that memory holds one block of all rows, whatever `n` is. The sign of a component is that of its
+largest entry in size, made positive, as in scikit-learn.
 
-Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Coherent Structures (1987).
+Source: the method of snapshots, Sirovich, Turbulence and the Dynamics of Coherent Structures
+    (1987).
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class TrainConfig:
             ``learning_rate``. Schedules count applied updates.
         seed: Seed of the run; the step seeds (dropout) derive from it.
         prefetch: Batches to hold ready, read in threads; 0 is off.
-        workers: Threads that read them; if not given one, and one for each core where images are decoded.
-            The batches are the same for every number.
+        workers: Threads that read them; if not given one, and one for each core where images are
+            decoded. The batches are the same for every number.
         metrics: Validation metrics besides the loss (``accuracy``, ``top5``).
         labels: The input that the metrics compare with.
         output: The output that holds the class scores; None for the model's first.
@@ -48,8 +48,8 @@ class TrainConfig:
         warn_window: ... within so many steps.
         flush: Apply a window of gradient accumulation that is not full at the end of an epoch, with
             the mean over the micro-batches that it has. Without it the window goes on in the next.
-        debug_overflow: Diagnose at most so many skipped steps (the 1st, 2nd, 4th, 8th ... of the run):
-            which tensors became non-finite first, and what went into them; 0 is off.
+        debug_overflow: Diagnose at most so many skipped steps (the 1st, 2nd, 4th, 8th ... of the
+            run): which tensors became non-finite first, and what went into them; 0 is off.
         overwrite: Start anew in a folder that holds checkpoints, and remove them.
 
     Raises:

@@ -1,19 +1,22 @@
 r"""Formulas of learning rates: the rate at a time `t`, counted in steps or in epochs.
 
 They are used by the schedules of the trainer (:mod:`ortboost.training.schedules`) and by those with
-MindSpore's names (:mod:`ortboost.mindspore.nn.learning_rate_schedule`). With `r = t / span`, floored for
-``stair``:
+MindSpore's names (:mod:`ortboost.mindspore.nn.learning_rate_schedule`). With `r = t / span`,
+floored for ``stair``:
 
 - exponential: `rate * factor^r`;
 - inverse: `rate / (1 + strength * r)`;
-- natural exponential: `rate * exp(-strength * t)`, for ``stair`` with `t` floored to a multiple of `span`;
+- natural exponential: `rate * exp(-strength * t)`, for ``stair`` with `t` floored to a multiple of
+  `span`;
 - polynomial: `(rate - end) * (1 - min(t, D) / D)^power + end` with `D = span`, or for ``stretch``
   `D = span * max(1, ceil(t / span))`;
-- cosine: `low + (high - low) * (1 + cos(pi * min(t, span) / span)) / 2` (SGDR, arXiv:1608.03983, eq. 5);
+- cosine: `low + (high - low) * (1 + cos(pi * min(t, span) / span)) / 2` (SGDR, arXiv:1608.03983,
+  eq. 5);
 - linear warm-up: `rate * (start + (1 - start) * min(t, span) / span)`.
 
-All but the warm-up's ``start`` are those of MindSpore's documentation, checked against MindSpore 2.10. Of the
-natural exponential its page writes `exp(-strength * t / span)`; this is what it computes.
+All but the warm-up's ``start`` are those of MindSpore's documentation, checked against MindSpore
+2.10. Of the natural exponential its page writes `exp(-strength * t / span)`; this is what it
+computes.
 """
 
 from __future__ import annotations

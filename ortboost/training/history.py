@@ -1,7 +1,7 @@
 """What the event log of a run amounts to: a curve for each number, and how the run stands.
 
-`plot`, `watch`, `runs` and the CSV file read logs through this. Whatever a damaged line holds, there is a
-number or NaN.
+`plot`, `watch`, `runs` and the CSV file read logs through this. Whatever a damaged line holds,
+there is a number or NaN.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ class RunHistory:
 
     Args:
         name: Name of the run.
-        curves: By name: ``loss``, ``learning_rate``, ``loss_scale``, ``loss_scales/1``, ``total_skips``,
-            ``accuracy`` (of a batch), ``val_loss``, ``val_accuracy``, ``train_loss``, ...
+        curves: By name: ``loss``, ``learning_rate``, ``loss_scale``, ``loss_scales/1``,
+            ``total_skips``, ``accuracy`` (of a batch), ``val_loss``, ``val_accuracy``,
+            ``train_loss``, ...
         skipped: Steps that were skipped.
         about: What the run is, see :class:`~ortboost.training.callbacks.RunView`.
         epochs: Epochs that the run is to have; 0 if unknown.
@@ -180,8 +181,8 @@ class RunHistory:
 def write_csv(runs: Iterable[RunHistory], path: str | os.PathLike[str]) -> Path:
     """Write a row for each step of each run, and a column for each curve.
 
-    Cells are empty where a curve has no value at a step, and ``nan`` where that is not finite. Numbers
-    have as many digits as they need to be read back to the same bits.
+    Cells are empty where a curve has no value at a step, and ``nan`` where that is not finite.
+    Numbers have as many digits as they need to be read back to the same bits.
 
     Args:
         runs: The runs; their names are the first column.

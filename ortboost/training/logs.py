@@ -3,17 +3,19 @@ r"""The event log of a run: one JSON object a line (JSONL), written at once.
 Every line has ``event`` and ``step`` (steps done when it was written). Numbers that are not finite
 are written as null. The events and their further keys:
 
-- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``, ``steps_per_epoch`` (or null),
-  ``steps`` (of the whole run, or null), ``about`` (what the run is, by name: its ``run``, ``engine``, ``optimizer``, ...)
-- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a grouped scale
-  that of the first group, and all of them as ``loss_scales``), ``learning_rate`` (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
+- ``start``: ``time`` (ISO 8601, UTC), ``resumed`` (the checkpoint's path or null), ``epochs``,
+  ``steps_per_epoch`` (or null), ``steps`` (of the whole run, or null), ``about`` (what the run is,
+  by name: its ``run``, ``engine``, ``optimizer``, ...)
+- ``step``: ``epoch``, ``loss`` (unscaled), ``overflow``, ``loss_scale`` (after the step; with a
+  grouped scale that of the first group, and all of them as ``loss_scales``), ``learning_rate``
+  (object: group to rate), ``applied_steps``, ``total_skips``, and ``metrics``
 - ``validation``: ``epoch`` and the values by name (``val_loss``, ``val_accuracy``, ...)
 - ``epoch``: ``epoch`` and the means over it by name (``train_loss``, ...)
 - ``checkpoint``: ``path``, ``best`` (bool)
-- ``scale``: what the state machine of the loss scale did: ``change`` (``shrink``, ``grow``, or ``minimum``:
-  an overflow at the smallest scale), ``before``, ``after``
-- ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``, ``node``,
-  ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
+- ``scale``: what the state machine of the loss scale did: ``change`` (``shrink``, ``grow``, or
+  ``minimum``: an overflow at the smallest scale), ``before``, ``after``
+- ``diagnosis``: where a skipped step overflowed: ``text``, ``loss_scale``, ``findings`` (``where``,
+  ``node``, ``op``, and the statistics of ``tensor`` and ``inputs``), ``nonfinite``, ``tensors``
 - ``warning``: ``text``
 - ``end``: ``reason``, ``seconds`` (of this session)
 

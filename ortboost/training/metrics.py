@@ -164,9 +164,11 @@ def strict(metric: Metric) -> Metric:
             strays = classes[~((classes >= 0) & (classes < count))]
             if strays.size:
                 raise UsageError(
-                    f"The label {strays.flat[0]:g} is no class: the model has {count}, 0 to {count - 1}.",
+                    f"The label {strays.flat[0]:g} is no class: the model has {count}, 0 to "
+                    f"{count - 1}.",
                     where=f"metric '{metric.name}'",
-                    fix="Mend the labels, or name the output that holds the class scores (--output).",
+                    fix="Mend the labels, or name the output that holds the class scores "
+                    "(--output).",
                 )
         return function(scores, labels)
 

@@ -85,8 +85,8 @@ def scale_change(before: float, after: float, overflow: bool, config: ScaleConfi
 def diagnosis_due(skips: int, limit: int) -> bool:
     """Whether the ``skips``-th skipped step of a run is to be diagnosed.
 
-    The 1st, 2nd, 4th, 8th and so on, at most ``limit`` of them: while the scale finds its place there
-    are many, and they are all alike.
+    The 1st, 2nd, 4th, 8th and so on, at most ``limit`` of them: while the scale finds its place
+    there are many, and they are all alike.
 
     Example:
         >>> [n for n in range(1, 40) if diagnosis_due(n, 4)]
@@ -99,8 +99,8 @@ def diagnosis_due(skips: int, limit: int) -> bool:
 class SkipHistory:
     """When steps were skipped, as much as is needed to judge it.
 
-    The warm-up of the scale, which starts high on purpose, ends with the first 20 applied steps in a
-    row.
+    The warm-up of the scale, which starts high on purpose, ends with the first 20 applied steps in
+    a row.
 
     Args:
         warm_skips: Steps skipped in the warm-up.
@@ -139,8 +139,8 @@ class SkipHistory:
     def growing(self, step: int) -> bool:
         """Whether skips are far more frequent of late than they were after the warm-up.
 
-        The time since the warm-up is cut in the middle, or where memory ends. Growing is a share above
-        1 % in the newer part that is twice that of the older one and five skips.
+        The time since the warm-up is cut in the middle, or where memory ends. Growing is a share
+        above 1 % in the newer part that is twice that of the older one and five skips.
 
         Args:
             step: Steps done.

@@ -181,7 +181,8 @@ def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     half = np.minimum(np.minimum(at, len(values) - 1 - at), width // 2)
     windows = np.stack([at - half, at + half + 1], axis=1).ravel()
     finite = np.isfinite(values)
-    # Each window is summed by itself: of differences of running sums a value like 1e30 leaves nothing.
+    # Each window is summed by itself: of differences of running sums a value like 1e30 leaves
+    # nothing.
     counts, sums = (
         np.add.reduceat(np.append(terms, 0.0), windows)[::2]
         for terms in (finite.astype(np.float64), np.where(finite, values, 0.0))

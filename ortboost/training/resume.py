@@ -90,7 +90,8 @@ def verify_run(
     changed = _difference(progress["run"]["schedules"], run["schedules"], "")
     if changed:
         return [
-            f"warning: the learning rate schedule changed since the checkpoint: {changed.lstrip('.')}"
+            "warning: the learning rate schedule changed since the checkpoint: "
+            f"{changed.lstrip('.')}"
         ]
     return []
 

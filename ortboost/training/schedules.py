@@ -1,8 +1,8 @@
 """Learning rate as a function of the number of *applied* updates.
 
-A schedule is called with that number and answers the rate of the next one. A step that the loss scale skips
-applies no update, so it does not advance a schedule. The formulas that are
-shared with MindSpore's names are in :mod:`ortboost.training.decay`.
+A schedule is called with that number and answers the rate of the next one. A step that the loss
+scale skips applies no update, so it does not advance a schedule. The formulas that are shared with
+MindSpore's names are in :mod:`ortboost.training.decay`.
 
 References:
     Cosine: Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5 without restarts (arXiv:1608.03983).

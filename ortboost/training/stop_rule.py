@@ -21,8 +21,9 @@ __all__ = ["StopRule"]
 class StopRule:
     """Counts the steps that cannot be mended by a smaller scale, and the shrinkings of the scale.
 
-    A step is hopeless when it overflows although the scale stands at its minimum or has grown to infinity,
-    from where nothing brings it back (dynamic), or cannot change (fixed), or, without scaling, when it overflows or its loss is not finite.
+    A step is hopeless when it overflows although the scale stands at its minimum or has grown to
+    infinity, from where nothing brings it back (dynamic), or cannot change (fixed), or, without
+    scaling, when it overflows or its loss is not finite.
 
     Args:
         config: Gives the kind of scale and the limits.
@@ -69,13 +70,15 @@ class StopRule:
             return None
         window, limit = self._config.warn_window, self._config.warn_halvings
         self._shrinkings = [s for s in self._shrinkings if s > step - window] + [step]
-        # The scale starts high on purpose and finds its place by shrinking: no news in the beginning.
+        # The scale starts high on purpose and finds its place by shrinking: no news in the
+        # beginning.
         if len(self._shrinkings) < limit or result.applied_steps == 0:
             return None
         count, self._shrinkings = len(self._shrinkings), []
         return (
             f"step {step}: the loss scale shrank {count} times within {window} steps, "
-            f"to {scale_text(result.loss_scale)}; training stops after {self._config.max_skips_at_min} "
+            f"to {scale_text(result.loss_scale)}; training stops after "
+            f"{self._config.max_skips_at_min} "
             "overflows at its minimum. A lower learning rate or gradient clipping may help."
         )
 

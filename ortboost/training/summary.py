@@ -97,9 +97,10 @@ class TrainSummary(Shown):
 def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
     """Whether the run looks well, and one line that says why.
 
-    Skips at the start, before 20 steps in a row were applied, are the scale finding its place. After
-    that they are healthy as long as they are few (5 %) and do not become many more with time. A run
-    is not well in which most steps were skipped, wherever, or whose last metrics are not finite.
+    Skips at the start, before 20 steps in a row were applied, are the scale finding its place.
+    After that they are healthy as long as they are few (5 %) and do not become many more with time.
+    A run is not well in which most steps were skipped, wherever, or whose last metrics are not
+    finite.
 
     Args:
         state: Where the run stands.
@@ -110,7 +111,8 @@ def health(state: RunState, *, dynamic: bool = True) -> tuple[bool, str]:
         >>> for step in range(1, 1001):
         ...     state.skips.add(step, step <= 3)
         >>> health(state)[1]
-        'healthy: 3 of 1000 steps skipped (0.3 %), all within the first 3, while the scale found its place; scale 1024'
+        'healthy: 3 of 1000 steps skipped (0.3 %), all within the first 3, while the scale found its
+        place; scale 1024'
     """
     stray = [name for name, value in state.metrics.items() if not math.isfinite(value)]
     if stray:

@@ -18,9 +18,10 @@ __all__ = ["TensorBoard"]
 class TensorBoard(Callback):
     """Writes what the log of a run has as scalars, and what the run is as hyper-parameters.
 
-    The tags are ``step/loss``, ``step/learning_rate``, ``step/loss_scale``, ``step/skipped`` (steps so far), ``step/accuracy``,
-    ``epoch/loss``, ``validation/loss``, ``validation/accuracy`` and their kind. A resumed run goes on in a new file; from
-    TensorBoard's view it takes back what came after the checkpoint.
+    The tags are ``step/loss``, ``step/learning_rate``, ``step/loss_scale``, ``step/skipped`` (steps
+    so far), ``step/accuracy``, ``epoch/loss``, ``validation/loss``, ``validation/accuracy`` and
+    their kind. A resumed run goes on in a new file; from TensorBoard's view it takes back what came
+    after the checkpoint.
 
     Args:
         folder: Where the event files go; TensorBoard takes the name of the folder for the run's.
@@ -29,7 +30,8 @@ class TensorBoard(Callback):
         DependencyError: tensorboardX is not installed.
 
     Example:
-        ``Trainer(..., callbacks=[TensorBoard("boards/run1")])``, then ``tensorboard --logdir boards``.
+        ``Trainer(..., callbacks=[TensorBoard("boards/run1")])``, then ``tensorboard --logdir
+        boards``.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -384,7 +384,8 @@ class Trainer:
         raise DivergedError(
             f"Training diverged: {s.rule.hopeless} steps in a row were not finite at the smallest "
             f"loss scale ({scale_text(s.state.loss_scale)}).",
-            where=f"step {s.state.step}; not finite, or too large: {shown or 'no tensor on this batch alone'}",
+            where=f"step {s.state.step}; not finite, or too large: "
+            f"{shown or 'no tensor on this batch alone'}",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model so far is the checkpoint of step {best}." if best else "."),
         )
@@ -398,7 +399,8 @@ class Trainer:
         best = None if self.store is None else self.store.best_step()
         raise DivergedError(
             f"Training diverged: at the end {names[0]} is nan.",
-            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were skipped",
+            where=f"step {s.state.step}; {s.state.total_skips} of {s.state.step} steps were "
+            "skipped",
             fix="Lower the learning rate, clip the gradients, or look for NaN in the data"
             + (f"; the best model is the checkpoint of step {best}." if best else "."),
         )

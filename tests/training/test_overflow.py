@@ -89,7 +89,7 @@ def events(tmp_path, kind):
     return [event for event in read_log(tmp_path / "log.jsonl") if event["event"] == kind]
 
 
-# ---- the scale ------------------------------------------------------------------------------------
+# ---- the scale -----------------------------------------------------------------------------------
 
 
 def test_every_change_of_the_scale_is_an_event(tmp_path):
@@ -137,7 +137,7 @@ def test_a_resumed_run_knows_the_scale_it_had(tmp_path):
     assert found == [(2, 4.0, 2.0), (6, 2.0, 1.0)]
 
 
-# ---- diagnoses ------------------------------------------------------------------------------------
+# ---- diagnoses -----------------------------------------------------------------------------------
 
 
 def test_diagnoses_become_rarer_and_end():
@@ -189,7 +189,7 @@ def test_a_stepper_that_cannot_diagnose_is_refused(tmp_path):
     assert caught.value.fix
 
 
-# ---- health ---------------------------------------------------------------------------------------
+# ---- health --------------------------------------------------------------------------------------
 
 
 def state_of(outcomes, scale=64.0):

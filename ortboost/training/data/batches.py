@@ -67,7 +67,8 @@ def batch_axes(inputs: Sequence[InputLike]) -> dict[str, int | None]:
             raise UsageError(
                 f"Which axis of the input '{spec.name}' counts the samples is not certain.",
                 where=", ".join(f"{s.name} {_text(s.shape)}" for s in inputs),
-                fix=f"Say it with --batch-axis {spec.name}=AXIS, or --batch-axis {spec.name}=none if "
+                fix=f"Say it with --batch-axis {spec.name}=AXIS, or --batch-axis {spec.name}=none "
+                "if "
                 "the array is the same for all samples (for a program: at convert).",
             )
         axes[spec.name] = axis
@@ -126,7 +127,8 @@ def batch_length(
         raise UsageError(
             "The arrays of a batch have different lengths.",
             where=f"{where}: {', '.join(f'{name} {length}' for name, length in lengths.items())}",
-            fix="The batch axis, usually 0, must have one length in all arrays; --batch-axis INPUT=AXIS "
+            fix="The batch axis, usually 0, must have one length in all arrays; --batch-axis "
+            "INPUT=AXIS "
             "names another one, or none.",
         )
     return next(iter(lengths.values()))
@@ -149,7 +151,8 @@ def static_batch(inputs: Sequence[InputLike]) -> int | None:
         raise UsageError(
             "The model's inputs are fixed to different batch sizes.",
             where=", ".join(f"{name}: {size}" for name, size in fixed.items()),
-            fix="Name the axis that counts the samples, --batch-axis INPUT=AXIS, or none; or export the "
+            fix="Name the axis that counts the samples, --batch-axis INPUT=AXIS, or none; or "
+            "export the "
             "model with a symbolic batch axis.",
         )
     return next(iter(fixed.values()), None)

@@ -66,7 +66,8 @@ def bind_arrays(
     (MNIST's ``[N, 28, 28]`` fits ``[N, 1, 28, 28]`` and ``[N, 784]``); axes are never re-ordered.
 
     Where the batch axis of an input is another one than axis 0, its array has the samples there too
-    (``[2, N, 128]`` for a state ``[2, batch, 128]``); an input without one takes the array as it is.
+    (``[2, N, 128]`` for a state ``[2, batch, 128]``); an input without one takes the array as it
+    is.
 
     Args:
         arrays: Key to array, ``[N, ...]``, as :func:`load_arrays` gives it.
@@ -81,8 +82,8 @@ def bind_arrays(
         mapped); their dtype is still that of the data, :func:`convert` changes it batch by batch.
 
     Raises:
-        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a label
-            that is no class).
+        FileError: With a ``path``: an array does not fit (missing, shape, dtype, length, NaN, a
+            label that is no class).
         UsageError: The same without a ``path``; or ``mapping`` or ``split`` name what is not there.
     """
     binder = _Binder(arrays, inputs, split, dict(mapping or {}), path, what)
@@ -186,7 +187,8 @@ class _Binder:
             raise self.error(
                 "An array has no samples.",
                 f"'{key}' has the shape {list(array.shape)}",
-                "Axis 0 counts the samples, and there must be at least one; for an input that is the "
+                "Axis 0 counts the samples, and there must be at least one; for an input that is "
+                "the "
                 f"same for all samples, --batch-axis {spec.name}=none.",
             )
         lazy = lazy_of(array)
@@ -223,7 +225,8 @@ class _Binder:
                 key,
                 "The input is the same for all samples: give one array of its shape."
                 if axis is None
-                else f"Axis {axis} counts the samples; --batch-axis {spec.name}=AXIS names another.",
+                else f"Axis {axis} counts the samples; --batch-axis {spec.name}=AXIS names "
+                "another.",
             )
         self._check_classes(spec, key, array)
         return array
@@ -273,7 +276,8 @@ class _Binder:
                 "Labels are class numbers; for rows of probabilities convert with --dense-labels, "
                 "for numbers with --loss mse."
                 if spec.name in self.labels
-                else f"Save whole numbers, or map another array to this input: --map {spec.name}=KEY",
+                else "Save whole numbers, or map another array to this input: --map "
+                f"{spec.name}=KEY",
             )
         if whole and have.kind in "iuf" and not np.can_cast(have, want):
             limits = np.iinfo(want)

@@ -1,6 +1,7 @@
 """CSV files: a header with the names of the columns, numbers below, one row a sample.
 
-Which column feeds which input: :mod:`ortboost.training.data.tables`. Nothing is filled in or encoded: a cell that is no
+Which column feeds which input: :mod:`ortboost.training.data.tables`. Nothing is filled in or
+    encoded: a cell that is no
 number is refused with its row.
 """
 
@@ -29,7 +30,8 @@ def load_csv(path: str | os.PathLike[str]) -> dict[str, Array]:
         path: The file, in UTF-8.
 
     Returns:
-        Column to numbers ``float64[N]``, and all but the labels as ``x``, ``[N, columns]`` in float32, if no column has this name.
+        Column to numbers ``float64[N]``, and all but the labels as ``x``, ``[N, columns]`` in
+        float32, if no column has this name.
 
     Raises:
         FileError: See :func:`read_csv`.
@@ -48,8 +50,8 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
         path: The file, in UTF-8.
 
     Raises:
-        FileError: The header is missing or has a name twice, no column has labels, a cell is no number,
-            or a row has another length.
+        FileError: The header is missing or has a name twice, no column has labels, a cell is no
+            number, or a row has another length.
     """
     source, header = Path(path), list[str]()
     separator = "\t" if source.suffix.lower() == ".tsv" else ","
@@ -66,7 +68,8 @@ def read_csv(path: str | os.PathLike[str]) -> MemoryTable:
         raise FileError(
             f"'{source.name}' is no table of numbers.",
             where=f"{source}: {_said(error, header)}",
-            fix="Fill or drop empty cells, write text as numbers, and give each row as many cells as the "
+            fix="Fill or drop empty cells, write text as numbers, and give each row as many cells "
+            "as the "
             "header.",
         ) from error
     if rows.shape[0] == 0 or rows.shape[1] != len(header):

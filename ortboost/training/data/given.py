@@ -26,7 +26,8 @@ def given_arrays(
     - a mapping of names to arrays, tensors or lists;
     - a tuple or list of arrays, such as ``(x, y)``: in the order of the inputs, labels last;
     - one array: the first input;
-    - a table of columns, such as a pandas DataFrame, by the rule of :mod:`ortboost.training.data.tables`.
+    - a table of columns, such as a pandas DataFrame, by the rule of
+      :mod:`ortboost.training.data.tables`.
 
     Args:
         data: Whatever the user gave.

@@ -1,8 +1,9 @@
 """Objects of Hugging Face ``datasets``, recognised by what they can do; the package is not imported.
 
-A ``Dataset`` is a table (:mod:`ortboost.training.data.tables`): numbers, lists of a fixed length, ``Array2D`` and
-their kind, and images, which are decoded when they are needed. Of a ``DatasetDict`` the split is taken that is asked for. An
-``IterableDataset`` is a stream of batches; with ``set_epoch`` where it has it.
+A ``Dataset`` is a table (:mod:`ortboost.training.data.tables`): numbers, lists of a fixed length,
+``Array2D`` and their kind, and images, which are decoded when they are needed. Of a ``DatasetDict``
+the split is taken that is asked for. An ``IterableDataset`` is a stream of batches; with
+``set_epoch`` where it has it.
 """
 
 from __future__ import annotations
@@ -125,8 +126,10 @@ class DatasetTable(Table):
         if names and self._images.classes and names != self._images.classes:
             raise UsageError(
                 "The classes are not those that were trained.",
-                where=f"{self.where}: {', '.join(names[:8])}; trained: {', '.join(self._images.classes[:8])}",
-                fix="Give the labels the same names and numbers (cast_column, align_labels_with_mapping).",
+                where=f"{self.where}: {', '.join(names[:8])}; trained: "
+                f"{', '.join(self._images.classes[:8])}",
+                fix="Give the labels the same names and numbers (cast_column, "
+                "align_labels_with_mapping).",
             )
         return dataclasses.replace(self._images, classes=self._images.classes or names)
 
@@ -147,8 +150,10 @@ class _DatasetArray(LazyArray):
         if found.shape[1:] != self._sample or found.dtype != self.dtype:
             raise UsageError(
                 "The rows of a column differ in shape, or lack values.",
-                where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to {rows.max()}",
-                fix="Pad or crop them to one shape, and fill or drop rows without a value (map, filter).",
+                where=f"{self._where}: {found.dtype} {list(found.shape)} in rows {rows.min()} to "
+                f"{rows.max()}",
+                fix="Pad or crop them to one shape, and fill or drop rows without a value (map, "
+                "filter).",
             )
         return found
 

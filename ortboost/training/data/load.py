@@ -21,8 +21,10 @@ __all__ = ["SPLITS", "find_table", "load_arrays"]
 
 SPLITS = ("train", "test", "val")
 _KINDS = (
-    "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a folder of .npy files "
-    "or .parquet files, called as the arrays (x.npy, y.npy), of IDX, of CIFAR-10 files, or of images (DIR/CLASS/IMAGE.png)."
+    "Supported: .npz, .npy, .csv, .tsv, .parquet, IDX (MNIST, also .gz), CIFAR-10 binary; or a "
+    "folder of .npy files "
+    "or .parquet files, called as the arrays (x.npy, y.npy), of IDX, of CIFAR-10 files, or of "
+    "images (DIR/CLASS/IMAGE.png)."
 )
 
 
@@ -37,16 +39,17 @@ def load_arrays(
 
     Args:
         path: An ``.npz`` file (stored members are memory-mapped), an IDX file of images or labels
-            (its partner is found beside it), a CIFAR-10 ``.bin`` file, a CSV or Parquet file, an ``.npy`` file, or a
-            folder of IDX, CIFAR-10, Parquet or ``.npy`` files, or of images in a folder for each class.
+            (its partner is found beside it), a CIFAR-10 ``.bin`` file, a CSV or Parquet file, an
+            ``.npy`` file, or a folder of IDX, CIFAR-10, Parquet or ``.npy`` files, or of images in
+            a folder for each class.
         split: "train", "test" or "val"; chooses the files of a folder ("train" when None). It does
             not touch the keys of an ``.npz`` file: ``bind_arrays(..., split=)`` chooses there.
         images: How images become inputs.
         augment: How images vary in training.
 
     Returns:
-        Key to array; ``x`` and ``y`` for IDX and CIFAR-10, the name of the file for ``.npy``, and for CSV
-        see :mod:`ortboost.training.data.csv_file`. Pickled data is never loaded.
+        Key to array; ``x`` and ``y`` for IDX and CIFAR-10, the name of the file for ``.npy``, and
+        for CSV see :mod:`ortboost.training.data.csv_file`. Pickled data is never loaded.
 
     Raises:
         FileError: The file is missing, damaged, truncated, empty or of an unknown kind.

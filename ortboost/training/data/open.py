@@ -47,8 +47,8 @@ def open_source(
 
     Args:
         data: A file or folder, arrays or tensors by name or in order, a table of columns (see
-            :func:`given_arrays`), a data set of Hugging Face or one that gives samples by number (of torch), a source (given
-            back as it is), or any iterable of batches.
+            :func:`given_arrays`), a data set of Hugging Face or one that gives samples by number
+            (of torch), a source (given back as it is), or any iterable of batches.
         inputs: The inputs to feed.
         split: Which part of a file with several, ``train`` or ``test``.
         batch_size: Samples in a batch, for files and arrays.

@@ -1,10 +1,12 @@
 """Parquet files, and folders of them: columns by name, read row group by row group.
 
-A row group is the unit that Parquet compresses and that is read at once. No more of them are held than two windows of
-128 MiB (:data:`WINDOW`; one row group at least), so that a file may be larger than the memory; training shuffles the row groups, and
-the rows within each window of them (:func:`~ortboost.training.data.sources.window_order`). A file of one window is shuffled as a whole.
+A row group is the unit that Parquet compresses and that is read at once. No more of them are held
+than two windows of 128 MiB (:data:`WINDOW`; one row group at least), so that a file may be larger
+than the memory; training shuffles the row groups, and the rows within each window of them
+(:func:`~ortboost.training.data.sources.window_order`). A file of one window is shuffled as a whole.
 
-Types: integers, floats and booleans; lists of a fixed length become a further axis. What is no number, or not there (null), is refused. The index of a pandas
+Types: integers, floats and booleans; lists of a fixed length become a further axis. What is no
+    number, or not there (null), is refused. The index of a pandas
 table is no column.
 """
 
@@ -57,7 +59,8 @@ class ParquetTable(Table):
         paths: The files; all have the same columns.
 
     Raises:
-        FileError: One is damaged, without rows, or of other columns, or a row group is beyond the limit ``tensor_bytes``.
+        FileError: One is damaged, without rows, or of other columns, or a row group is beyond the
+            limit ``tensor_bytes``.
         DependencyError: pyarrow is not installed.
     """
 

@@ -110,15 +110,16 @@ def work_ahead(
 ) -> Generator[T, None, None]:
     """The results of tasks in their order, while threads work on those to come.
 
-    No result depends on the number of threads as long as the tasks do not depend on each other. Threads,
-    not processes: what takes long in reading (decoding images, inflating, comparing) lets other threads run,
-    and no array has to be copied between processes. The threads are gone when the generator is
-    exhausted, closed or fails.
+    No result depends on the number of threads as long as the tasks do not depend on each other.
+    Threads, not processes: what takes long in reading (decoding images, inflating, comparing) lets
+    other threads run, and no array has to be copied between processes. The threads are gone when
+    the generator is exhausted, closed or fails.
 
     Args:
         tasks: Functions without arguments.
         workers: Threads, 1 or more.
-        depth: Results to hold ready besides the ones that are being worked on; 0 works in the caller's thread.
+        depth: Results to hold ready besides the ones that are being worked on; 0 works in the
+            caller's thread.
 
     Example:
         >>> list(work_ahead([lambda: 1, lambda: 2, lambda: 3], workers=2))

@@ -30,7 +30,8 @@ class SampleSource(IterableSource):
     """Batches of samples ``data[i]``: tuples in the order of the inputs, or dicts by their names.
 
     Args:
-        data: It has ``len`` and gives a sample by number; by several threads at once if more ``workers`` are asked for.
+        data: It has ``len`` and gives a sample by number; by several threads at once if more
+            ``workers`` are asked for.
         inputs: The model's inputs.
         batch_size: Samples in a batch.
         shuffle: Give each epoch its own order, that of :class:`ArraySource`.
@@ -39,8 +40,8 @@ class SampleSource(IterableSource):
         part: Rank and number of processes.
         what: What the data are, for errors.
 
-    Resuming reads only what is left. It is bit-exact if a sample is the same whenever it is asked for: random
-    transforms of the data set are its own.
+    Resuming reads only what is left. It is bit-exact if a sample is the same whenever it is asked
+    for: random transforms of the data set are its own.
 
     Raises:
         UsageError: There are no samples, or they do not fill a batch.

@@ -96,7 +96,8 @@ def window_order(
     """The order of an epoch over rows that are read in blocks, a function of its arguments alone.
 
     The blocks are shuffled; then each ``window`` of them in a row is shuffled row by row, so that
-    no more than one window (two, where they meet) has to be in memory. Draws as in :func:`epoch_order`.
+    no more than one window (two, where they meet) has to be in memory. Draws as in
+    :func:`epoch_order`.
 
     Args:
         blocks: The blocks; a block may be empty.
@@ -140,7 +141,8 @@ class ArraySource:
         inputs: The model's inputs; each batch is converted to their dtypes (in the prefetch
             thread) by :func:`convert`, and cut along their batch axes. None leaves the dtypes alone
             and cuts along axis 0. Where no input has a batch axis, all arrays are one batch.
-        part: Rank and number of processes: each batch is divided, and this process reads its part only.
+        part: Rank and number of processes: each batch is divided, and this process reads its part
+            only.
         rows: The samples to use, by number and in this order; all if not given.
         augment: Let images vary from epoch to epoch, as their settings say.
 
@@ -198,7 +200,8 @@ class ArraySource:
             share: Share of the samples to hold out, rounded to whole samples, at least one.
 
         Returns:
-            The rest, and what is held out: not shuffled, short batches kept, for every process all of it.
+            The rest, and what is held out: not shuffled, short batches kept, for every process all
+                of it.
 
         Raises:
             UsageError: The share is not between 0 and 1, or leaves no sample.
@@ -319,8 +322,9 @@ class ArraySource:
     def fingerprint(self) -> dict[str, Any]:
         """Sizes, dtypes and checksums of each array, and how they are cut.
 
-        ``crc`` is of the first and the last sample; ``content`` of all of an array up to 256 MiB (0.1 to
-        0.3 s), and of a seeded choice of samples, 64 MiB of them, of a larger one. They are computed once.
+        ``crc`` is of the first and the last sample; ``content`` of all of an array up to 256 MiB
+        (0.1 to 0.3 s), and of a seeded choice of samples, 64 MiB of them, of a larger one. They are
+        computed once.
         """
         return {
             "arrays": {
@@ -380,7 +384,8 @@ def _content(array: Array) -> int:
 class IterableSource:
     """Batches out of any iterable of dicts or tuples of arrays, or a torch ``DataLoader``.
 
-    Tensors are recognised by what they can do (``detach``, ``cpu``, ``numpy``); torch is not imported.
+    Tensors are recognised by what they can do (``detach``, ``cpu``, ``numpy``); torch is not
+    imported.
 
     Args:
         data: An iterable that can be iterated once an epoch (a list, a ``DataLoader``), or a
@@ -388,8 +393,8 @@ class IterableSource:
             one epoch only; a second one is refused.
         inputs: The model's inputs: a tuple is matched to them in order, a dict by name, and arrays
             are converted to their dtypes.
-        part: Rank and number of processes: of each batch that the iterable gives, this process keeps
-            its part. The iterables of all processes must give the same batches.
+        part: Rank and number of processes: of each batch that the iterable gives, this process
+            keeps its part. The iterables of all processes must give the same batches.
         what: What the data are, for errors.
 
     Resuming consumes and drops the batches before the position. It is bit-exact if the iterable

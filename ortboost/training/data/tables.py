@@ -1,7 +1,8 @@
 """Tables of named columns, and which column feeds which input; one rule for all tables.
 
 - a column that has the name of an input, or that ``--map`` names, is that input;
-- the labels are under one of the usual names (``y``, ``label``, ``target``, ...), which are no features;
+- the labels are under one of the usual names (``y``, ``label``, ``target``, ...), which are no
+  features;
 - all other columns, in their order, are the rows of the one input that is left.
 """
 
@@ -60,13 +61,13 @@ class Table(abc.ABC):
         """Arrays by name, by the rule of this module.
 
         Args:
-            inputs: The inputs to feed. If not given: each column by its name, and all but the labels as ``x``, unless a
-                column is called so.
+            inputs: The inputs to feed. If not given: each column by its name, and all but the
+                labels as ``x``, unless a column is called so.
             mapping: Input name to column.
 
         Raises:
-            FileError: It is not certain what the columns are, or one holds no numbers (of a table in memory: UsageError,
-                ArgumentTypeError).
+            FileError: It is not certain what the columns are, or one holds no numbers (of a table
+                in memory: UsageError, ArgumentTypeError).
         """
         features = [name for name in self.columns if name.lower() not in LABEL_KEYS]
         if inputs is None:
@@ -84,7 +85,8 @@ class Table(abc.ABC):
                     f"No array feeds the input '{spec.name}'.",
                     where=f"{self.where}: columns {', '.join(self.columns[:8])}"
                     + (", ..." if len(self.columns) > 8 else ""),
-                    fix=f"Call the column of the labels one of {', '.join(LABEL_KEYS)}, or say which it is: "
+                    fix=f"Call the column of the labels one of {', '.join(LABEL_KEYS)}, or say "
+                    "which it is: "
                     f"--map {spec.name}=COLUMN.",
                 )
         rest = [name for name in features if name not in own.values()]

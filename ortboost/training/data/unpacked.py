@@ -23,5 +23,6 @@ def check_unpacked(size: int, where: str) -> None:
         raise FileError(
             f"A compressed array has {size:,} bytes, more than {limit:,}.",
             where=where,
-            fix=f"Store it uncompressed, and it is mapped; or set {LIMITS_VARIABLE}=tensor_bytes={size}.",
+            fix="Store it uncompressed, and it is mapped; or set "
+            f"{LIMITS_VARIABLE}=tensor_bytes={size}.",
         )

@@ -53,7 +53,8 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
     ("text", "what", "where"),
     [
         ("a,b,label\n1,2,0\n3,,1\n", "no table of numbers", "line 3, column 'b': '' is no number"),
-        ("a,label\n1,setosa\n", "no table of numbers", "line 2, column 'label': 'setosa' is no number"),
+        ("a,label\n1,setosa\n", "no table of numbers", "line 2, column 'label': 'setosa' is no "
+"number"),
         ("a,b,label\n1,2,0\n3,1\n", "no table of numbers", "line 3 has 2 cells, the ones before 3"),
         ("a,label\n1,2,0\n", "2 names and rows of 3 cells", ""),
         ("a,label\n", "no rows", ""),

@@ -4,13 +4,15 @@ For an image of w x h pixels and a crop of tw x th:
 
     colour:   as it is, or Pillow's ``convert("RGB")``, ``convert("L")``
     size:     resize=s: the shorter side s, the longer int(s * longer / shorter); resize=HxW: both; none, and not the size
-              of the crop: times max(tw / w, th / h), rounded, which covers it. Pillow's ``Image.resize``, with its antialiasing
+              of the crop: times max(tw / w, th / h), rounded, which covers it. Pillow's
+                  ``Image.resize``, with its antialiasing
     crop:     from round((w - tw) / 2), round((h - th) / 2), half to even
     numbers:  (pixel / 255 - mean) / std in float32, or the bytes
 
-which is what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` give for an image of Pillow, bit by bit
-(``tools/golden/torchvision_images.py``). As there, the orientation in EXIF is not looked at. Training images vary before
-the numbers, see :mod:`ortboost.training.data.images.augment`.
+which is what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` give for an
+image of Pillow, bit by bit (``tools/golden/torchvision_images.py``). As there, the orientation in
+EXIF is not looked at. Training images vary before the numbers, see
+:mod:`ortboost.training.data.images.augment`.
 """
 
 from __future__ import annotations
@@ -98,7 +100,8 @@ class ImageArray(LazyArray):
             )
         if len(config.resize) == 2 and (config.resize[0] < size[0] or config.resize[1] < size[1]):
             raise UsageError(
-                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of {size[0]}x{size[1]}.",
+                f"Images of {config.resize[0]}x{config.resize[1]} do not cover a crop of "
+                f"{size[0]}x{size[1]}.",
                 where="images: resize",
                 fix=f"Use resize={size[0]}x{size[1]} or more (--images).",
             )
@@ -206,7 +209,8 @@ class ImageArray(LazyArray):
             )
         words = {"gray": "grayscale", "rgb": "in colour"}
         raise FileError(
-            f"An image is {words.get(kind or '', header.mode)}, and the input takes {words[self._kind]} ones.",
+            f"An image is {words.get(kind or '', header.mode)}, and the input takes "
+            f"{words[self._kind]} ones.",
             where=header.name,
             fix=f"{_FIX}, or take it out of the data.",
         )
@@ -238,7 +242,8 @@ def as_images(
             raise UsageError(
                 "There are no images that could vary.",
                 where=where,
-                fix="Give a folder of images or an array of bytes (uint8, [N, H, W, C]); or leave --augment out.",
+                fix="Give a folder of images or an array of bytes (uint8, [N, H, W, C]); or leave "
+                "--augment out.",
             )
         _log.warning(
             "%s: no images: the settings of images do not apply, numbers are taken as they are",
@@ -282,7 +287,8 @@ def _kind(config: ImageConfig, channels: int | str | None, first: Header) -> str
         wanted = named.get(channels)
         if wanted is None or (config.color != "auto" and wanted != kind):
             raise UsageError(
-                f"An input of {channels} channels takes no {'' if wanted is None else kind + ' '}images.",
+                f"An input of {channels} channels takes no "
+                f"{'' if wanted is None else kind + ' '}images.",
                 where="images: color",
                 fix="Leave color out." if wanted else "Give arrays (.npz, .npy).",
             )

@@ -1,13 +1,14 @@
 """What varies in training images: a crop, a mirror, colours.
 
-Draws come from raw 64-bit numbers of Philox seeded with (seed, epoch, sample + 1), which numpy promises to keep
-(NEP 19). So a sample looks the same in the same epoch whoever reads it: a resumed run, another number of
-threads or processes, another batch size.
+Draws come from raw 64-bit numbers of Philox seeded with (seed, epoch, sample + 1), which numpy
+promises to keep (NEP 19). So a sample looks the same in the same epoch whoever reads it: a resumed
+run, another number of threads or processes, another batch size.
 
-Random resized crop (Szegedy et al., "Going deeper with convolutions", 2015, section 6): a share of the area uniform in
-[least, 1] and a ratio of the sides log-uniform in [3/4, 4/3], drawn anew (10 times at most) until the crop fits; then the largest crop in the
-middle with a ratio in the range. It and the colours are what torchvision's ``RandomResizedCrop`` and ``ColorJitter``
-compute for the same draws.
+Random resized crop (Szegedy et al., "Going deeper with convolutions", 2015, section 6): a share of
+the area uniform in [least, 1] and a ratio of the sides log-uniform in [3/4, 4/3], drawn anew (10
+times at most) until the crop fits; then the largest crop in the middle with a ratio in the range.
+It and the colours are what torchvision's ``RandomResizedCrop`` and ``ColorJitter`` compute for the
+same draws.
 """
 
 from __future__ import annotations

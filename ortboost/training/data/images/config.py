@@ -26,19 +26,24 @@ ImageNet's are those that torchvision's pretrained weights state (``torchvision.
 class ImageConfig:
     """How an image becomes an input; the same in training, validation, evaluation, export and calibration.
 
-    Colour, then size, then the centre crop, then numbers: ``(pixel / 255 - mean) / std`` in float32. Without mean and deviation the
+    Colour, then size, then the centre crop, then numbers: ``(pixel / 255 - mean) / std`` in
+        float32. Without mean and deviation the
     pixels stay bytes, and are divided by 255 where the input is of floats.
 
     Args:
-        resize: ``(s,)`` makes the shorter side ``s``, ``(h, w)`` both. If not given, an image that has not the size
-            of the crop is made as small as still covers it.
+        resize: ``(s,)`` makes the shorter side ``s``, ``(h, w)`` both. If not given, an image that
+            has not the size of the crop is made as small as still covers it.
         crop: Height and width that the model sees; its own where they are fixed.
-        color: ``rgb`` or ``gray`` converts all images. ``auto`` converts none: all must have what the model's channels are.
-        layout: Order of the axes, ``nchw`` or ``nhwc``; ``auto`` is that of the input, where its channels are 1 or 3.
-        interpolation: Filter of the resizing, Pillow's, which widens it when an image becomes smaller (antialiasing).
+        color: ``rgb`` or ``gray`` converts all images. ``auto`` converts none: all must have what
+            the model's channels are.
+        layout: Order of the axes, ``nchw`` or ``nhwc``; ``auto`` is that of the input, where its
+            channels are 1 or 3.
+        interpolation: Filter of the resizing, Pillow's, which widens it when an image becomes
+            smaller (antialiasing).
         mean: Of each channel, or one for all.
         std: Of each channel, or one for all.
-        classes: Names of the classes in the order of their numbers; names of the folders, sorted, if not given.
+        classes: Names of the classes in the order of their numbers; names of the folders, sorted,
+            if not given.
 
     Raises:
         ConfigError: A value is out of range, or one of mean and std is missing.
@@ -70,7 +75,8 @@ class ImageConfig:
             raise ConfigError(
                 f"There are {len(self.mean)} means and {len(self.std)} standard deviations.",
                 where="images, normalize",
-                fix="Give as many of each: normalize=0.5:0.5:0.5/0.2:0.2:0.2, or normalize=imagenet.",
+                fix="Give as many of each: normalize=0.5:0.5:0.5/0.2:0.2:0.2, or "
+                "normalize=imagenet.",
             )
 
 
@@ -79,8 +85,9 @@ class AugmentConfig:
     """How training images vary, in this order; each draw is a function of (seed, epoch, sample).
 
     Args:
-        resized_crop: Least share of the area that a random crop has; its sides are 3:4 to 4:3, and it is resized to what the
-            model sees, in place of resize and centre crop (Szegedy et al., 2015; torchvision's ``RandomResizedCrop``).
+        resized_crop: Least share of the area that a random crop has; its sides are 3:4 to 4:3, and
+            it is resized to what the model sees, in place of resize and centre crop (Szegedy et
+            al., 2015; torchvision's ``RandomResizedCrop``).
         crop: Instead: zeros to put on each side before a crop at a random place (He et al., 2016).
         flip: Probability of a mirror image.
         brightness: The factor is drawn from ``1 - brightness`` to ``1 + brightness``, at least 0.

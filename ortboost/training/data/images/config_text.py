@@ -56,9 +56,10 @@ def parse_images(text: str) -> ImageConfig:
     """Read how images become inputs.
 
     Args:
-        text: Settings of :class:`ImageConfig`: ``resize=256`` (shorter side) or ``resize=32x48`` (height, width), ``crop=224``,
-            ``color=rgb``, ``layout=nhwc``, ``interpolation=bicubic``, ``normalize=imagenet`` or ``normalize=MEAN/STD``,
-            one number or one a channel: ``normalize=0.5:0.5:0.5/0.2:0.2:0.2``.
+        text: Settings of :class:`ImageConfig`: ``resize=256`` (shorter side) or ``resize=32x48``
+            (height, width), ``crop=224``, ``color=rgb``, ``layout=nhwc``,
+            ``interpolation=bicubic``, ``normalize=imagenet`` or ``normalize=MEAN/STD``, one number
+            or one a channel: ``normalize=0.5:0.5:0.5/0.2:0.2:0.2``.
 
     Raises:
         ConfigError: A name is unknown, or a value makes no sense.
@@ -77,7 +78,8 @@ def parse_augment(text: str) -> AugmentConfig:
     """Read how training images vary.
 
     Args:
-        text: Settings of :class:`AugmentConfig`; ``flip`` alone is 0.5, ``resized-crop`` alone 0.08.
+        text: Settings of :class:`AugmentConfig`; ``flip`` alone is 0.5, ``resized-crop`` alone
+            0.08.
 
     Raises:
         ConfigError: A name is unknown, or a value makes no sense.

@@ -1,7 +1,8 @@
 """Folders of images, one folder a class: ``DIR/cat/1.png``, as torchvision's ``ImageFolder`` reads them.
 
-The classes are the names of the folders, sorted, and the files of a class are found in its sub-folders too, in the order of
-their paths. ``DIR/train`` and ``DIR/val`` (or ``test``, ``validation``) are taken where all folders are called so.
+The classes are the names of the folders, sorted, and the files of a class are found in its
+sub-folders too, in the order of their paths. ``DIR/train`` and ``DIR/val`` (or ``test``,
+``validation``) are taken where all folders are called so.
 """
 
 from __future__ import annotations
