@@ -65,9 +65,9 @@ def scale_change(before: float, after: float, overflow: bool, config: ScaleConfi
         config: The loss scaling.
 
     Returns:
-            ``shrink``, ``grow``, ``minimum`` (an overflow, but the scale cannot shrink), ``held``
-            (an overflow that the hysteresis tolerates), or None. For a grouped scale, which grows
-            at every step, growing is not reported.
+        ``shrink``, ``grow``, ``minimum`` (an overflow, but the scale cannot shrink), ``held`` (an
+        overflow that the hysteresis tolerates), or None. Growing is not reported for a grouped
+        scale, which grows at every step.
 
     Example:
         >>> scale_change(4.0, 2.0, True, DynamicScaleConfig())

@@ -39,7 +39,7 @@ def plot_log(log: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
         path: The PNG to write; its folder must exist.
 
     Returns:
-            The path of the PNG.
+        The path of the PNG.
 
     Raises:
         DependencyError: matplotlib is not installed.
@@ -127,23 +127,23 @@ def _head(figure: Any, runs: Sequence[RunHistory], panels: Sequence[str]) -> Non
     figure.suptitle(
         _plain("  ·  ".join(words)[:110]), x=0.01, ha="left", fontweight="bold", color=_DARK
     )
-    latest, words = run.latest, list[str]()
+    latest, facts = run.latest, list[str]()
     for name, template in (
         ("learning_rate", "learning rate {:.4g}"),
         ("loss_scale", "loss scale {}"),
     ):
         value = latest.get(name, math.nan)
         if name not in panels and math.isfinite(value):
-            words.append(template.format(scale_text(value) if name == "loss_scale" else value))
+            facts.append(template.format(scale_text(value) if name == "loss_scale" else value))
     if not any(name.startswith("val_") for name in panels):
-        words += [f"{n} {v:.4g}" for n, v in latest.items() if n.startswith("val_")]
+        facts += [f"{n} {v:.4g}" for n, v in latest.items() if n.startswith("val_")]
     share = f" ({run.skips / max(run.step, 1):.1%})" if run.skips else ""
-    words.append(
+    facts.append(
         f"{run.skips} of {run.step} steps skipped{share}" if run.skips else "no step skipped"
     )
-    words.append(run.reason or "not ended")
+    facts.append(run.reason or "not ended")
     figure.text(
-        0.01, 0.0, _plain("  ·  ".join(words)), fontsize=9, color="#4a4f57", ha="left", va="bottom"
+        0.01, 0.0, _plain("  ·  ".join(facts)), fontsize=9, color="#4a4f57", ha="left", va="bottom"
     )
     figure.set_layout_engine("constrained", rect=(0, 0.03, 1, 0.97), w_pad=0.12, h_pad=0.12)
 
@@ -185,7 +185,7 @@ def _smooth(curve: Curve) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     windows = np.stack([at - half, at + half + 1], axis=1).ravel()
     finite = np.isfinite(values)
     # Each window is summed separately: with differences of running sums, one value like 1e30
-    # # would cancel all others.
+    # would cancel all others.
     counts, sums = (
         np.add.reduceat(np.append(terms, 0.0), windows)[::2]
         for terms in (finite.astype(np.float64), np.where(finite, values, 0.0))
