@@ -67,8 +67,8 @@ def accuracy(scores: Array, labels: Array) -> NDArray[np.float64]:
     """1 where the label's score is the highest.
 
     Args:
-        scores: ``[N, C]`` or ``[N, C, d...]``, such as logits or probabilities; or ``[N]`` / ``[N,
-            1]`` logits of a binary model, where values above 0 mean class 1.
+        scores: ``[N, C]`` or ``[N, C, d...]``, such as logits or probabilities; or the
+            ``[N]`` or ``[N, 1]`` logits of a binary model, where values above 0 mean class 1.
         labels: Class indices ``[N, d...]``, or one-hot/dense labels in the shape of ``scores``.
 
     Returns:

@@ -13,7 +13,7 @@ from ortboost.core.errors import OrtBoostError
 __all__ = ["Interrupted", "SignalGuard", "Terminated"]
 
 
-class Interrupted(OrtBoostError):  # noqa: N818 - like KeyboardInterrupt, a request rather than an error
+class Interrupted(OrtBoostError):  # noqa: N818 - a request, like KeyboardInterrupt
     """Training was interrupted (Ctrl-C); the message names the checkpoint that was written."""
 
     exit_status = 130

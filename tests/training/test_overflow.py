@@ -209,15 +209,15 @@ GOOD, BAD = [False], [True]
     ("outcomes", "healthy", "hint"),
     [
         (GOOD * 50, True, "no step was skipped"),
-        (BAD * 12 + GOOD * 100, True, "all within the first 12, while the scale found its place"),
+        (BAD * 12 + GOOD * 100, True, "all within the first 12, while the scale settled"),
         (BAD * 12 + (GOOD * 99 + BAD) * 10, True, "12 within the first 12"),
         (BAD * 12 + (GOOD * 99 + BAD) * 10, True, "10 after, which is normal"),
         (BAD * 5 + GOOD * 5, True, "looks for its place"),
         (BAD * 20, False, "no place where steps go through"),
         ((BAD + GOOD) * 100, False, "no place where steps go through"),
         (GOOD * 30 + (GOOD * 9 + BAD) * 30, False, "which is many (9.1 %)"),
-        (GOOD * 1000 + (GOOD * 20 + BAD) * 12, False, "more and more of late"),
-        (BAD * 12 + GOOD * 3000 + (GOOD * 30 + BAD) * 70, False, "more and more of late"),
+        (GOOD * 1000 + (GOOD * 20 + BAD) * 12, False, "increasingly often of late"),
+        (BAD * 12 + GOOD * 3000 + (GOOD * 30 + BAD) * 70, False, "increasingly often of late"),
         ((GOOD * 49 + BAD) * 200, True, "which is normal"),  # as many as ever
         (GOOD * 9000 + (GOOD * 500 + BAD) * 10, True, "which is normal"),  # more, and very few
     ],
