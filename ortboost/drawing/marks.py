@@ -27,7 +27,7 @@ def marks_of_reports(
     """What reports say on the nodes of a graph.
 
     A report names nodes, or tensors: the tensor's maker is meant, or for a weight the nodes that
-        use it.
+    use it.
 
     Args:
         model: The graph.

@@ -27,8 +27,8 @@ class ImageConfig:
     """How an image becomes an input; the same in training, validation, evaluation, export and calibration.
 
     Colour, then size, then the centre crop, then numbers: ``(pixel / 255 - mean) / std`` in
-        float32. Without mean and deviation the
-    pixels stay bytes, and are divided by 255 where the input is of floats.
+    float32. Without mean and deviation the pixels stay bytes, and are divided by 255 where the
+    input is of floats.
 
     Args:
         resize: ``(s,)`` makes the shorter side ``s``, ``(h, w)`` both. If not given, an image that
