@@ -51,7 +51,7 @@ class _Worker(Generic[T]):
                 self._changed.notify_all()
 
     def items(self) -> Generator[T, None, None]:
-        """The items in order; an exception of the iterable is raised in its place, with its traceback."""
+        """The items in order; an exception of the iterable is raised in its place."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._items or self._ended)

@@ -347,7 +347,7 @@ class ArraySource:
         }
 
     def _image_settings(self) -> dict[str, Any]:
-        """The image settings as JSON data, to resume the run or evaluate its model with the same."""
+        """The image settings as JSON data, to resume the run or evaluate its model."""
         found = next((a for a in self._lazy.values() if isinstance(a, ImageArray)), None)
         if found is None:
             return {}
