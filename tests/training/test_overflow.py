@@ -184,7 +184,7 @@ def test_a_failed_diagnosis_does_not_stop_the_training(tmp_path):
 
 
 def test_a_stepper_that_cannot_diagnose_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="cannot say where") as caught:
+    with pytest.raises(UsageError, match="cannot diagnose overflows") as caught:
         fit(LinearStepper(), tmp_path, debug_overflow=1)
     assert caught.value.fix
 
@@ -212,9 +212,9 @@ GOOD, BAD = [False], [True]
         (BAD * 12 + GOOD * 100, True, "all within the first 12, while the scale settled"),
         (BAD * 12 + (GOOD * 99 + BAD) * 10, True, "12 within the first 12"),
         (BAD * 12 + (GOOD * 99 + BAD) * 10, True, "10 after, which is normal"),
-        (BAD * 5 + GOOD * 5, True, "looks for its place"),
-        (BAD * 20, False, "no place where steps go through"),
-        ((BAD + GOOD) * 100, False, "no place where steps go through"),
+        (BAD * 5 + GOOD * 5, True, "is settling"),
+        (BAD * 20, False, "no scale has been found"),
+        ((BAD + GOOD) * 100, False, "no scale has been found"),
         (GOOD * 30 + (GOOD * 9 + BAD) * 30, False, "which is many (9.1 %)"),
         (GOOD * 1000 + (GOOD * 20 + BAD) * 12, False, "increasingly often of late"),
         (BAD * 12 + GOOD * 3000 + (GOOD * 30 + BAD) * 70, False, "increasingly often of late"),

@@ -100,8 +100,8 @@ def test_per_step_holds_its_last_value():
         (lambda: PerStep(()), "empty"),
         (lambda: PerStep((0.1, math.inf)), "'values' is inf"),
         (lambda: StepDecay(0.1, 0), "'every' is 0"),
-        (lambda: MultiStep(0.1, (3, 2)), "do not rise"),
-        (lambda: MultiStep(0.1, ()), "do not rise"),
+        (lambda: MultiStep(0.1, (3, 2)), "are not increasing"),
+        (lambda: MultiStep(0.1, ()), "are not increasing"),
         (lambda: Cosine(0.1, 0), "'total_steps' is 0"),
         (lambda: Cosine(0.1, 9, 0.2), "above 'lr'"),
         (lambda: LinearWarmup(Constant(0.1), -1), "'steps' is -1"),
@@ -109,7 +109,7 @@ def test_per_step_holds_its_last_value():
         (lambda: schedule_from_dict({"kind": "cosin", "lr": 1}), "did you mean 'cosine'"),
         (lambda: schedule_from_dict({"kind": "constant", "lrr": 1}), "did you mean 'lr'"),
         (lambda: schedule_from_dict({"kind": "cosine", "lr": 1}), "'total_steps' is missing"),
-        (lambda: schedule_from_dict({}), "no schedule ''"),
+        (lambda: schedule_from_dict({}), "Unknown schedule ''"),
     ],
 )
 def test_bad_settings_are_refused(build, what):
