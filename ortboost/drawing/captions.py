@@ -40,7 +40,7 @@ _USUAL: Mapping[str, Any] = {
 
 def settings(node: ir.Node) -> str:
     """The attributes of a node as a short text, for convolutions and pools in the usual order."""
-    said = {}
+    shown = {}
     for attribute in node.attributes.values():
         if not isinstance(attribute, ir.Attr) or attribute.value is None:
             continue
@@ -50,13 +50,13 @@ def settings(node: ir.Node) -> str:
             ir.AttributeType.INT,
             ir.AttributeType.STRING,
         ):
-            said[attribute.name] = f"{value:g}" if isinstance(value, float) else str(value)
+            shown[attribute.name] = f"{value:g}" if isinstance(value, float) else str(value)
         elif attribute.type == ir.AttributeType.INTS:
-            said[attribute.name] = ",".join(str(item) for item in value)
+            shown[attribute.name] = ",".join(str(item) for item in value)
         if attribute.name in _USUAL and _USUAL[attribute.name] in (None, value):
-            said.pop(attribute.name, None)
+            shown.pop(attribute.name, None)
     words = []
-    kernel = said.pop("kernel_shape", "")
+    kernel = shown.pop("kernel_shape", "")
     if kernel:
         words.append(kernel.replace(",", "x"))
     for name, short, usual in (
@@ -64,12 +64,12 @@ def settings(node: ir.Node) -> str:
         ("pads", "pad ", "0"),
         ("dilations", "dilation ", "1"),
     ):
-        items = set(said.pop(name, usual).split(","))
+        items = set(shown.pop(name, usual).split(","))
         if items != {usual}:
             whole = next(a for a in node.attributes.values() if a.name == name)
             text = items.pop() if len(items) == 1 else ",".join(str(i) for i in whole.as_ints())
             words.append(short + text)
-    return ", ".join([*words, *(f"{name} {value}" for name, value in said.items())])
+    return ", ".join([*words, *(f"{name} {value}" for name, value in shown.items())])
 
 
 def weight(value: ir.Value | None, inside: Collection[str]) -> str | None:

@@ -263,12 +263,12 @@ def _marks(
         for rewrite, count in made.items():
             if rewrite not in _NO_REWRITE and rewrite not in found[key]:
                 found[key][rewrite] = count
-    said = {
+    marks = {
         key: ", ".join(f"{rewrite} {count}" for rewrite, count in counts.items())
         for key, counts in found.items()
         if counts
     }
-    return said, missing
+    return marks, missing
 
 
 def _heir(name: str, owners: Mapping[str, str]) -> str | None:

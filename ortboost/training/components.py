@@ -61,12 +61,12 @@ def principal_components(
         raise UsageError("There are no weights.", where="rows", fix="Pass at least one checkpoint.")
     values, vectors = np.linalg.eigh(products)
     values, vectors = values[::-1], vectors[:, ::-1]  # the largest first
-    there = int((values > max(values[0], 0.0) * _NOISE).sum())
-    if not 1 <= number <= there:
+    rank = int((values > max(values[0], 0.0) * _NOISE).sum())
+    if not 1 <= number <= rank:
         raise UsageError(
-            f"{len(products)} rows of weights have {there} principal components, not {number}.",
+            f"{len(products)} rows of weights have {rank} principal components, not {number}.",
             where=f"{number} components",
-            fix=f"Ask for {there} at most, or save more checkpoints (--checkpoint-every, --keep).",
+            fix=f"Request at most {rank}, or save more checkpoints (--checkpoint-every, --keep).",
         )
     mixing = (vectors[:, :number] / np.sqrt(values[:number])).T
     try:

@@ -184,7 +184,7 @@ class _Binder:
             raise self.error(
                 "An array has no samples.",
                 f"'{key}' has the shape {list(array.shape)}",
-                "Axis 0 counts the samples, and there must be at least one; for an input that is "
+                "Axis 0 is the batch axis and must not be empty; for an input that is "
                 f"the same for all samples, --batch-axis {spec.name}=none.",
             )
         lazy = lazy_of(array)

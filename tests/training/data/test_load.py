@@ -101,7 +101,7 @@ def test_a_missing_or_foreign_partner_is_named(tmp_path):
     with pytest.raises(FileError, match="The images and the labels do not match"):
         load_arrays(tmp_path)
     labels.unlink()
-    with pytest.raises(FileError, match="file of labels"):
+    with pytest.raises(FileError, match="labels file"):
         load_arrays(tmp_path)
 
 

@@ -52,13 +52,9 @@ def test_columns_feed_inputs_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "what", "where"),
     [
-        ("a,b,label\n1,2,0\n3,,1\n", "not a table of numbers", "line 3, column 'b': '' is not a "
-"number"),
-        ("a,label\n1,setosa\n", "not a table of numbers", "line 2, column 'label': 'setosa' is "
-"no "
-"number"),
-        ("a,b,label\n1,2,0\n3,1\n", "not a table of numbers", "line 3 has 2 cells, earlier ones "
-"have 3"),
+        ("a,b,label\n1,2,0\n3,,1\n", "not a table", "line 3, column 'b': '' is not a number"),
+        ("a,label\n1,setosa\n", "not a table", "line 2, column 'label': 'setosa' is not a number"),
+        ("a,b,label\n1,2,0\n3,1\n", "not a table", "line 3 has 2 cells, earlier ones have 3"),
         ("a,label\n1,2,0\n", "2 column names and rows of 3 cells", ""),
         ("a,label\n", "no rows", ""),
         ("1,2,3\n4,5,6\n", "numbers instead of column names", "1, 2, 3"),

@@ -302,10 +302,10 @@ def _size(
 ) -> tuple[int, int]:
     """Height and width of the crop."""
     fixed = tuple(side if isinstance(side, int) else None for side in (height, width))
-    said = config.crop or (config.resize if len(config.resize) == 2 else ())
+    size = config.crop or (config.resize if len(config.resize) == 2 else ())
     if not config.crop and None not in fixed:
-        said = fixed  # type: ignore[assignment]
-    if not said:
+        size = fixed  # type: ignore[assignment]
+    if not size:
         sizes = {(header.height, header.width) for header in headers}
         if len(sizes) > 1 or config.resize:
             raise UsageError(
@@ -313,12 +313,12 @@ def _size(
                 where=f"images: {', '.join(f'{h}x{w}' for h, w in sorted(sizes)[:3])}, ...",
                 fix="Set the size: crop=224 (--images).",
             )
-        said = next(iter(sizes))
-    if any(want is not None and want != have for want, have in zip(fixed, said, strict=True)):
+        size = next(iter(sizes))
+    if any(want is not None and want != have for want, have in zip(fixed, size, strict=True)):
         raise UsageError(
             f"The input has {'x'.join('?' if s is None else str(s) for s in fixed)} pixels, not "
-            f"{said[0]}x{said[1]}.",
+            f"{size[0]}x{size[1]}.",
             where="images: crop",
             fix="Omit crop: the size is that of the input.",
         )
-    return said[0], said[1]
+    return size[0], size[1]
